@@ -1,0 +1,76 @@
+"""What a parser returns: the reply's reasoning, its visible text, and every attempted tool call with a status.
+
+Invariant: nothing the model wrote is lost. Each character of the reply is reasoning, content, a call's `raw`, or the
+format's own marker; a call that cannot be read is kept, with its raw text and the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class CallStatus(StrEnum):
+    """What became of one attempted tool call."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"  # the arguments (or the whole call) cannot be read
+    UNCLOSED = "unclosed"  # the reply ended inside the call
+    UNKNOWN_TOOL = "unknown_tool"  # well-formed, but no tool of that name was offered
+    MISSING_NAME = "missing_name"
+    BAD_ARGUMENTS = "bad_arguments"  # readable, but against the tool's JSON schema
+    DUPLICATE_ID = "duplicate_id"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One attempted call.
+
+    `arguments` is the decoded JSON object, or None where it could not be read. `raw` is the text between the format's
+    markers, as the model wrote it. `span` is [start, stop) in characters of the reply's text; `token_span` the same in
+    `output_ids`, where the parser was given ids. `id` is the one that the model wrote where its format carries one,
+    else "" until `with_id` gives it one. `error` says in words what is wrong, fit to be shown to the model.
+    """
+
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+    status: CallStatus = CallStatus.OK
+    error: str | None = None
+    id: str = ""
+    span: tuple[int, int] | None = None
+    token_span: tuple[int, int] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call can be executed."""
+        return self.status is CallStatus.OK
+
+    def with_id(self, call_id: str) -> ToolCall:
+        """The same call under `call_id`."""
+        return replace(self, id=call_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A reply, taken apart.
+
+    `content` is the visible text without reasoning and without calls. `tool_calls` holds every attempt, in the order
+    written. `reasoning_closed` is False where the reply ended inside its reasoning.
+    """
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = field(default=())
+    reasoning_closed: bool = True
+
+    @property
+    def ok_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that can be executed, in order."""
+        return tuple(call for call in self.tool_calls if call.ok)
+
+    @property
+    def bad_calls(self) -> tuple[ToolCall, ...]:
+        """The attempts that cannot be executed, in order."""
+        return tuple(call for call in self.tool_calls if not call.ok)

@@ -1,0 +1,82 @@
+"""The errors that toolroll raises, each with what, where, and what to do.
+
+Two families: `UsageError` (the caller can mend it) and `RolloutError` (a part failed; at the episode border it
+becomes the episode's status and stop reason, see `toolroll.rollout.types.StopReason`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ToolrollError(Exception):
+    """The base of every error of this library."""
+
+
+class UsageError(ToolrollError):
+    """A setting, a path or an argument is wrong; the message says which and what would be right."""
+
+
+class RolloutError(ToolrollError):
+    """A part of the rollout failed in a way that the model did not cause."""
+
+
+class EngineError(RolloutError):
+    """The engine, or the router before it, refused or failed.
+
+    `status` is the HTTP status (None where no answer came), `body` what it said, `attempts` how often it was tried.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+        self.attempts = attempts
+
+
+class ContextOverflowError(EngineError):
+    """The prompt leaves no room in the model's context. Never sent where the length is known beforehand."""
+
+
+class CompletionError(EngineError):
+    """The engine's answer contradicts itself (ids, logprobs and counts do not agree)."""
+
+
+class TokenError(RolloutError):
+    """Tokens would not be what was served or sampled; raised instead of training on them."""
+
+
+class TemplateError(UsageError):
+    """The chat template cannot be used for what was asked; the message names the probe or the message that failed."""
+
+
+class HistoryRewrittenError(TokenError):
+    """The chat template rewrites tokens that were already served, so that there is no delta to append.
+
+    `reason` says which part is rewritten. The caller forks the trajectory or refuses.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the chat template rewrites history: {reason}")
+        self.reason = reason
+
+
+class EnvironmentFailure(RolloutError):
+    """The environment itself failed (not the model's action in it)."""
+
+
+class UserSimulatorError(RolloutError):
+    """The user simulator failed: its server, its time limit, or an empty answer."""
+
+
+class ActionError(ToolrollError):
+    """Raised by an environment where the model's action is at fault; the text goes back to the model as the
+    observation."""
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """`error` as plain data for an episode's `info`: type, message, and an engine's status and attempts."""
+    data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, EngineError):
+        data |= {"status": error.status, "attempts": error.attempts, "body": error.body[:2000]}
+    return data
