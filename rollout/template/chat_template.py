@@ -1,0 +1,268 @@
+"""`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
+
+Invariants: a delta is the text that the template itself appends, found by `derive`; a learned frame stands in for it only where
+its first use agreed, and is dropped at the first disagreement; the template's rewriting of history raises
+`HistoryRewrittenError` unless history is preserved on request (I5); text of tools and users never becomes a control token (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template import frames
+from toolroll.rollout.template.derive import NONCE, Derived, Deriver, Sampled, locate, mask_control
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.features import Features, History, Kind
+from toolroll.rollout.template.render import Renderer, plain_content
+from toolroll.rollout.types import IdArray, Message, Tool
+
+HistoryPolicy = Literal["fork", "preserve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next generation prompt.
+
+    `framed`: a learned frame made it. `first_use`: it was derived by renders, which also taught the frame. `preserved` says what
+    the template would have rewritten where history was preserved on request.
+    """
+
+    input_ids: IdArray
+    framed: bool = False
+    first_use: bool = True
+    preserved: str | None = None
+
+
+class ChatTemplate:
+    """The chat template of `tokenizer` (a fast tokenizer of `transformers`), or `chat_template` (Jinja) in its place.
+
+    `kwargs` are the template's own switches. `history`: what happens where the template rewrites tokens that were already
+    served: "fork" raises `HistoryRewrittenError`, so that the caller begins a second training sequence; "preserve" goes on with
+    the stream as it is, where the text of the new messages is defined. `now`: the time that a template sees which asks for it.
+    `stop_token_ids`: further tokens that end a turn, besides those of the tokenizer and the template.
+    Safe to share between episodes of one event loop; not between threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        history: HistoryPolicy = "fork",
+        now: datetime | None = None,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.history = history
+        self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now)
+        self.encoder = Encoder(tokenizer)
+        self.features = Features(self.renderer.source)
+        stops = {*stop_token_ids, *_eos_ids(tokenizer)}
+        self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
+        self._stop_texts |= {self.encoder.control[text]: text for text in self._probed_stops()}
+        self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
+        self._frames: dict[Kind, frames.Frame | None] = {}
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The ids that end an assistant turn: the tokenizer's, and those that the template closes a turn with."""
+        return tuple(sorted(self._stop_texts))
+
+    # --- prompts -----------------------------------------------------------------------------------------------------
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
+        return self.encode_conversation(messages, tools, generate=True)
+
+    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
+        """The ids of the whole conversation, with or without the generation prompt."""
+        messages = [plain_content(message) for message in messages]
+        text = self.renderer.render(messages, tools, generate=generate)
+        masked, originals = mask_control({"messages": messages, "tools": list(tools or ())}, self.encoder)
+        if not originals:
+            return self.encoder.encode(text)
+        rendered = self.renderer.render(masked["messages"], masked["tools"], generate=generate)
+        return self.encoder.encode(text, locate(rendered, originals, text))
+
+    # --- deltas ------------------------------------------------------------------------------------------------------
+
+    def delta(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        sampled_ids: Sequence[int] | IdArray,
+        stop_token_ids: Sequence[int] | None = None,
+        finish_reason: str = "stop",
+    ) -> list[int]:
+        """The ids to append after `messages` (its last one the assistant turn, sampled as `sampled_ids`) for `new`.
+
+        Raises `HistoryRewrittenError` (fork) or `TemplateError` (the template refuses the conversation).
+        """
+        history = History(self.features)
+        history.extend(messages)
+        found = self.delta_after(
+            history.key,
+            messages,
+            new,
+            tools=tools,
+            sampled=self.sampled(sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ()),
+            sampled_ids=sampled_ids,
+        )
+        return [int(index) for index in found.input_ids]
+
+    def delta_after(
+        self,
+        history: Kind,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        sampled_ids: Sequence[int] | IdArray,
+        tools_key: bytes | None = None,
+    ) -> Delta:
+        """As `delta`, for a caller that keeps the `History` of the conversation and the sampled text itself."""
+        new = [plain_content(message) for message in new]
+        turn = messages[-1]
+        key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
+        frame = self._frames.get(key) if key is not None else None
+        if frame is not None:
+            text, bodies = frame.fill(turn, new)
+            return Delta(self._ids(text, bodies), framed=True, first_use=False)
+        derived = self._derive(messages, new, tools, sampled)
+        if key is not None and key not in self._frames and derived.rewritten is None:
+            self._frames[key] = self._learn(messages, new, tools, sampled, derived)
+        return Delta(as_ids(self.encoder.encode(derived.text, derived.bodies)), preserved=derived.rewritten)
+
+    def sampled(
+        self,
+        ids: Sequence[int] | IdArray,
+        *,
+        finish_reason: str = "stop",
+        stop_token_ids: Sequence[int] = (),
+    ) -> Sampled:
+        """The text of sampled ids, and the stop token that ends it, if it does."""
+        text = self.encoder.decode(ids)
+        if finish_reason != "stop" or not len(ids):
+            return Sampled(text, None)
+        last = int(ids[-1])
+        if last in self._stop_texts:
+            return Sampled(text, self._stop_texts[last])
+        return Sampled(text, self.encoder.decode([last]) if last in stop_token_ids else None)
+
+    def check(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        input_ids: Sequence[int] | IdArray,
+    ) -> str | None:
+        """Derive the delta anew, by renders of the whole conversation, and compare: None, or what disagrees.
+
+        A disagreement drops every frame: from then on each signature is learned again.
+        """
+        try:
+            derived = self._derive(messages, [plain_content(message) for message in new], tools, sampled)
+        except HistoryRewrittenError as error:
+            self._frames.clear()
+            return f"rewritten: {error.reason}"
+        expected = self.encoder.encode(derived.text, derived.bodies)
+        if list(expected) == [int(index) for index in input_ids]:
+            return None
+        self._frames.clear()
+        return "delta"
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _derive(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled
+    ) -> Derived:
+        derived = self.deriver.derive([plain_content(message) for message in messages], new, tools, sampled)
+        if derived.rewritten is not None and self.history == "fork":
+            raise HistoryRewrittenError(derived.rewritten)
+        return derived
+
+    def _key(
+        self,
+        history: Kind,
+        turn: Message,
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        tools_key: bytes | None,
+        sampled: Sampled,
+        sampled_ids: Sequence[int] | IdArray,
+    ) -> Kind | None:
+        if sampled.stop is None or not self.features.readable:
+            return None
+        signature = frames.signature(self.features, turn, new)
+        if signature is None:
+            return None
+        if tools_key is None:
+            tools_key = orjson.dumps(tools)
+        control = tuple(sorted(self.encoder.control_ids.intersection(map(int, sampled_ids))))
+        return (history, signature, tools_key, sampled.stop, control)
+
+    def _learn(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        derived: Derived,
+    ) -> frames.Frame | None:
+        turn, masked = frames.with_nonces(messages[-1], new)
+        try:
+            text = self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text
+        except (HistoryRewrittenError, TemplateError):
+            return None
+        frame = frames.learn(text, messages[-1], new)
+        if frame is None or frame.fill(messages[-1], new)[0] != derived.text:
+            return None
+        return frame
+
+    def _ids(self, text: str, bodies: Sequence[tuple[int, int]]) -> IdArray:
+        risky = [span for span in bodies if self.encoder.holds_control(text[span[0] : span[1]])]
+        return as_ids(self.encoder.encode(text, risky))
+
+    def _probed_stops(self) -> set[str]:
+        """The control tokens that close a turn in renders: the first one behind a text turn; where there is none (GLM), the
+        first one of the user message or tool result that follows."""
+        base: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": NONCE}]
+        follow: list[Message] = [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "name": "x"}]
+        alone = self._control_after_nonce(base, generate=False)
+        if alone is not None:
+            return {alone}
+        found = (self._control_after_nonce([*base, message], generate=False) for message in follow)
+        return {text for text in found if text is not None}
+
+    def _control_after_nonce(self, messages: Sequence[Message], *, generate: bool) -> str | None:
+        try:
+            text = self.renderer.render(messages, None, generate=generate)
+        except TemplateError:
+            return None
+        match = self.encoder.pattern.search(text, text.rfind(NONCE)) if NONCE in text else None
+        return match.group() if match else None
+
+
+def as_ids(ids: Sequence[int]) -> IdArray:
+    """`ids` as int32."""
+    return np.array(ids, dtype=np.int32)
+
+
+def _eos_ids(tokenizer: Any) -> list[int]:
+    """The stop tokens that the tokenizer names; a list of them where its model's generation config gives one."""
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        return []
+    return list(eos) if isinstance(eos, list | tuple) else [int(eos)]

@@ -1,0 +1,272 @@
+"""What a template appends after an assistant turn: the text of new messages, found by comparing renders.
+
+The template is a black box. A nonce is put into the last rendered place of the assistant turn; what follows the nonce in the
+render with the new messages, less the rest of the turn that the model itself wrote, is the text to append. Then renders are
+compared with renders: does the whole conversation still begin with the prompt that was served, and does the assistant turn read
+the same with and without the new messages? If not, the template rewrites history.
+
+Invariants: nothing that was sampled is encoded again (I3); a rewrite is never passed over (I5); the sampled text is compared
+only where the renders disagree, so that drift between what the model wrote and how its message renders (JSON spacing, say)
+cannot look like a rewrite.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.render import Renderer, read_arguments
+from toolroll.rollout.types import Message, Tool
+
+NONCE = f"Nq{secrets.token_hex(4)}zN"
+"""ASCII letters and digits: no template strips, escapes or splits it, and no conversation contains it."""
+
+_BODY = f"Bq{secrets.token_hex(4)}zB"
+
+_LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text, None for a cut turn."""
+
+    text: str
+    stop: str | None
+
+    @property
+    def said(self) -> str:
+        """The text without the stop token."""
+        return self.text[: -len(self.stop)] if self.stop else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """The text to append, which parts of it are message bodies with control-token text in them, and the verdict.
+
+    `rewritten` is None where appending keeps exactly what the template renders; else it says what the template rewrites.
+    """
+
+    text: str
+    bodies: tuple[Span, ...]
+    rewritten: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What follows the nonce: `after` with the new messages, `alone` without them; `close_at` is where the turn close begins
+    in both, `resume_at` where the text to append begins when the model sampled the stop token."""
+
+    probe: tuple[Message, ...]
+    after: str
+    alone: str
+    close_at: int
+    resume_at: int
+
+
+class Deriver:
+    """Derives appended text with one renderer. `stops` are the texts of the tokens that end a turn."""
+
+    def __init__(self, renderer: Renderer, encoder: Encoder, stops: Sequence[str]) -> None:
+        self.renderer = renderer
+        self.encoder = encoder
+        self.stops = tuple(stops)
+
+    def derive(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled
+    ) -> Derived:
+        """The text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
+
+        Raises `HistoryRewrittenError` where no text to append exists at all, `TemplateError` where the template refuses the
+        conversation.
+        """
+        if not messages or messages[-1].get("role") != "assistant":
+            raise TemplateError("a delta follows an assistant turn: the last message before the new ones has another role")
+        served = self.renderer.render(messages[:-1], tools, generate=True)
+        whole = self.renderer.render([*messages, *new], tools, generate=True)
+        tail = self._tail(messages, new, tools, sampled)
+        if not whole.endswith(tail.after[tail.close_at :]):
+            raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
+        resume_at = tail.resume_at
+        if sampled.stop is None:
+            resume_at = _resume_after_cut(tail, whole, served, sampled.text)
+        text = tail.after[resume_at:]
+        if resume_at < tail.close_at:
+            text = whole[len(whole) - len(tail.after) + resume_at :]
+        rewritten = self._rewritten(messages, tools, sampled, served, whole, whole[: len(whole) - len(text)], tail)
+        return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten)
+
+    # --- the tail ----------------------------------------------------------------------------------------------------
+
+    def _tail(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> _Tail:
+        """Render with the nonce and find where the assistant turn ends."""
+        probe, after, alone = self._after_nonce(messages, new, tools)
+        hits = [(alone.find(stop), -len(stop), stop) for stop in self.stops if stop in alone]
+        if hits:
+            close_at, _, own = min(hits)
+            if not after.startswith(alone[:close_at]):
+                raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+            close = self._close_in_history(after, close_at, own)
+            if sampled.stop and sampled.stop != own:
+                raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, the template closes with {own!r}")
+            return _Tail(probe, after, alone, close_at, close_at + len(close))
+        # No stop token in the render: the turn's stop is the next role's marker (GLM).
+        rest = alone if after.startswith(alone) else alone.rstrip("\n")
+        if not after.startswith(rest):
+            raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+        close_at = len(rest)
+        if sampled.stop and not after.startswith(sampled.stop, close_at):
+            raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, which is not the next role's marker")
+        return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
+
+    def _after_nonce(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> tuple[tuple[Message, ...], str, str]:
+        turn = messages[-1]
+        probes = [_probe_content(turn)]
+        if turn.get("tool_calls"):
+            probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
+        for probe in probes:
+            probed = (*messages[:-1], probe)
+            after = self.renderer.render([*probed, *new], tools, generate=True)
+            alone = self.renderer.render(probed, tools, generate=False)
+            if NONCE in after and NONCE in alone:
+                return probed, after[after.rfind(NONCE) + len(NONCE) :], alone[alone.rfind(NONCE) + len(NONCE) :]
+        raise HistoryRewrittenError("the template does not show this assistant turn once messages follow it")
+
+    def _close_in_history(self, after: str, close_at: int, own: str) -> str:
+        """The turn close as it stands when messages follow: gpt-oss writes `<|end|>` where `<|return|>` was sampled."""
+        if after.startswith(own, close_at):
+            return own
+        marker = self.encoder.pattern.match(after, close_at)
+        if marker is None:
+            raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
+        return marker.group()
+
+    # --- the verdict -------------------------------------------------------------------------------------------------
+
+    def _rewritten(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        served: str,
+        whole: str,
+        kept: str,
+        tail: _Tail,
+    ) -> str | None:
+        """What the template rewrites of the text that was served and sampled; None for nothing. `kept` is the render of the
+        whole conversation less the text to append."""
+        if not kept.startswith(served):
+            return "the prompt that was served is no longer rendered as it was"
+        if kept[len(served) :] == sampled.text:
+            return None
+        alone = self.renderer.render(messages, tools, generate=False)
+        if not alone.startswith(served):
+            return "the last assistant turn is rendered with another beginning than the generation prompt"
+        turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
+        turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
+        if turn_alone == turn_then or _squash(sampled.said) == _squash(turn_then):
+            return None
+        return "the last assistant turn is rendered differently once messages follow it"
+
+    # --- bodies ------------------------------------------------------------------------------------------------------
+
+    def _bodies(
+        self, tail: _Tail, new: Sequence[Message], tools: Sequence[Tool] | None, resume_at: int, text: str
+    ) -> tuple[Span, ...]:
+        """Where control-token text of the new messages stands in `text`."""
+        masked, originals = mask_control(new, self.encoder)
+        if not originals:
+            return ()
+        rendered = self.renderer.render([*tail.probe, *masked], tools, generate=True)
+        return locate(rendered[rendered.rfind(NONCE) + len(NONCE) :][resume_at:], originals, text)
+
+
+def _probe_arguments(turn: Message, *, text: bool) -> Message:
+    calls = [dict(call) for call in turn["tool_calls"]]
+    function = dict(calls[-1]["function"])
+    arguments = function.get("arguments")
+    if text:
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        function["arguments"] = shown + NONCE
+    else:
+        function["arguments"] = {**read_arguments(arguments), _LAST_ARGUMENT: NONCE}
+    calls[-1]["function"] = function
+    return {**turn, "tool_calls": calls}
+
+
+def _probe_content(turn: Message) -> Message:
+    return {**turn, "content": (turn.get("content") or "") + NONCE}
+
+
+def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str) -> int:
+    """Where the text to append begins after a turn without a stop token (cut by length, a stop string, an abort): behind what
+    of the turn's end the model had already written; the turn close is appended then, with mask 0."""
+    if whole.startswith(served + sampled):
+        rest = len(whole) - len(served) - len(sampled)
+        if len(tail.after) - tail.close_at <= rest <= len(tail.after):
+            return len(tail.after) - rest
+    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), 0)
+
+
+def _squash(text: str) -> str:
+    return "".join(text.split())
+
+
+# --- control-token text in bodies --------------------------------------------------------------------------------------
+
+
+def mask_control(value: Any, encoder: Encoder) -> tuple[Any, list[str]]:
+    """A copy of `value` (messages, tools: any JSON data) with each control-token text in its strings replaced by a numbered
+    nonce, and the replaced texts in order. Assistant messages are left alone: theirs are the model's own tokens."""
+    originals: list[str] = []
+
+    def nonce(match: re.Match[str]) -> str:
+        originals.append(match.group())
+        return _body_nonce(len(originals) - 1)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, str):
+            return encoder.pattern.sub(nonce, item)
+        if isinstance(item, dict):
+            if item.get("role") == "assistant":
+                return item
+            return {key: entry if key == "role" else walk(entry) for key, entry in item.items()}
+        if isinstance(item, list | tuple):
+            return [walk(entry) for entry in item]
+        return item
+
+    return walk(value), originals
+
+
+def _body_nonce(index: int) -> str:
+    return f"{_BODY}{index}E"
+
+
+def locate(masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
+    """The spans of `text` in which body text with control-token characters stands, read off the render `masked`, where each of
+    them is a nonce. Raises `TemplateError` where the two renders differ in more than that."""
+    spans: list[Span] = []
+    parts: list[str] = []
+    at = length = 0
+    while (begin := masked.find(_BODY, at)) >= 0:
+        end = masked.index("E", begin + len(_BODY))
+        original = originals[int(masked[begin + len(_BODY) : end])]
+        parts += (masked[at:begin], original)
+        length += begin - at
+        spans.append((length, length + len(original)))
+        length += len(original)
+        at = end + 1
+    parts.append(masked[at:])
+    if "".join(parts) != text:
+        raise TemplateError(
+            "a message holds the text of a control token, and the chat template renders the message differently because of it: "
+            "it cannot be encoded as plain text"
+        )
+    return tuple(spans)

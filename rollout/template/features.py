@@ -1,0 +1,154 @@
+"""What a chat template can see of a message: the features on which its branches may depend.
+
+A template is a loop over messages; the text it appends depends on history only through tests on message features, neighbours and
+flags. Two conversations with equal `History.key` therefore drive the loop into the same state, which is what lets a learned frame
+stand in for a render. The strings that a template tests bodies against (`'</think>' in content`, `content.startswith(...)`) are
+read off its syntax tree; a body that holds one of them gets a kind of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+
+from toolroll.rollout.types import Message
+
+Kind = tuple[Any, ...]
+
+_SEEN_TWICE = 2  # a flag that the second exchange of a kind sets is seen (DeepSeek-V3 does that); no template counts further
+
+
+def tested_strings(source: str) -> tuple[str, ...] | None:
+    """The strings that the template `source` searches for in message texts, without those of white space only.
+
+    None where the source cannot be read: then the caller has nothing to go by but renders.
+    """
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _GenerationTag])
+    try:
+        tree = environment.parse(source)
+    except jinja2.TemplateSyntaxError:
+        return None
+    found: set[str] = set()
+    for compare in tree.find_all(nodes.Compare):
+        if any(operand.op in ("in", "notin") for operand in compare.ops):
+            found |= _constants([compare.expr])
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            found |= _constants(call.args)
+    for item in tree.find_all(nodes.Filter):
+        if item.name in ("replace", "split", "trim"):
+            found |= _constants(item.args)
+    return tuple(sorted(text for text in found if text.strip()))
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` blocks, which `transformers` adds to Jinja, as plain blocks."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _constants(expressions: Iterable[nodes.Node]) -> set[str]:
+    return {node.value for node in expressions if isinstance(node, nodes.Const) and isinstance(node.value, str)}
+
+
+class Features:
+    """The features of messages, for one template."""
+
+    def __init__(self, source: str) -> None:
+        tested = tested_strings(source)
+        self.readable = tested is not None
+        """Whether the template's tests are known; where they are not, kinds do not tell everything."""
+        self.tested = tested or ()
+
+    def kind(self, message: Message) -> Kind:
+        """What a branch of the template may ask about one message of history."""
+        calls = message.get("tool_calls") or ()
+        return (
+            message.get("role"),
+            min(len(calls), _SEEN_TWICE),
+            self.text_kind(message.get("content")),
+            any(message.get(field) for field in ("reasoning_content", "reasoning", "thinking")),
+            tuple(sorted(field for field, value in message.items() if field not in ("role", "content") and value)),
+            all(call["function"].get("arguments") not in ("{}", {}, "", None) for call in calls),
+        )
+
+    def text_kind(self, text: Any) -> Kind:
+        """None, empty, blank or text; and which of the tested strings stand in it."""
+        if text is None:
+            return ("none",)
+        if not isinstance(text, str):
+            return ("parts",)
+        state = "text" if text.strip() else ("blank" if text else "empty")
+        return (state, *(tested for tested in self.tested if tested in text))
+
+
+class History:
+    """The features of a conversation so far, kept up to date in O(1) a message and bounded in size.
+
+    Leading system messages; the exchanges before the last user message thinned to two of a kind; the last exchange, its cycles
+    (an assistant turn with its tool results) thinned alike, its last cycle always.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._lead: list[Kind] = []
+        self._past: list[Kind] = []
+        self._user: Kind | None = None
+        self._cycles: list[Kind] = []
+        self._cycle: list[Any] | None = None
+        self._ended: Kind | None = None  # the cycle before this one: the neighbour that a template may look back at
+
+    def add(self, message: Message) -> None:
+        """Take the next message in."""
+        kind = self._features.kind(message)
+        role = message.get("role")
+        if role in ("user", "system", "developer"):
+            if role != "user" and self._user is None and self._cycle is None:
+                self._lead.append(kind)
+                return
+            self._end_exchange()
+            self._user = kind
+        elif role == "assistant" or self._cycle is None:
+            self._end_cycle()
+            self._cycle = [kind, (), 0]
+        else:
+            seen: tuple[Kind, ...] = self._cycle[1]
+            self._cycle[1] = seen if kind in seen else (*seen, kind)
+            self._cycle[2] = min(self._cycle[2] + 1, _SEEN_TWICE)
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Take several messages in."""
+        for message in messages:
+            self.add(message)
+
+    def _end_cycle(self) -> None:
+        if self._cycle is not None:
+            self._ended = tuple(self._cycle)
+            _keep_two(self._cycles, self._ended)
+            self._cycle = None
+
+    def _end_exchange(self) -> None:
+        self._end_cycle()
+        if self._user is not None or self._cycles:
+            _keep_two(self._past, (self._user, tuple(self._cycles), self._ended))
+        self._user, self._cycles, self._ended = None, [], None
+
+    @property
+    def key(self) -> Kind:
+        """Equal for conversations that a template cannot tell apart when it renders what comes next."""
+        last = tuple(self._cycle) if self._cycle is not None else None
+        return (tuple(self._lead), tuple(self._past), self._user, tuple(self._cycles), self._ended, last)
+
+
+def _keep_two(kept: list[Kind], kind: Kind) -> None:
+    if kept.count(kind) < _SEEN_TWICE:
+        kept.append(kind)

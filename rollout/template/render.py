@@ -1,0 +1,131 @@
+"""One chat template, rendered: messages and tools in, text out.
+
+Invariants: the text is exactly what `tokenizer.apply_chat_template(tokenize=False)` gives for the same messages; one clock
+reading per `Renderer`, so that a template with the date in it renders the same prompt all session long; the form in which the
+template wants tool arguments (dict, or JSON text as DeepSeek-V3 does) is learned once, by trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import jinja2
+import orjson
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.types import Message, Tool
+
+ArgumentForm = Literal["dict", "text"]
+
+# What a template or its sandbox may raise for messages that it does not take.
+_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+
+
+class Renderer:
+    """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
+
+    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a template sees which asks for
+    it with `strftime_now`; default: the time of construction.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        if chat_template is None and not tokenizer.chat_template:
+            raise TemplateError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with chat_template=..., "
+                "or take the tokenizer of an instruction-tuned model"
+            )
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.kwargs = dict(kwargs or {})
+        self.now = now or datetime.now()
+        self.argument_form: ArgumentForm | None = None
+
+    @property
+    def source(self) -> str:
+        """The template's Jinja text (of the variant for tools, where the tokenizer has several)."""
+        return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+        """The conversation's text; with `generate`, the generation prompt at its end.
+
+        Raises `TemplateError` with the template's own words where it refuses the messages.
+        """
+        forms: tuple[ArgumentForm, ...] = (self.argument_form,) if self.argument_form else ("dict", "text")
+        failure: Exception | None = None
+        for form in forms:
+            try:
+                text = self._render(arguments_as(messages, form), tools, generate=generate)
+            except _RENDER_ERRORS as error:
+                failure = failure or error
+                continue
+            if any(message.get("tool_calls") for message in messages):
+                self.argument_form = form
+            return text
+        roles = " ".join(str(message.get("role")) for message in messages[-8:])
+        raise TemplateError(
+            f"the chat template refuses this conversation of {len(messages)} messages (the last roles: {roles}): {failure}"
+        ) from failure
+
+    def _render(self, messages: list[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tools=list(tools) if tools else None,
+            chat_template=self.chat_template,
+            add_generation_prompt=generate,
+            tokenize=False,
+            **{"strftime_now": self.now.strftime, **self.kwargs},
+        )
+        return str(text)
+
+
+def arguments_as(messages: Sequence[Message], form: ArgumentForm) -> list[Message]:
+    """`messages` with the arguments of all tool calls as dicts or as JSON text; what cannot be read stands as `{}`."""
+    return [_with_arguments(message, form) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_arguments(message: Message, form: ArgumentForm) -> Message:
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        arguments = function.get("arguments")
+        if form == "text" and not isinstance(arguments, str):
+            function["arguments"] = orjson.dumps(arguments or {}).decode()
+        elif form == "dict" and not isinstance(arguments, Mapping):
+            function["arguments"] = read_arguments(arguments)
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def read_arguments(arguments: Any) -> dict[str, Any]:
+    """Tool arguments as an object: JSON text decoded; `{}` for what is not an object (a malformed call kept in history)."""
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return {}
+    return dict(arguments) if isinstance(arguments, Mapping) else {}
+
+
+def plain_content(message: Message) -> Message:
+    """`message` with a content of text parts joined to one string; other parts are refused with the field named."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        raise TemplateError(f"messages[].content must be text or a list of text parts, not {type(content).__name__}")
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "output_text"):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise TemplateError(f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be rendered")
+        texts.append(str(part["text"]))
+    return {**message, "content": "".join(texts)}
