@@ -18,7 +18,7 @@ import orjson
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import frames
 from toolroll.rollout.template.derive import NONCE, Derived, Deriver, Sampled, locate, mask_control
-from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
 from toolroll.rollout.template.render import Renderer, plain_content
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -84,13 +84,34 @@ class ChatTemplate:
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
+        return self.encoder.encode(*self._conversation(messages, tools, generate=generate))
+
+    def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        """The ids of the conversation as the template wants it now, keeping those of `stream` as far as their text agrees.
+
+        Only what the template rewrote is encoded anew: the cut is made at a control token, which no BPE merge crosses.
+        """
+        text, bodies = self._conversation(messages, tools, generate=True)
+        kept = position = 0
+        control = np.flatnonzero(np.isin(stream, list(self.encoder.control_ids)))
+        for place in control:
+            run = self.encoder.decode(stream[kept : place + 1])
+            if not text.startswith(run, position):
+                break
+            kept, position = int(place) + 1, position + len(run)
+        shifted = [(start - position, stop - position) for start, stop in bodies if stop > position]
+        return [int(index) for index in stream[:kept]] + self.encoder.encode(text[position:], shifted)
+
+    def _conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> tuple[str, Sequence[Span]]:
         messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
         masked, originals = mask_control({"messages": messages, "tools": list(tools or ())}, self.encoder)
         if not originals:
-            return self.encoder.encode(text)
+            return text, ()
         rendered = self.renderer.render(masked["messages"], masked["tools"], generate=generate)
-        return self.encoder.encode(text, locate(rendered, originals, text))
+        return text, locate(rendered, originals, text)
 
     # --- deltas ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Encoder:
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self.control_ids = frozenset(self.control.values())
         flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+        self._texts: dict[int, str] = {}
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
 
@@ -75,6 +76,24 @@ class Encoder:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, control tokens included, nothing tidied."""
         return str(self._fast.decode(list(ids), skip_special_tokens=False))
+
+    def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
+        """Where each id's text stands in `text`, which is `decode(ids)`.
+
+        An id that holds only a part of a character has the span of the characters that were complete behind it.
+        """
+        spans: list[Span] = []
+        position = 0
+        for index in ids:
+            piece = self._texts.get(index)
+            if piece is None:
+                piece = self._texts[index] = self.decode([index])
+            spans.append((position, position + len(piece)))
+            position += len(piece)
+        if position == len(text) and "\ufffd" not in text:
+            return spans
+        ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
+        return [(ends[at - 1] if at else 0, max(end, ends[at - 1] if at else 0)) for at, end in enumerate(ends)]
 
     def control_text(self, token_id: int) -> str | None:
         """The text of a control token, None for an ordinary id."""

@@ -1,0 +1,224 @@
+"""`Session`: the token tree of one episode, and the single writer of ids, loss mask and logprobs.
+
+Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is begun (`fork`), so the prompt of
+turn n+1 begins with all tokens of turn n (I1); a node that was sampled is trained in the first path that holds it and is context
+in every later one (I2, I5); nodes hold only the tokens they add.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.types import (
+    Completion,
+    IdArray,
+    LogprobArray,
+    MaskArray,
+    Trajectory,
+    Turn,
+    WeightVersion,
+)
+
+CONTEXT = "context"
+"""`Turn.excluded` of a sampled turn that an earlier path trains."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """The tokens that one step added: observed, or sampled (`completion` is set then). `start` is the place of its first token in
+    every path that holds it."""
+
+    parent: Node | None
+    start: int
+    ids: IdArray
+    completion: Completion | None = None
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    excluded: str | None = None
+    fork_reason: str | None = None
+    children: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The place behind its last token."""
+        return self.start + len(self.ids)
+
+    def path(self) -> list[Node]:
+        """From the root to this node."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class Session:
+    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self._nodes: list[Node] = []
+        self._head: Node | None = None
+        self._ids = array("i")
+        self._json = bytearray()
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def observe(self, ids: Sequence[int] | IdArray) -> Node:
+        """Append tokens that the environment or the template wrote: mask 0."""
+        return self._append(np.asarray(ids, dtype=np.int32))
+
+    def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
+        """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
+
+        Raises `TokenError` where the completion's logprobs do not belong to its ids.
+        """
+        logprobs = completion.logprobs
+        if logprobs is not None and len(logprobs) != len(completion.output_ids):
+            raise TokenError(f"{len(completion.output_ids)} sampled ids came with {len(logprobs)} logprobs")
+        if self._head is None:
+            raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
+        return self._append(completion.output_ids, completion=completion, sampling_params=dict(sampling_params))
+
+    def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
+        """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
+
+        The shared nodes are whole ones; what was sampled in them stays trained in the first path.
+        """
+        ids = np.asarray(input_ids, dtype=np.int32)
+        shared = self.shared_prefix(ids)
+        self._move_to(shared)
+        node = self._append(ids[shared.stop if shared else 0 :])
+        node.fork_reason = reason
+        return node
+
+    def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
+        """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
+        for node in self._nodes if nodes is None else nodes:
+            if node.completion is not None and node.excluded is None:
+                node.excluded = reason
+
+    def _append(
+        self,
+        ids: IdArray,
+        *,
+        completion: Completion | None = None,
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> Node:
+        node = Node(self._head, len(self._ids), ids, completion, sampling_params or {})
+        if self._head is not None:
+            self._head.children += 1
+        self._nodes.append(node)
+        self._head = node
+        self._extend_buffers(ids)
+        return node
+
+    def _extend_buffers(self, ids: IdArray) -> None:
+        if not len(ids):
+            return
+        self._ids.frombytes(np.ascontiguousarray(ids, dtype=np.intc).tobytes())
+        if self._json:
+            self._json += b","
+        self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+    def _move_to(self, node: Node | None) -> None:
+        self._head = node
+        self._ids = array("i")
+        self._json = bytearray()
+        for step in node.path() if node else ():
+            self._extend_buffers(step.ids)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def head(self) -> Node | None:
+        """The last node of the current path."""
+        return self._head
+
+    @property
+    def input_ids(self) -> IdArray:
+        """The current path's ids (a copy): the next request's prompt."""
+        return np.array(self._ids, dtype=np.int32)
+
+    @property
+    def input_ids_json(self) -> bytes:
+        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
+        return bytes(self._json)
+
+    def shared_prefix(self, ids: IdArray) -> Node | None:
+        """The last node of the current path up to which `ids` agree with it token for token; None for no whole node."""
+        shared: Node | None = None
+        for node in self._head.path() if self._head else ():
+            if node.stop > len(ids) or not np.array_equal(node.ids, ids[node.start : node.stop]):
+                break
+            shared = node
+        return shared
+
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Every path from a root to a leaf, in the order in which they were begun.
+
+        Tokens behind the last sampled one are left out: nothing was sampled from them. A path on which nothing was sampled is
+        given only if the session has no other.
+        """
+        leaves = [node for node in self._nodes if node.children == 0]
+        paths = [path for path in (_trimmed(leaf.path()) for leaf in leaves) if path]
+        if not paths and leaves:
+            paths = [leaves[0].path()]
+        trained: set[int] = set()
+        return tuple(_trajectory(path, trained) for path in paths)
+
+
+def _trimmed(path: list[Node]) -> list[Node]:
+    while path and path[-1].completion is None:
+        path.pop()
+    return path
+
+
+def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
+    """The arrays of `path`; nodes in `trained` are context, and those it trains are added to it."""
+    length = path[-1].stop
+    input_ids = np.concatenate([node.ids for node in path]).astype(np.int32, copy=False)
+    loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
+    logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)
+    turns: list[Turn] = []
+    for node in path:
+        completion = node.completion
+        if completion is None:
+            continue
+        excluded = CONTEXT if id(node) in trained else node.excluded
+        trained.add(id(node))
+        if excluded is None:
+            loss_mask[node.start : node.stop] = 1
+        if completion.logprobs is not None:
+            logprobs[node.start : node.stop] = completion.logprobs
+        turns.append(_turn(node, completion, excluded))
+    first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
+    fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
+    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason)
+
+
+def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:
+    return Turn(
+        start=node.start,
+        stop=node.stop,
+        finish_reason=completion.finish_reason,
+        matched=completion.matched,
+        weight_versions=tuple(
+            WeightVersion(span.version, node.start + span.start, node.start + span.stop) for span in completion.weight_versions
+        ),
+        sampling_params=node.sampling_params,
+        prompt_tokens=completion.prompt_tokens,
+        cached_tokens=completion.cached_tokens,
+        latency=completion.latency,
+        excluded=excluded,
+    )
