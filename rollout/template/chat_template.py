@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from toolroll.rollout.template import frames
 from toolroll.rollout.template.derive import NONCE, Derived, Deriver, Sampled, locate, mask_control
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
-from toolroll.rollout.template.render import Renderer, plain_content
+from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.types import IdArray, Message, Tool
 
 HistoryPolicy = Literal["fork", "preserve"]
@@ -59,10 +60,11 @@ class ChatTemplate:
         history: HistoryPolicy = "fork",
         now: datetime | None = None,
         stop_token_ids: Sequence[int] = (),
+        head_hook: HeadHook | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
-        self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now)
+        self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
         self.encoder = Encoder(tokenizer)
         self.features = Features(self.renderer.source)
         stops = {*stop_token_ids, *_eos_ids(tokenizer)}
@@ -71,10 +73,35 @@ class ChatTemplate:
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, frames.Frame | None] = {}
 
+    def with_head(self, hook: HeadHook) -> ChatTemplate:
+        """The same template, with `hook` applied to the head of each render: system text and tools."""
+        renderer = self.renderer
+        return ChatTemplate(
+            self.tokenizer,
+            chat_template=renderer.chat_template,
+            kwargs=renderer.kwargs,
+            history=self.history,
+            now=renderer.now,
+            stop_token_ids=self.stop_token_ids,
+            head_hook=hook,
+        )
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end an assistant turn: the tokenizer's, and those that the template closes a turn with."""
         return tuple(sorted(self._stop_texts))
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of `stop_token_ids`."""
+        return tuple(self._stop_texts.values())
+
+    @cached_property
+    def opens_reasoning(self) -> bool:
+        """Whether the generation prompt itself opens a `<think>` that the model goes on from."""
+        base: list[Message] = [{"role": "user", "content": "x"}]
+        prompt = self.renderer.render(base, None, generate=True)
+        return prompt.rfind("<think>") > prompt.rfind("</think>")
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 

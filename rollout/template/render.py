@@ -7,7 +7,8 @@ template wants tool arguments (dict, or JSON text as DeepSeek-V3 does) is learne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import orjson
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.types import Message, Tool
 
+HeadHook = Callable[[str], str]
 ArgumentForm = Literal["dict", "text"]
 
 # What a template or its sandbox may raise for messages that it does not take.
@@ -27,7 +29,8 @@ class Renderer:
     """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
 
     `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a template sees which asks for
-    it with `strftime_now`; default: the time of construction.
+    it with `strftime_now`; default: the time of construction. `head_hook` rewrites the head of each render: the leading system
+    messages and the tools, which the template's author and the developer wrote, never a user's or a tool's text.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Renderer:
         chat_template: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
         now: datetime | None = None,
+        head_hook: HeadHook | None = None,
     ) -> None:
         if chat_template is None and not tokenizer.chat_template:
             raise TemplateError(
@@ -47,7 +51,9 @@ class Renderer:
         self.chat_template = chat_template
         self.kwargs = dict(kwargs or {})
         self.now = now or datetime.now()
+        self.head_hook = head_hook
         self.argument_form: ArgumentForm | None = None
+        self._heads: dict[str, tuple[str, str]] = {}
 
     @property
     def source(self) -> str:
@@ -69,11 +75,25 @@ class Renderer:
                 continue
             if any(message.get("tool_calls") for message in messages):
                 self.argument_form = form
-            return text
+            return self._with_head(text, messages, tools)
         roles = " ".join(str(message.get("role")) for message in messages[-8:])
         raise TemplateError(
             f"the chat template refuses this conversation of {len(messages)} messages (the last roles: {roles}): {failure}"
         ) from failure
+
+    def _with_head(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+        if self.head_hook is None:
+            return text
+        lead = list(itertools.takewhile(lambda message: message.get("role") in ("system", "developer"), messages))
+        key = repr((lead, tools))
+        if key not in self._heads:
+            try:
+                head = self._render(lead, tools, generate=False)
+            except _RENDER_ERRORS:  # a template that asks for a user message has no head of its own
+                head = ""
+            self._heads = {key: (head, self.head_hook(head))}
+        head, hooked = self._heads[key]
+        return hooked + text[len(head) :] if text.startswith(head) else text
 
     def _render(self, messages: list[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
         text = self.tokenizer.apply_chat_template(

@@ -1,0 +1,100 @@
+"""`CallPolicy`: what an agent does with calls that cannot be read, and with several calls in one reply.
+
+Invariants: every attempted call gets exactly one answer, so that tokens and history agree; a call that is not executed is told so
+in words; nothing blank and no reasoning is ever handed to the environment as speech.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Action, Message
+
+OnInvalidCall = Literal["feedback", "respond", "stop"]
+ParallelCalls = Literal["all", "first", "refuse"]
+
+ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one stood before it."
+NO_PARALLEL = "Not executed: only one tool call per turn is allowed. Make one call and wait for its answer."
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` by call id that the agent gives
+    itself, whether to `stop`, and whether the reply was `invalid`."""
+
+    action: Action | None
+    answers: Mapping[str, Message] = field(default_factory=dict)
+    stop: bool = False
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallPolicy:
+    """`on_invalid_call`: "feedback" answers each unreadable call with its error and goes on; "respond" takes the reply's text as
+    speech (the published behaviour); "stop" ends the episode. `max_invalid_in_a_row` replies of that kind end it in any case.
+    `parallel_calls`: "all" executes them in order, "first" answers the rest with a refusal (tau-bench's rule), "refuse"
+    executes none of several. `invalid_penalty` is added to the reward once for each invalid reply; `mask_invalid` takes
+    invalid turns out of training.
+    """
+
+    on_invalid_call: OnInvalidCall = "feedback"
+    max_invalid_in_a_row: int = 3
+    parallel_calls: ParallelCalls = "all"
+    invalid_penalty: float = 0.0
+    mask_invalid: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_invalid_in_a_row < 1:
+            raise UsageError(f"max_invalid_in_a_row must be at least 1, not {self.max_invalid_in_a_row}")
+        if self.invalid_penalty > 0:
+            raise UsageError(f"invalid_penalty is added to the reward: give 0 or a negative number, not {self.invalid_penalty}")
+
+    def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
+        """`invalid_before`: how many replies just before this one were invalid."""
+        if reply.bad_calls:
+            return self._decide_invalid(reply, invalid_before + 1)
+        return self._execute(reply.content, reply.tool_calls, {})
+
+    def _decide_invalid(self, reply: ParsedReply, in_a_row: int) -> Decision:
+        if self.on_invalid_call == "stop" or in_a_row >= self.max_invalid_in_a_row:
+            return Decision(None, stop=True, invalid=True)
+        if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
+            answers = {call.id: answer(call, call.error or "This call could not be read.") for call in reply.bad_calls}
+            return Decision(Action(reply.content), answers, invalid=True)
+        answers = {call.id: answer(call, f"Error: {call.error or 'this call could not be read.'}") for call in reply.bad_calls}
+        if not reply.ok_calls:
+            return Decision(None, answers, invalid=True)
+        done = self._execute(reply.content, reply.ok_calls, answers)
+        return Decision(done.action, done.answers, invalid=True)
+
+    def _execute(self, content: str, calls: tuple[ToolCall, ...], answers: Mapping[str, Message]) -> Decision:
+        if len(calls) <= 1 or self.parallel_calls == "all":
+            return Decision(Action(content, calls), answers)
+        if self.parallel_calls == "first":
+            refused = {call.id: answer(call, ONE_CALL) for call in calls[1:]}
+            return Decision(Action(content, calls[:1]), {**answers, **refused})
+        return Decision(None, {**answers, **{call.id: answer(call, NO_PARALLEL) for call in calls}})
+
+
+def answer(call: ToolCall, text: str) -> Message:
+    """A tool message that answers `call` with `text`."""
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": text}
+
+
+def in_call_order(calls: Sequence[ToolCall], answers: Mapping[str, Message], messages: Sequence[Message]) -> list[Message]:
+    """The environment's `messages` and the agent's own `answers`, tool messages in the order of the calls, the rest behind."""
+    place = {call.id: index for index, call in enumerate(calls)}
+    tools = [message for message in messages if message.get("role") == "tool"] + list(answers.values())
+    tools.sort(key=lambda message: place.get(message.get("tool_call_id", ""), len(place)))
+    return tools + [message for message in messages if message.get("role") != "tool"]
+
+
+def told(action: Action, text: str) -> list[Message]:
+    """`text` as the answer to every call of `action`; to the user's side of the conversation where it made none."""
+    if action.tool_calls:
+        return [answer(call, text) for call in action.tool_calls]
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,99 @@
+"""`EpisodeRecord`: what is counted and kept while one episode is played."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from toolroll.agents.world import World
+from toolroll.rollout.dialogue import Reply
+from toolroll.rollout.errors import (
+    ContextOverflowError,
+    EngineError,
+    EnvironmentFailure,
+    TemplateError,
+    TokenError,
+    UserSimulatorError,
+    describe,
+)
+from toolroll.rollout.types import Status, StepResult, StopReason, status_of
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """Rewards, info and counters of an episode under way."""
+
+    info: dict[str, Any] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    invalid_in_a_row: int = 0
+    seconds: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=perf_counter)
+
+    def reply(self, reply: Reply) -> None:
+        """Count one sampled turn."""
+        completion = reply.completion
+        self.counts["turns"] += 1
+        self.counts["prompt_tokens"] += completion.prompt_tokens
+        self.counts["cached_tokens"] += completion.cached_tokens
+        self.counts["completion_tokens"] += len(completion.output_ids)
+        self.counts["engine_retries"] += completion.attempts - 1
+        self.counts["tool_calls"] += len(reply.parsed.tool_calls)
+        for call in reply.parsed.bad_calls:
+            self.counts["invalid_calls"] += 1
+            self.counts[f"invalid_calls/{call.status}"] += 1
+        self.seconds["engine_seconds"] += completion.latency
+
+    def step(self, result: StepResult) -> None:
+        """Take in one step of the environment."""
+        if result.reward is not None:
+            self.rewards.append(float(result.reward))
+        self.info.update(result.info)
+
+    def invalid_reply(self) -> None:
+        """Count a reply that could not be acted on."""
+        self.counts["invalid_replies"] += 1
+        self.invalid_in_a_row += 1
+
+    def fail(self, error: Exception) -> StopReason:
+        """Keep `error`, which ended the episode, and say what it stands for."""
+        self.info["error"] = describe(error)
+        return reason_of(error)
+
+    async def reward(self, reason: StopReason, world: World, penalty: float) -> float | None:
+        """The episode's reward: the environment's last one (or the sum), its verdict where it was cut short, 0.0 where it gives
+        none; None for an abort. `penalty` is added for each reply that could not be acted on."""
+        if status_of(reason) is Status.ABORTED:
+            return None
+        total = world.env.reward_mode == "sum"
+        if reason is StopReason.DONE and self.rewards:
+            reward = sum(self.rewards) if total else self.rewards[-1]
+        else:
+            verdict = await world.verdict()
+            reward = verdict if verdict is not None else (sum(self.rewards) if total else 0.0)
+        return reward + penalty * self.counts["invalid_replies"]
+
+    def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
+        """All numbers of the episode."""
+        own = {**self.counts, **self.seconds, "seconds": perf_counter() - self.began}
+        return {**{name: float(value) for name, value in own.items()}, **extra}
+
+
+def reason_of(error: Exception) -> StopReason:
+    """Which stop reason an exception stands for."""
+    for kinds, reason in _REASONS:
+        if isinstance(error, kinds):
+            return reason
+    return StopReason.INTERNAL_ERROR
+
+
+_REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason], ...] = (
+    (ContextOverflowError, StopReason.CONTEXT_FULL),
+    (EngineError, StopReason.ENGINE_ERROR),
+    (UserSimulatorError, StopReason.USER_ERROR),
+    ((TokenError, TemplateError), StopReason.TOKEN_ERROR),
+    (EnvironmentFailure, StopReason.ENVIRONMENT_ERROR),
+)

@@ -1,0 +1,39 @@
+"""Parsers by the names that SGLang's `--tool-call-parser` uses; third parties add theirs through the entry-point group
+`toolroll.parsers` (name -> a `ToolCallParser` class)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from importlib.metadata import entry_points
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.hermes import HermesParser
+
+_BUILT_IN: tuple[type[ToolCallParser], ...] = (HermesParser,)
+GROUP = "toolroll.parsers"
+
+
+class UnknownParserError(ValueError):
+    """No parser has that name; the message says which there are."""
+
+
+def parser_names() -> tuple[str, ...]:
+    """All names, aliases and entry points included."""
+    own = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
+    return tuple(sorted({*own, *(entry.name for entry in entry_points(group=GROUP))}))
+
+
+def get_parser(name: str, control_tokens: Collection[str] = ()) -> ToolCallParser:
+    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens."""
+    for kind in _BUILT_IN:
+        if name == kind.name or name in kind.aliases:
+            return kind(control_tokens)
+    for entry in entry_points(group=GROUP, name=name):
+        kind = entry.load()
+        parser: ToolCallParser = kind(control_tokens)
+        return parser
+    names = parser_names()
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    raise UnknownParserError(f"there is no tool-call parser named {name!r}{hint}")

@@ -1,0 +1,69 @@
+"""Checks a call against the tools that were offered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
+
+from toolroll.parsers.types import CallStatus, ToolCall
+
+_KEEP = 4096
+
+
+class ToolSchemas:
+    """Validators of tool parameters, compiled once per schema."""
+
+    def __init__(self) -> None:
+        self._validators: OrderedDict[bytes, Draft202012Validator | None] = OrderedDict()
+
+    def check(self, call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+        """`call`, with the status unknown_tool or bad_arguments where that applies."""
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        function = functions.get(call.name)
+        if function is None:
+            known = ", ".join(sorted(functions)) or "none"
+            return replace(
+                call,
+                status=CallStatus.UNKNOWN_TOOL,
+                error=f"there is no tool named {call.name!r}; the tools are: {known}",
+            )
+        validator = self._validator(function.get("parameters"))
+        problem = _first_problem(validator, call.arguments) if validator is not None else None
+        if problem is None:
+            return call
+        return replace(call, status=CallStatus.BAD_ARGUMENTS, error=f"the arguments of {call.name} do not fit: {problem}")
+
+    def _validator(self, schema: Any) -> Draft202012Validator | None:
+        if not isinstance(schema, Mapping):
+            return None
+        key = orjson.dumps(schema)
+        if key in self._validators:
+            self._validators.move_to_end(key)
+            return self._validators[key]
+        validator: Draft202012Validator | None = Draft202012Validator(dict(schema))
+        try:
+            Draft202012Validator.check_schema(schema)
+        except SchemaError:
+            validator = None  # a benchmark's own dialect ("dict", "float"): nothing can be checked against it
+        self._validators[key] = validator
+        if len(self._validators) > _KEEP:
+            self._validators.popitem(last=False)
+        return validator
+
+
+def _first_problem(validator: Draft202012Validator, arguments: Any) -> str | None:
+    try:
+        error: ValidationError | None = best_match(validator.iter_errors(arguments))
+    except (UnknownType, RecursionError):
+        return None
+    if error is None:
+        return None
+    path = ".".join(str(part) for part in error.absolute_path)
+    words = error.message if len(error.message) <= 300 else error.message[:297] + "..."
+    return f"{path}: {words}" if path else words

@@ -1,0 +1,64 @@
+"""`RolloutArgs`: where the engine is and how its model is to be driven.
+
+The published example's names (`sglang_router_ip`, `sglang_router_port`, `use_http2`, `hf_checkpoint`) and ours, as one model; any
+Namespace or mapping that holds them is read, and further attributes of a Namespace (a trainer's own) are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from toolroll.rollout.errors import UsageError
+
+
+class RolloutArgs(BaseModel):
+    """Settings of one served model. The defaults are the published ones where those exist."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sglang_router_ip: str = "127.0.0.1"
+    sglang_router_port: int = Field(30000, ge=1, le=65535)
+    engine_url: str | None = Field(None, description="the address as a whole; takes the place of ip and port")
+    use_http2: bool = False
+    hf_checkpoint: str | None = Field(None, description="folder or name of the tokenizer")
+    chat_template: str | None = Field(None, description="a Jinja file, or Jinja text, in the tokenizer's template's place")
+    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tool_call_parser: str = "qwen25"
+    context_length: int | None = Field(None, ge=1, description="where the engine does not tell it")
+    history: Literal["fork", "preserve"] = "fork"
+    verify: Literal["off", "sample", "always"] = "sample"
+    max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
+    concurrency: int = Field(64, ge=1)
+
+    @property
+    def url(self) -> str:
+        """The engine's address."""
+        return self.engine_url or f"http://{self.sglang_router_ip}:{self.sglang_router_port}"
+
+
+def read_args(value: Any) -> RolloutArgs:
+    """`value` (None, a mapping, a Namespace or any object with such attributes, `RolloutArgs`) as `RolloutArgs`.
+
+    A mapping may hold only known keys; a Namespace may hold anything else besides.
+    """
+    if isinstance(value, RolloutArgs):
+        return value
+    if value is None:
+        return RolloutArgs()
+    given = dict(value) if isinstance(value, Mapping) else _known(vars(value))
+    try:
+        return RolloutArgs.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(f"rollout_args: {_words(error)}") from error
+
+
+def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a trainer's Namespace that are ours; None stands for "not set" there."""
+    return {name: attributes[name] for name in RolloutArgs.model_fields if attributes.get(name) is not None}
+
+
+def _words(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

@@ -1,0 +1,19 @@
+"""The client of SGLang's `/generate`."""
+
+from toolroll.rollout.engine.client import Engine
+from toolroll.rollout.engine.completion import parse_completion
+from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.facts import ModelFacts
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.params import effective_params
+from toolroll.rollout.engine.resume import generate_resumed
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "Health",
+    "ModelFacts",
+    "effective_params",
+    "generate_resumed",
+    "parse_completion",
+]

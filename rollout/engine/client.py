@@ -1,0 +1,278 @@
+"""`Engine`: the client of SGLang's `/generate`, directly or through a router.
+
+Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills the engine, the second opens a
+router's circuit breaker); a fresh rid of fixed length for each attempt (the engine aborts by prefix, and refuses a duplicate);
+only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from toolroll.rollout.engine.completion import parse_completion
+from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.facts import ModelFacts, read_facts
+from toolroll.rollout.engine.failures import Failure, from_exception, from_response
+from toolroll.rollout.engine.health import Health, check_health
+from toolroll.rollout.engine.params import check_names
+from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError
+from toolroll.rollout.types import Completion, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+_NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError)
+_SERVER_FAULT_ATTEMPTS = 2
+_MAX_RETRY_AFTER = 60.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    at: float
+
+    @property
+    def left(self) -> float:
+        return self.at - perf_counter()
+
+
+class Engine:
+    """One engine or router. An async context manager; all calls share one HTTP session without a connection limit."""
+
+    def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
+        self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
+        self._facts = facts
+        self._facts_lock = asyncio.Lock()
+        self._sleep = sleep
+        self._session: aiohttp.ClientSession | None = None
+        self._workers: list[str] | None = None
+        self._in_flight: set[str] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """The address, without a path."""
+        return self.config.url
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Finish the aborts under way and close the connections."""
+        if self._aborts:
+            await asyncio.gather(*self._aborts, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # --- generate ----------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One turn.
+
+        An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
+        `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not
+        exist), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the attempts that could help).
+        """
+        await self._check(request)
+        began = perf_counter()
+        deadline = _Deadline(began + self.config.deadline)
+        for attempt in range(1, self.config.attempts + 1):
+            rid = uuid.uuid4().hex
+            outcome = await self._attempt(request, rid, deadline)
+            if not isinstance(outcome, Failure):
+                latency = perf_counter() - began
+                return parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+            pause = self._pause(outcome, attempt)
+            if pause is None or pause >= deadline.left:
+                raise _raised(outcome, attempt, self.url)
+            logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
+            await self._sleep(pause)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _check(self, request: GenerateRequest) -> None:
+        facts = await self.facts()
+        ids = request.input_ids
+        if not len(ids):
+            raise TokenError("the prompt is empty: there is nothing to generate from")
+        if int(ids.min()) < 0 or (facts.vocab_size is not None and int(ids.max()) >= facts.vocab_size):
+            at = int(np.flatnonzero((ids < 0) | (ids >= (facts.vocab_size or np.iinfo(np.int32).max)))[0])
+            raise TokenError(
+                f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {facts.vocab_size}: the engine would die of it. "
+                "Is this the served model's tokenizer?"
+            )
+        limit = facts.prompt_limit
+        if limit is not None and len(ids) >= limit:
+            raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
+        check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
+
+    def _body(self, request: GenerateRequest, rid: str) -> bytes:
+        """The JSON body; the ids are spliced in where the session kept them as JSON."""
+        rest = orjson.dumps(
+            {
+                "sampling_params": dict(request.sampling_params),
+                "return_logprob": request.return_logprob,
+                "stream": False,
+                "rid": rid,
+                **request.extra,
+            }
+        )
+        ids = request.input_ids_json
+        if ids is None:
+            ids = orjson.dumps(np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        return b'{"input_ids":[' + ids + b"]," + rest[1:]
+
+    async def _attempt(self, request: GenerateRequest, rid: str, deadline: _Deadline) -> Mapping[str, Any] | Failure:
+        headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
+        limit = min(self.config.attempt_timeout, max(deadline.left, 0.001))
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self.config.connect_timeout)
+        self._in_flight.add(rid)
+        try:
+            async with self._http().post(
+                f"{self.url}/generate", data=self._body(request, rid), headers=headers, timeout=timeout
+            ) as response:
+                body = await response.read()
+                if response.status != 200:
+                    return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
+        except asyncio.CancelledError:
+            self._abort_later(rid)
+            raise
+        except _NETWORK_ERRORS as error:
+            if isinstance(error, asyncio.TimeoutError):
+                await self.abort(rid)  # else the abandoned request would go on sampling beside its successor
+            return from_exception(error)
+        finally:
+            self._in_flight.discard(rid)
+        return _decoded(body)
+
+    def _pause(self, failure: Failure, attempt: int) -> float | None:
+        """Seconds until the next attempt, None where there is none to make."""
+        again = failure.retry or (failure.server_fault and attempt < _SERVER_FAULT_ATTEMPTS)
+        if not again or attempt >= self.config.attempts:
+            return None
+        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
+        pause = backoff * random.uniform(0.5, 1.5)
+        return max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
+        try:
+            async with self._http().post(url, data=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)) as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise _raised(from_response(response.status, body), 1, url)
+        except _NETWORK_ERRORS as error:
+            raise _raised(from_exception(error), 1, url) from error
+        return dict(_decoded(body))
+
+    # --- aborts ------------------------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str) -> None:
+        """Abort one request at every worker (routers do not pass aborts on). Best effort: what fails is logged."""
+        timeout = aiohttp.ClientTimeout(total=self.config.abort_timeout)
+        for worker in await self.workers():
+            try:
+                async with self._http().post(
+                    f"{worker}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout
+                ) as response:
+                    await response.read()
+            except _NETWORK_ERRORS as error:
+                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
+
+    async def abort_all(self) -> None:
+        """Abort the requests that this client has in flight, and no others."""
+        await asyncio.gather(*(self.abort(rid) for rid in list(self._in_flight)))
+
+    def _abort_later(self, rid: str) -> None:
+        """Abort in a task of its own: the caller is being cancelled and must not wait."""
+        task = asyncio.get_running_loop().create_task(self.abort(rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    # --- facts and health --------------------------------------------------------------------------------------------
+
+    async def workers(self) -> list[str]:
+        """The workers' addresses: those that a router lists, or the engine's own."""
+        if self._workers is None:
+            listed = await self._get_json(f"{self.url}/workers")
+            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
+            urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
+            if not urls and listed is not None:
+                return [self.url]  # a router that has no worker yet: ask again next time
+            self._workers = urls or [self.url]
+        return self._workers
+
+    async def facts(self) -> ModelFacts:
+        """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's."""
+        if self._facts is None:
+            async with self._facts_lock:
+                if self._facts is None:
+                    self._facts = await self._ask_facts()
+        return self._facts
+
+    async def _ask_facts(self) -> ModelFacts:
+        worker = (await self.workers())[0]
+        answers = []
+        for path in ("/model_info", "/server_info", "/v1/models"):
+            answer = await self._get_json(f"{worker}{path}")
+            answers.append(answer if isinstance(answer, dict) else {})
+        facts = read_facts(*answers)
+        config = self.config
+        return replace(
+            facts,
+            context_length=config.context_length or facts.context_length,
+            vocab_size=config.vocab_size or facts.vocab_size,
+        )
+
+    async def health(self) -> Health:
+        """Whether the engine can answer, and if not, why."""
+        return await check_health(self._http(), self.url)
+
+    async def _get_json(self, url: str) -> Any:
+        """The JSON at `url`, None where there is none."""
+        timeout = aiohttp.ClientTimeout(total=self.config.connect_timeout)
+        try:
+            async with self._http().get(url, timeout=timeout) as response:
+                body = await response.read()
+                return orjson.loads(body) if response.status == 200 else None
+        except (*_NETWORK_ERRORS, orjson.JSONDecodeError) as error:
+            logger.info("%s cannot be asked: %s", url, error)
+            return None
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # aiohttp's default of 100 connections halves the throughput of 256 episodes.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
+        return self._session
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise CompletionError(f"the engine's answer is no JSON: {error}: {body[:200]!r}") from error
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]
+    if not isinstance(data, dict):
+        raise CompletionError(f"the engine's answer is no JSON object: {body[:200]!r}")
+    return data
+
+
+def _raised(failure: Failure, attempts: int, url: str) -> EngineError:
+    kind = ContextOverflowError if failure.overflow else EngineError
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    return kind(f"{url}: {failure.message}{tries}", status=failure.status, body=failure.body, attempts=attempts)

@@ -1,0 +1,97 @@
+"""SGLang's answer to `/generate` -> a checked `Completion`.
+
+Invariants: ids and logprobs are aligned one to one; their number is what the engine counted; no logprob is NaN or above zero; the
+weight versions cover the sampled tokens. What does not hold raises `CompletionError`: nothing is mended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray, WeightVersion
+
+_ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end a hair above 0
+
+
+def parse_completion(
+    body: Mapping[str, Any],
+    request: GenerateRequest,
+    *,
+    latency: float = 0.0,
+    attempts: int = 1,
+    rid: str = "",
+) -> Completion:
+    """The completion in `body`, the JSON object of one answer to `request`."""
+    if not isinstance(body, Mapping) or "output_ids" not in body or "meta_info" not in body:
+        raise CompletionError(f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}")
+    meta: Mapping[str, Any] = body["meta_info"]
+    output_ids = np.array(body["output_ids"], dtype=np.int32)
+    finish = meta.get("finish_reason")
+    if not isinstance(finish, Mapping) or "type" not in finish:
+        raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
+    _check_counts(meta, len(output_ids), len(request.input_ids))
+    return Completion(
+        output_ids=output_ids,
+        logprobs=_logprobs(meta, output_ids) if request.return_logprob else None,
+        finish_reason=str(finish["type"]),
+        matched=finish.get("matched"),
+        text=str(body.get("text") or ""),
+        weight_versions=_weight_versions(meta, len(output_ids)),
+        prompt_tokens=int(meta.get("prompt_tokens") or len(request.input_ids)),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        latency=latency,
+        attempts=attempts,
+        rid=rid,
+        routed_experts=meta.get("routed_experts"),
+    )
+
+
+def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
+    counted = meta.get("completion_tokens")
+    if counted is not None and counted != sampled:
+        raise CompletionError(f"the engine counts {counted} sampled tokens and sent {sampled} output_ids")
+    read = meta.get("prompt_tokens")
+    if read is not None and read != prompt:
+        raise CompletionError(f"the engine read a prompt of {read} tokens where {prompt} were sent")
+
+
+def _logprobs(meta: Mapping[str, Any], output_ids: np.ndarray[Any, Any]) -> LogprobArray:
+    items: Sequence[Sequence[Any]] = meta.get("output_token_logprobs") or ()
+    if len(items) != len(output_ids):
+        raise CompletionError(f"{len(output_ids)} sampled ids came with {len(items)} logprobs")
+    if not items:
+        return np.zeros(0, dtype=np.float32)
+    try:
+        values = np.fromiter((item[0] for item in items), dtype=np.float64, count=len(items))
+        ids = np.fromiter((item[1] for item in items), dtype=np.int64, count=len(items))
+    except (TypeError, ValueError, IndexError) as error:
+        raise CompletionError(f"a logprob is no [logprob, id, text] with a number first: {error}") from error
+    if not np.array_equal(ids, output_ids):
+        at = int(np.flatnonzero(ids != output_ids)[0])
+        raise CompletionError(f"logprob {at} belongs to token {ids[at]}, output_ids has {output_ids[at]} there")
+    top = float(values.max())
+    if math.isnan(float(values.sum())) or top > _ABOVE_ZERO:
+        raise CompletionError(f"a logprob is not a number or above zero (largest: {top})")
+    return values.astype(np.float32)
+
+
+def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersion, ...]:
+    """The engine's spans; one span of its `weight_version` where an older engine gives no spans."""
+    spans = meta.get("weight_versions")
+    if not spans:
+        version = meta.get("weight_version")
+        return (WeightVersion(str(version), 0, sampled),) if version is not None and sampled else ()
+    found = tuple(WeightVersion(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans)
+    expected = 0
+    for span in found:
+        if span.start != expected or span.stop < span.start:
+            raise CompletionError(f"the engine's weight_versions have a gap or overlap at token {expected}: {list(spans)}")
+        expected = span.stop
+    if expected != sampled:
+        raise CompletionError(f"the engine's weight_versions cover {expected} of {sampled} sampled tokens: {list(spans)}")
+    return found

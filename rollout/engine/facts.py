@@ -1,0 +1,52 @@
+"""`ModelFacts`: what the client must know of the served model before it sends a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`context_length`: prompt and answer together, in tokens; None where nobody told. `vocab_size`: an id at or above it kills
+    the engine (SGLang 0.5.23 does not check). `max_input_length`: the longest prompt that the engine's token pool takes."""
+
+    context_length: int | None = None
+    vocab_size: int | None = None
+    weight_version: str | None = None
+    model_path: str | None = None
+    max_input_length: int | None = None
+
+    @property
+    def prompt_limit(self) -> int | None:
+        """The first prompt length that the engine refuses: it wants room for at least one token of answer."""
+        limits = [limit for limit in (self.context_length, _one_more(self.max_input_length)) if limit is not None]
+        return min(limits) if limits else None
+
+
+def _one_more(length: int | None) -> int | None:
+    return None if length is None else length + 1
+
+
+def read_facts(model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]) -> ModelFacts:
+    """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there is None.
+
+    `/server_info` holds `context_length` only where it was set on the command line; `/v1/models` always has `max_model_len`.
+    """
+    cards = models.get("data")
+    card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], Mapping) else {}
+    return ModelFacts(
+        context_length=_integer(card.get("max_model_len")) or _integer(server_info.get("context_length")),
+        weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
+        model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
+        max_input_length=_integer(server_info.get("max_req_input_len")),
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

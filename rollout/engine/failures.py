@@ -1,0 +1,74 @@
+"""Every way in which the engine or its router says no, classified in one place.
+
+SGLang 0.5.23 has four shapes of error bodies, the routers two of their own (seen on the wire): the status decides, the message
+only tells a context overflow from other 400s. Retried is only what can succeed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+_RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
+_OVERFLOW = re.compile(
+    r"longer than the model's context length|exceeds the model's maximum context length|exceeds the maximum allowed length"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One refused attempt: `status` None where no answer came. `retry`: whether another attempt can succeed; `server_fault`
+    ones (500) get one more attempt only, since they repeat when the request itself breaks the engine."""
+
+    message: str
+    status: int | None
+    body: str = ""
+    retry: bool = False
+    server_fault: bool = False
+    overflow: bool = False
+    retry_after: float | None = None
+
+
+def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
+    """The failure in an HTTP answer that is not 200."""
+    text = body.decode("utf-8", "replace")
+    message = message_of(text) or f"HTTP {status}"
+    return Failure(
+        message=message,
+        status=status,
+        body=text,
+        retry=status in _RETRYABLE,
+        server_fault=status == 500,
+        overflow=status == 400 and bool(_OVERFLOW.search(message)),
+        retry_after=_seconds(retry_after),
+    )
+
+
+def from_exception(error: Exception) -> Failure:
+    """The failure where no answer came: refused, reset, timed out."""
+    words = str(error) or type(error).__name__
+    return Failure(message=f"no answer from the engine: {words}", status=None, retry=True)
+
+
+def message_of(text: str) -> str:
+    """The words in an error body of any of the shapes: {"error": {"message"}}, {"error": "..."}, {"message"}, plain text."""
+    try:
+        data: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.strip()
+    if isinstance(data, dict):
+        inner = data.get("error", data)
+        if isinstance(inner, dict):
+            inner = inner.get("message") or inner.get("code") or inner
+        return inner if isinstance(inner, str) else orjson.dumps(inner).decode()
+    return text.strip()
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return max(0.0, float(value)) if value is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,78 @@
+"""Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output are sent again.
+
+The weight versions stay per token, so a trainer sees which tokens come from which weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import numpy as np
+
+from toolroll.rollout.engine.client import Engine
+from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+
+_BACKOFF = 0.1
+_BACKOFF_LIMIT = 5.0
+
+
+async def generate_resumed(
+    engine: Engine,
+    request: GenerateRequest,
+    *,
+    max_resumes: int,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Completion:
+    """`engine.generate`, resumed after an abort at most `max_resumes` times.
+
+    The joined completion has finish_reason "abort" if the last attempt was aborted too. `max_new_tokens` counts over all parts.
+    """
+    whole = await engine.generate(request)
+    limit = int(request.sampling_params.get("max_new_tokens", 0))
+    for resume in range(max_resumes):
+        left = limit - len(whole.output_ids)
+        if whole.finish_reason != "abort" or left <= 0:
+            break
+        await sleep(min(_BACKOFF * 2**resume, _BACKOFF_LIMIT))
+        part = await engine.generate(
+            replace(
+                request,
+                input_ids=np.concatenate([request.input_ids, whole.output_ids]),
+                input_ids_json=None,
+                sampling_params={**request.sampling_params, "max_new_tokens": left},
+            )
+        )
+        whole = join(whole, part)
+    return whole
+
+
+def join(first: Completion, second: Completion) -> Completion:
+    """Two parts of one turn as one completion."""
+    shift = len(first.output_ids)
+    moved = (WeightVersion(span.version, span.start + shift, span.stop + shift) for span in second.weight_versions)
+    logprobs = None
+    if first.logprobs is not None and second.logprobs is not None:
+        logprobs = np.concatenate([first.logprobs, second.logprobs])
+    return replace(
+        second,
+        output_ids=np.concatenate([first.output_ids, second.output_ids]),
+        logprobs=logprobs,
+        text=first.text + second.text,
+        weight_versions=_merged([*first.weight_versions, *moved]),
+        prompt_tokens=first.prompt_tokens or max(second.prompt_tokens - shift, 0),
+        cached_tokens=first.cached_tokens,
+        latency=first.latency + second.latency,
+        attempts=first.attempts + second.attempts,
+    )
+
+
+def _merged(spans: list[WeightVersion]) -> tuple[WeightVersion, ...]:
+    merged: list[WeightVersion] = []
+    for span in spans:
+        if merged and merged[-1].version == span.version:
+            merged[-1] = WeightVersion(span.version, merged[-1].start, span.stop)
+        else:
+            merged.append(span)
+    return tuple(merged)

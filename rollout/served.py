@@ -1,0 +1,166 @@
+"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and an executor for blocking work.
+
+One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, effective_params, generate_resumed
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import Completion, GenerateRequest
+
+T = TypeVar("T")
+
+
+class Generates(Protocol):
+    """What a `ServedModel` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
+
+    url: str
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One call of `/generate`."""
+        ...
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a body as it is, and return the JSON of the answer."""
+        ...
+
+    async def facts(self) -> ModelFacts:
+        """Context length, vocabulary, weight version."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ServedModel:
+    """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
+    back. `threads`: the size of the executor for synchronous environments and users, one per concurrent episode."""
+
+    def __init__(
+        self,
+        engine: Generates,
+        template: ChatTemplate,
+        parser: ToolCallParser,
+        *,
+        name: str = "",
+        max_resumes: int = 0,
+        threads: int = 64,
+    ) -> None:
+        self.engine = engine
+        self.template = template
+        self.parser = parser
+        self.name = name
+        self._max_resumes = max_resumes
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="toolroll")
+        self._variants: dict[Callable[[str], str], ChatTemplate] = {}
+
+    @classmethod
+    def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
+        """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`)."""
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
+        template = ChatTemplate(
+            tokenizer,
+            chat_template=read_template(args.chat_template),
+            kwargs=args.apply_chat_template_kwargs,
+            history=args.history,
+        )
+        config = EngineConfig(
+            url=args.url,
+            context_length=args.context_length,
+            vocab_size=len(tokenizer),
+            use_http2=args.use_http2,
+        )
+        return cls(
+            Engine(config),
+            template,
+            get_parser(args.tool_call_parser, template.encoder.control),
+            name=args.hf_checkpoint or "",
+            max_resumes=args.max_resumes,
+            threads=args.concurrency,
+        )
+
+    @property
+    def url(self) -> str:
+        """The engine's address."""
+        return self.engine.url
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a whole payload and return the engine's JSON (the published `_call_llm`; `generate` is the faster way)."""
+        return await self.engine.post(url, payload)
+
+    async def effective_params(
+        self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
+    ) -> dict[str, Any]:
+        """`sampling_params` as they will be sent: the template's stop tokens added, `max_new_tokens` clamped to the room left.
+
+        Raises `ContextOverflowError` where there is none.
+        """
+        params = dict(sampling_params)
+        params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *template.stop_token_ids})
+        return effective_params(params, prompt_length, await self.engine.facts())
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One turn; an abort by the engine is resumed up to `max_resumes` times."""
+        if self._max_resumes and isinstance(self.engine, Engine):
+            return await generate_resumed(self.engine, request, max_resumes=self._max_resumes)
+        return await self.engine.generate(request)
+
+    def reformulated(self, hook: Callable[[str], str]) -> ChatTemplate:
+        """The chat template with `hook` applied to the text before the first message (system text and tools)."""
+        if hook not in self._variants:
+            self._variants[hook] = self.template.with_head(hook)
+        return self._variants[hook]
+
+    async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run blocking `function` in the executor."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
+
+    async def aclose(self) -> None:
+        """Close the engine's connections and the executor."""
+        await self.engine.aclose()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> ServedModel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """The tokenizer `name`: a folder, a hub's model name, or `embedded` for the small one in this package."""
+    if not name:
+        raise UsageError("no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's folder or name")
+    if name == "embedded":
+        from toolroll.rollout.testing import load_embedded_tokenizer
+
+        return load_embedded_tokenizer()
+    from transformers import AutoTokenizer  # 1-2 s: not at import
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+def read_template(value: str | None) -> str | None:
+    """A chat template given as a file's path, or as Jinja itself."""
+    if value is None or "{%" in value or "{{" in value:
+        return value
+    path = Path(value)
+    if not path.is_file():
+        raise UsageError(f"the chat template {value!r} is neither a file nor Jinja text")
+    return path.read_text(encoding="utf-8")
