@@ -68,7 +68,7 @@ How you answer
 - Do what was asked as soon as you know enough, without asking for a confirmation, and nothing that was not asked for.
 - Where a rule forbids a request, do not do it, and name that rule by its code, for example "rule R3". Name no rules
   that do not apply. Still do the rest of what was asked.
-- After a renewal tell the new date, after a hold the place in the queue, after a waiver the amount.
+- After a renewal tell the new date, after a hold the place in the queue as a number, after a waiver the amount.
 - Write dates as {TODAY} and money as 4.50.
 """
 
@@ -302,15 +302,16 @@ def reference(task: Task) -> list[ToolStep | SayStep]:
 
 
 def normalise(text: str) -> str:
-    """`text` for comparison: compatibility forms unified (full-width digits, too), lower case, and no separators of
-    thousands."""
+    """`text` for comparison: compatibility forms unified (full-width digits, too), lower case, no separators of
+    thousands, ordinals as numbers."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
+    return re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", plain)
 
 
 def is_told(wanted: str, replies: Sequence[str]) -> bool:
     """Whether one of `replies` says `wanted` as a word or number of its own ("3" is not told by "13" or "3.50")."""
-    pattern = re.compile(rf"(?<![\w.-]){re.escape(normalise(wanted))}(?![\w-]|\.\d)")
+    pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
     return any(pattern.search(normalise(reply)) for reply in replies)
 
 
