@@ -51,7 +51,9 @@ class OpenAIUser:
         """The user's answer to `content`. `UserSimulatorError` where none could be had; the list is then unchanged."""
         if not self._messages:
             raise UsageError("the user simulator was asked before reset(instruction)")
-        messages = [*self._messages, {"role": "user", "content": content}]
+        # A lone surrogate cannot be sent as UTF-8.
+        heard = content.encode("utf-8", "replace").decode("utf-8")
+        messages = [*self._messages, {"role": "user", "content": heard}]
         line = await self._ask(messages)
         self._messages = [*messages, {"role": "assistant", "content": line}]
         return line

@@ -247,6 +247,14 @@ async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
         assert await user.step("b") == "two"
 
 
+async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
+    async with serve(says("hi")) as server, server.users() as users:
+        user = users.make()
+        await user.reset("x")
+        assert await user.step("a\ud800b") == "hi"
+        assert server.bodies[-1]["messages"][-1]["content"] == "a?b"
+
+
 async def test_cancelled_passes_through() -> None:
     arrived = asyncio.Event()
 
