@@ -9,6 +9,7 @@ The world and the tasks are data: `desk_tasks.json` beside this file.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sqlite3
@@ -136,6 +137,7 @@ def _money(cents: int) -> str:
 
 
 def find_member(db: sqlite3.Connection, card: str) -> dict[str, Any]:
+    """Show a member's account: postcode, status, what is owed, loans, holds."""
     member = dict(_member(db, card))
     member["owed"] = _money(member["owed"])
     loans = "SELECT l.id AS loan_id, l.book AS book_id, title, due, renewals FROM loans l JOIN books b ON b.id = l.book"
@@ -146,6 +148,7 @@ def find_member(db: sqlite3.Connection, card: str) -> dict[str, Any]:
 
 
 def search_books(db: sqlite3.Connection, title: str) -> list[dict[str, Any]]:
+    """Find books by a part of the title; shows copies on the shelf and how many members wait."""
     query = """SELECT id AS book_id, title, author, kind, on_shelf,
                (SELECT count(*) FROM holds WHERE book = books.id) AS waiting
                FROM books WHERE instr(lower(title), lower(?)) > 0 ORDER BY id"""
@@ -153,12 +156,14 @@ def search_books(db: sqlite3.Connection, title: str) -> list[dict[str, Any]]:
 
 
 def renew_loan(db: sqlite3.Connection, loan_id: str) -> dict[str, Any]:
+    """Renew one loan until 21 days from today."""
     _row(db, "SELECT id FROM loans WHERE id = ?", loan_id, "loan")
     db.execute("UPDATE loans SET due = ?, renewals = renewals + 1 WHERE id = ?", (RENEWED_UNTIL, loan_id))
     return {"loan_id": loan_id, "due": RENEWED_UNTIL}
 
 
 def place_hold(db: sqlite3.Connection, card: str, book_id: str) -> dict[str, Any]:
+    """Put a member on the waiting list of a book."""
     _member(db, card)
     _row(db, "SELECT id FROM books WHERE id = ?", book_id, "book")
     if db.execute("SELECT 1 FROM holds WHERE card = ? AND book = ?", (card, book_id)).fetchone():
@@ -171,18 +176,21 @@ def place_hold(db: sqlite3.Connection, card: str, book_id: str) -> dict[str, Any
 
 
 def cancel_hold(db: sqlite3.Connection, hold_id: str) -> dict[str, Any]:
+    """Take a hold off the waiting list."""
     _row(db, "SELECT id FROM holds WHERE id = ?", hold_id, "hold")
     db.execute("DELETE FROM holds WHERE id = ?", (hold_id,))
     return {"cancelled": hold_id}
 
 
 def waive_fees(db: sqlite3.Connection, card: str) -> dict[str, Any]:
+    """Set what a member owes to zero."""
     owed = _member(db, card)["owed"]
     db.execute("UPDATE members SET owed = 0, waived_on = ? WHERE card = ?", (TODAY, card))
     return {"waived": _money(owed)}
 
 
 def transfer_to_person(db: sqlite3.Connection, card: str, topic: str) -> dict[str, Any]:
+    """Hand the chat to a person. It ends here."""
     _member(db, card)
     if topic not in TOPICS:
         raise ToolError(f"topic must be one of {', '.join(TOPICS)}, not {topic!r}")
@@ -190,29 +198,26 @@ def transfer_to_person(db: sqlite3.Connection, card: str, topic: str) -> dict[st
     return {"transferred": topic}
 
 
-def _tool(name: str, description: str, **parameters: str) -> Tool:
-    properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
-    if "topic" in properties:
-        properties["topic"]["enum"] = list(TOPICS)  # type: ignore[assignment]
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+_ARGUMENTS: Mapping[str, dict[str, Any]] = {
+    "card": {"type": "string", "description": "The card number, such as L-1234."},
+    "title": {"type": "string", "description": "A part of the title."},
+    "loan_id": {"type": "string", "description": "The loan, such as N12."},
+    "book_id": {"type": "string", "description": "The book, such as B12."},
+    "hold_id": {"type": "string", "description": "The hold, such as H12."},
+    "topic": {"type": "string", "enum": list(TOPICS)},
+}
 
 
-_CARD = "The card number, such as L-1234."
+def _tool(function: Callable[..., Any]) -> Tool:
+    names = list(inspect.signature(function).parameters)[1:]
+    properties = {name: _ARGUMENTS[name] for name in names}
+    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    return {"type": "function", "function": {"name": function.__name__, "description": function.__doc__, "parameters": schema}}
+
+
 TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
-    tool["function"]["name"]: (function, tool)
-    for function, tool in (
-        (find_member, _tool("find_member", "Show a member's account: status, fees, loans, holds.", card=_CARD)),
-        (search_books, _tool("search_books", "Find books by a part of the title.", title="A part of the title.")),
-        (renew_loan, _tool("renew_loan", "Renew one loan by 21 days from today.", loan_id="The loan, such as N12.")),
-        (place_hold, _tool("place_hold", "Queue a member for a book.", card=_CARD, book_id="The book, such as B12.")),
-        (cancel_hold, _tool("cancel_hold", "Take a member off a queue.", hold_id="The hold, such as H12.")),
-        (waive_fees, _tool("waive_fees", "Set what a member owes to zero.", card=_CARD)),
-        (
-            transfer_to_person,
-            _tool("transfer_to_person", "Hand the chat to a person. It ends here.", card=_CARD, topic="Why."),
-        ),
-    )
+    function.__name__: (function, _tool(function))
+    for function in (find_member, search_books, renew_loan, place_hold, cancel_hold, waive_fees, transfer_to_person)
 }
 
 

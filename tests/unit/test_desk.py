@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from toolroll.agents.desk import (
     DESK,
@@ -313,7 +313,9 @@ async def test_what_reset_returns() -> None:
     assert [message["role"] for message in observation.messages] == ["system", "user"]
     assert TODAY in observation.messages[0]["content"]
     assert [tool["function"]["name"] for tool in observation.tools] == list(TOOLS)
-    json.dumps(list(observation.tools))
+    for tool in observation.tools:
+        Draft202012Validator.check_schema(tool["function"]["parameters"])
+        assert tool["function"]["description"]
     await env.close()
 
 

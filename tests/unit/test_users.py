@@ -44,7 +44,7 @@ def fails(status: int, text: str = "no", **headers: str) -> Reply:
     return reply
 
 
-class Desk:
+class Seen:
     """What a scripted server saw and what the client slept."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def serve(*replies: Reply) -> AsyncIterator[Desk]:
+async def serve(*replies: Reply) -> AsyncIterator[Seen]:
     """A server on 127.0.0.1 that gives `replies` in order, the last one for ever."""
-    seen = Desk()
+    seen = Seen()
 
     async def handle(request: web.Request) -> web.StreamResponse:
         seen.bodies.append(await request.json())
@@ -159,6 +159,13 @@ async def test_what_cannot_succeed_is_not(status: int) -> None:
         assert "1 attempt:" in text
         assert "key *** is wrong" in text
         assert user.metrics()["user_errors"] == 1
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with serve(fails(307, Location="/v1/chat/completions")) as server, server.users() as users:
+        with pytest.raises(UserSimulatorError, match="HTTP 307"):
+            await users.make().reset("x")
+        assert len(server.bodies) == 1
 
 
 async def test_retries_end() -> None:
