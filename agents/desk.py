@@ -438,7 +438,9 @@ class DeskFactory:
         return [Task(task["id"], index, split, task) for index, task in enumerate(_data()["tasks"])]
 
     def make(self, options: EnvironmentOptions) -> Desk:
-        """A fresh desk for one episode."""
+        """A fresh desk for one episode. `UsageError` for any setting: desk has none."""
+        if options.settings:
+            raise UsageError(f"desk takes no settings, got: {', '.join(sorted(options.settings))}")
         return Desk(options)
 
 

@@ -305,6 +305,8 @@ def test_the_factory() -> None:
     assert str(len(TASKS)) in DESK.description
     with pytest.raises(UsageError, match="no split 'dev'"):
         DESK.tasks("dev")
+    with pytest.raises(UsageError, match="no settings, got: speed"):
+        DESK.make(EnvironmentOptions(settings={"speed": 2}))
 
 
 async def test_what_reset_returns() -> None:
