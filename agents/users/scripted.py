@@ -1,0 +1,45 @@
+"""A user who reads from a list: for tests, replays and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from toolroll.rollout.errors import UserSimulatorError
+
+
+class ScriptedUser:
+    """Says `lines` in order, the first one at `reset`, then `default` for ever.
+
+    Without a `default`, a step beyond the last line raises `UserSimulatorError`: a replay that ran off its recording.
+    """
+
+    def __init__(self, lines: Sequence[str], default: str | None = None) -> None:
+        self._lines = tuple(lines)
+        self._default = default
+        self._next = 0
+        self._calls = 0
+
+    async def reset(self, instruction: str) -> str:
+        """The first line, from the beginning again; `instruction` is not needed."""
+        self._next = self._calls = 0
+        return self._line()
+
+    async def step(self, content: str) -> str:
+        """The next line, whatever the agent said."""
+        return self._line()
+
+    def _line(self) -> str:
+        self._calls += 1
+        if self._next < len(self._lines):
+            self._next += 1
+            return self._lines[self._next - 1]
+        if self._default is None:
+            raise UserSimulatorError(f"the scripted user has {len(self._lines)} lines and was asked for one more")
+        return self._default
+
+    def metrics(self) -> Mapping[str, float]:
+        """How many lines were said."""
+        return {"user_calls": float(self._calls)}
+
+    async def close(self) -> None:
+        """Nothing is held."""

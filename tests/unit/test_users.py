@@ -1,0 +1,364 @@
+"""Simulated users: the lines, and the HTTP client against a real local server with scripted answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any, get_type_hints
+
+import pytest
+from aiohttp import web
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from pydantic import TypeAdapter, ValidationError
+
+from toolroll.agents.users import (
+    STOP_MARKER,
+    ChatClient,
+    OpenAIUser,
+    OpenAIUsers,
+    ScriptedUser,
+    UserConfig,
+    is_stop,
+    visible_text,
+)
+from toolroll.rollout.errors import UsageError, UserSimulatorError
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def says(content: Any, **message: Any) -> Reply:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+
+    return reply
+
+
+def fails(status: int, text: str = "no", **headers: str) -> Reply:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return reply
+
+
+class Seen:
+    """What a scripted server saw and what the client slept."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    def config(self, **fields: Any) -> UserConfig:
+        return UserConfig(**{"base_url": f"{self.url}/v1/", "model": "m", "backoff": 1.0, **fields})
+
+    def users(self, **fields: Any) -> OpenAIUsers:
+        config = self.config(**fields)
+        return OpenAIUsers(config, client=ChatClient(config, sleep=self.sleep, jitter=lambda: 1.0))
+
+
+@asynccontextmanager
+async def serve(*replies: Reply) -> AsyncIterator[Seen]:
+    """A server on 127.0.0.1 that gives `replies` in order, the last one for ever."""
+    seen = Seen()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.bodies.append(await request.json())
+        seen.headers.append(dict(request.headers))
+        return await replies[min(len(seen.bodies), len(replies)) - 1](request)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    seen.url = f"http://{host}:{port}"
+    try:
+        yield seen
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_roles_are_swapped_and_the_list_grows() -> None:
+    async with serve(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server, server.users() as users:
+        user = users.make()
+        assert await user.reset("want {this} and {instruction}") == "I want {this}."
+        assert is_stop(await user.step("Done."))
+        first, second = (body["messages"] for body in server.bodies)
+        assert [m["role"] for m in first] == ["system", "user"]
+        assert "want {this} and {instruction}" in first[0]["content"]
+        assert first[1]["content"] == "Hi! How can I help you today?"
+        assert second == [*first, {"role": "assistant", "content": "I want {this}."}, {"role": "user", "content": "Done."}]
+        metrics = user.metrics()
+        assert metrics.pop("user_seconds") > 0
+        assert metrics == {
+            "user_calls": 2,
+            "user_prompt_tokens": 14,
+            "user_completion_tokens": 4,
+            "user_retries": 0,
+            "user_errors": 0,
+        }
+        assert user.messages[-1]["content"].startswith("Bye.")
+
+
+async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
+    settings = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 50, "seed": 3}
+    async with serve(says("hi")) as server, server.users(**settings, extra_body={"top_k": 5}, api_key="k1") as users:
+        await users.make().reset("x")
+        (body,) = server.bodies
+        assert body.pop("top_k") == 5
+        assert set(body) <= set(get_type_hints(CompletionCreateParamsNonStreaming))
+        TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(body)
+        assert {key: body[key] for key in settings} == settings
+        assert server.headers[0]["Authorization"] == "Bearer k1"
+        await users.make(seed=8).reset("x")
+        await users.make(seed=8).reset("x")
+        await users.make(seed=9).reset("x")
+        _, eight, again, nine = (body["seed"] for body in server.bodies)
+        assert eight == again != nine
+        assert 0 <= eight < 2**31
+
+
+async def test_no_settings_no_fields() -> None:
+    async with serve(says("hi")) as server, server.users() as users:
+        await users.make().reset("x")
+        assert set(server.bodies[0]) == {"model", "messages"}
+        assert "Authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+async def test_what_can_succeed_is_tried_again(status: int) -> None:
+    async with serve(fails(status), fails(status), says("hi")) as server, server.users() as users:
+        user = users.make()
+        assert await user.reset("x") == "hi"
+        assert server.slept == [1.0, 2.0]
+        assert user.metrics()["user_retries"] == 2
+        assert user.metrics()["user_calls"] == 1
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404, 422, 501])
+async def test_what_cannot_succeed_is_not(status: int) -> None:
+    async with serve(fails(status, "key k1 is wrong")) as server, server.users(api_key="k1") as users:
+        user = users.make()
+        with pytest.raises(UserSimulatorError) as caught:
+            await user.reset("x")
+        assert len(server.bodies) == 1
+        assert server.slept == []
+        text = str(caught.value)
+        assert f"HTTP {status}" in text
+        assert f"{server.url}/v1/chat/completions" in text
+        assert "1 attempt:" in text
+        assert "key *** is wrong" in text
+        assert user.metrics()["user_errors"] == 1
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with serve(fails(307, Location="/v1/chat/completions")) as server, server.users() as users:
+        with pytest.raises(UserSimulatorError, match="HTTP 307"):
+            await users.make().reset("x")
+        assert len(server.bodies) == 1
+
+
+async def test_retries_end() -> None:
+    async with serve(fails(500, "x" * 5000)) as server, server.users(retries=2) as users:
+        with pytest.raises(UserSimulatorError, match="after 3 attempts: HTTP 500") as caught:
+            await users.make().reset("x")
+        assert len(server.bodies) == 3
+        assert len(str(caught.value)) < 1000
+
+
+async def test_retry_after_is_respected() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    replies = fails(429, Retry_After="7"), fails(503, Retry_After=soon), fails(503, Retry_After="later"), says("hi")
+    async with serve(*replies) as server, server.users() as users:
+        assert await users.make().reset("x") == "hi"
+        seven, date, unreadable = server.slept
+        assert seven == 7
+        assert 10 < date <= 20
+        assert unreadable == 4
+
+
+async def test_a_retry_after_beyond_all_patience_is_a_failure() -> None:
+    async with serve(fails(429, Retry_After="3600")) as server, server.users() as users:
+        with pytest.raises(UserSimulatorError, match="Retry-After 3600 s is beyond"):
+            await users.make().reset("x")
+        assert server.slept == []
+
+
+async def hangs(request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_time_out_is_tried_again_then_an_error() -> None:
+    async with serve(hangs, says("hi")) as server, server.users(timeout=0.3) as users:
+        assert await users.make().reset("x") == "hi"
+    async with serve(hangs) as server, server.users(timeout=0.05, retries=1) as users:
+        with pytest.raises(UserSimulatorError, match=r"2 attempts: no answer within 0.05 s"):
+            await users.make().reset("x")
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": 5}}]}'])
+async def test_an_unreadable_answer(body: str) -> None:
+    async with serve(fails(200, body), says("hi")) as server, server.users() as users:
+        assert await users.make().reset("x") == "hi"
+    async with serve(fails(200, body)) as server, server.users(retries=1) as users:
+        with pytest.raises(UserSimulatorError, match="the answer"):
+            await users.make().reset("x")
+        assert len(server.bodies) == 2
+
+
+async def test_no_server() -> None:
+    async with serve(says("hi")) as server:
+        pass
+    async with server.users(retries=1) as users:
+        with pytest.raises(UserSimulatorError, match="2 attempts: ClientConnectorError"):
+            await users.make().reset("x")
+
+
+@pytest.mark.parametrize("empty", [None, "", "  ", "<think>###STOP###</think>", "<think>never closed ###STOP###"])
+async def test_an_empty_answer_is_asked_again_with_another_seed(empty: str | None) -> None:
+    async with (
+        serve(says(empty, reasoning_content="###STOP###"), says("<think>hm</think> hi")) as server,
+        server.users(seed=1) as users,
+    ):
+        user = users.make()
+        assert await user.reset("x") == "hi"
+        assert [body["seed"] for body in server.bodies] == [1, 2]
+        assert user.metrics()["user_calls"] == 2
+        assert user.metrics()["user_retries"] == 1
+    async with serve(says(empty)) as server, server.users(retries=1) as users:
+        user = users.make()
+        with pytest.raises(UserSimulatorError, match="2 answers without visible text"):
+            await user.reset("x")
+        assert [m["role"] for m in user.messages] == ["system"]
+
+
+async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
+    async with serve(says("one"), fails(400), says("two")) as server, server.users() as users:
+        user = users.make()
+        await user.reset("x")
+        before = user.messages
+        with pytest.raises(UserSimulatorError):
+            await user.step("a")
+        assert user.messages == before
+        assert await user.step("b") == "two"
+
+
+async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
+    async with serve(says("hi")) as server, server.users() as users:
+        user = users.make()
+        await user.reset("x")
+        assert await user.step("a\ud800b") == "hi"
+        assert server.bodies[-1]["messages"][-1]["content"] == "a?b"
+
+
+async def test_cancelled_passes_through() -> None:
+    arrived = asyncio.Event()
+
+    async def wait(request: web.Request) -> web.StreamResponse:
+        arrived.set()
+        return await hangs(request)
+
+    async with serve(wait) as server, server.users() as users:
+        task = asyncio.create_task(users.make().reset("x"))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
+    running, most = 0, 0
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        system = (await request.json())["messages"][0]["content"]
+        return await says("I am " + system)(request)
+
+    async with serve(count) as server, server.users(max_concurrency=3, system_prompt="{instruction}") as users:
+        lines = await asyncio.gather(*(users.make().reset(str(i)) for i in range(12)))
+        assert lines == [f"I am {i}" for i in range(12)]
+        assert most == 3
+
+
+async def test_a_user_alone_opens_and_closes_its_own_client() -> None:
+    async with serve(says("hi")) as server:
+        user = OpenAIUser(server.config())
+        with pytest.raises(UsageError, match="before reset"):
+            await user.step("x")
+        assert await user.reset("x") == "hi"
+        await user.close()
+        await user.close()
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = UserConfig(base_url="http://h/v1", model="m", api_key_env="A_KEY_FOR_TESTS")
+    monkeypatch.delenv("A_KEY_FOR_TESTS", raising=False)
+    with pytest.raises(UsageError, match="A_KEY_FOR_TESTS, which is not set"):
+        OpenAIUsers(config)
+    monkeypatch.setenv("A_KEY_FOR_TESTS", "s3cret")
+    assert config.key() == "s3cret"
+    assert "s3cret" not in repr(UserConfig(base_url="http://h/v1", model="m", api_key="s3cret"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base_url": "h:1"},
+        {"system_prompt": "no place"},
+        {"extra_body": {"messages": []}},
+        {"api_key": "a", "api_key_env": "b"},
+        {"tempreature": 1},
+        {"timeout": 0},
+    ],
+)
+def test_a_wrong_config_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        UserConfig(**{"base_url": "http://h/v1", "model": "m", **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "visible"),
+    [
+        ("hi", "hi"),
+        ("<think>a</think>b<think>c</think> d", "b d"),
+        ("a <think>b", "a"),
+        ("thought</think>\n\nhi", "hi"),
+        ("<think>a\nb</think>\nhi", "hi"),
+        ("<think>", ""),
+    ],
+)
+def test_visible_text(text: str, visible: str) -> None:
+    assert visible_text(text) == visible
+
+
+def test_the_stop_rule() -> None:
+    assert is_stop("thanks ###STOP###")
+    assert not is_stop("stop")
+    assert is_stop("###END###", "###END###")
+
+
+async def test_scripted_lines() -> None:
+    user = ScriptedUser(["a", "b"])
+    assert [await user.reset(""), await user.step("x")] == ["a", "b"]
+    with pytest.raises(UserSimulatorError, match="2 lines"):
+        await user.step("x")
+    assert await user.reset("") == "a"
+    assert user.metrics() == {"user_calls": 1}
+    ever = ScriptedUser([], default="z")
+    assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
+    await ever.close()
