@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolroll.agents.tau_style import TauStyleEnvironment, is_tau_style
-
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Environment, Tool
 

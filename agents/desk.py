@@ -15,7 +15,6 @@ import re
 import sqlite3
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -279,30 +278,15 @@ def _details(task: Mapping[str, Any]) -> list[str]:
     return [f"My card is {task['card']}, the postcode {task['postcode']}.", *task.get("more", ())]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolStep:
-    """One step of a reference: a tool call."""
-
-    name: str
-    arguments: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class SayStep:
-    """One step of a reference: a reply to the member."""
-
-    text: str
-
-
-def reference(task: Task) -> list[ToolStep | SayStep]:
+def reference(task: Task) -> list[Action]:
     """What a faultless agent does in `task`, step by step, with the scripted member; it earns 1.0."""
     data = task.data
-    steps: list[ToolStep | SayStep] = [SayStep("Welcome! May I have your card number and your postcode?")]
-    steps += [SayStep("I see. Anything else?") for _ in data.get("more", ())]
-    steps.append(ToolStep("find_member", {"card": data["card"]}))
-    steps += [ToolStep(name, dict(arguments)) for name, arguments in data["actions"]]
-    if not (data["actions"] and data["actions"][-1][0] == "transfer_to_person"):
-        steps.append(SayStep(" ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])])))
+    steps = [Action("Welcome! May I have your card number and your postcode?")]
+    steps += [Action("I see. Anything else?") for _ in data.get("more", ())]
+    calls = [("find_member", {"card": data["card"]}), *data["actions"]]
+    steps += [Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in calls]
+    if calls[-1][0] != "transfer_to_person":
+        steps.append(Action(" ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])])))
     return steps
 
 
@@ -364,7 +348,7 @@ class Desk(Environment):
         await self.close()
         self._task, self._done, self._replies, self._tool_errors = task, False, [], 0
         self._db = open_database()
-        self._user = self._options.user() if self._options.user else DeskUser(task.data)
+        self._user = self._options.user(seed) if self._options.user else DeskUser(task.data)
         data = task.data
         instruction = f"You write to your library. {data['opening']} {' '.join(_details(data))}"
         opening = await self._user.reset(instruction)
@@ -442,6 +426,10 @@ class DeskFactory:
         if options.settings:
             raise UsageError(f"desk takes no settings, got: {', '.join(sorted(options.settings))}")
         return Desk(options)
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """See `reference`."""
+        return reference(task)
 
 
 DESK = DeskFactory()

@@ -30,7 +30,7 @@ class EpisodeRecord:
     rewards: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     invalid_in_a_row: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    engine_seconds: float = 0.0
     began: float = field(default_factory=perf_counter)
 
     def reply(self, reply: Reply) -> None:
@@ -45,7 +45,7 @@ class EpisodeRecord:
         for call in reply.parsed.bad_calls:
             self.counts["invalid_calls"] += 1
             self.counts[f"invalid_calls/{call.status}"] += 1
-        self.seconds["engine_seconds"] += completion.latency
+        self.engine_seconds += completion.latency
 
     def step(self, result: StepResult) -> None:
         """Take in one step of the environment."""
@@ -78,7 +78,7 @@ class EpisodeRecord:
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
         """All numbers of the episode."""
-        own = {**self.counts, **self.seconds, "seconds": perf_counter() - self.began}
+        own = {**self.counts, "engine_seconds": self.engine_seconds, "seconds": perf_counter() - self.began}
         return {**{name: float(value) for name, value in own.items()}, **extra}
 
 

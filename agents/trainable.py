@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
-from toolroll.parsers.openai import create_openai_adapter
 
 from toolroll.agents.adapt import as_environment
 from toolroll.agents.hooks import generate_through, parse_through
@@ -24,6 +23,7 @@ from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.result import build_result
 from toolroll.agents.world import World
+from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, UsageError

@@ -1,7 +1,7 @@
 """`ToolCallParser`: the text that the model wrote, taken apart.
 
-Invariants: `parse` never raises for any text; nothing is lost (see `toolroll.parsers.types`); a format's marker counts only where it
-is the real control token, when ids are given and the vocabulary has it as one token.
+Invariants: `parse` never raises for any text; nothing is lost (see `toolroll.parsers.types`); a format's marker counts only
+where it is the real control token, when ids are given and the vocabulary has it as one token.
 """
 
 from __future__ import annotations

@@ -124,9 +124,7 @@ class Dialogue:
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
         ids = completion.output_ids
-        sampled = self.template.sampled(
-            ids, finish_reason=completion.finish_reason, stop_token_ids=params.get("stop_token_ids") or ()
-        )
+        sampled = self.template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=params.get("stop_token_ids") or ())
         said = sampled.said
         parsed = self._parse(said) if self._parse is not None else self._parsed(said, ids[: len(ids) - bool(sampled.stop)])
         parsed = with_call_ids(parsed, f"{self.session.session_id}/{node.start}")
@@ -139,9 +137,7 @@ class Dialogue:
     def _parsed(self, said: str, ids: IdArray) -> ParsedReply:
         plain = [int(index) for index in ids]
         offsets = self.template.encoder.offsets(plain, said)
-        return self.served.parser.parse(
-            said, ids=plain, offsets=offsets, tools=self.tools, in_reasoning=self.template.opens_reasoning
-        )
+        return self.served.parser.parse(said, ids=plain, offsets=offsets, tools=self.tools, in_reasoning=self.template.opens_reasoning)
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
 
@@ -239,3 +235,9 @@ class Dialogue:
         """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
         for check in self._checks:
             check.cancel()
+
+
+def _stop_ids(completion: Completion, params: Mapping[str, Any]) -> list[int]:
+    """The stop tokens that were asked for, and the one that the engine says it stopped at."""
+    matched = [completion.matched] if isinstance(completion.matched, int) else []
+    return [*(params.get("stop_token_ids") or ()), *matched]

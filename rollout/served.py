@@ -26,7 +26,10 @@ T = TypeVar("T")
 class Generates(Protocol):
     """What a `ServedModel` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
 
-    url: str
+    @property
+    def url(self) -> str:
+        """The address."""
+        ...
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One call of `/generate`."""
@@ -101,9 +104,7 @@ class ServedModel:
         """Post a whole payload and return the engine's JSON (the published `_call_llm`; `generate` is the faster way)."""
         return await self.engine.post(url, payload)
 
-    async def effective_params(
-        self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
-    ) -> dict[str, Any]:
+    async def effective_params(self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate) -> dict[str, Any]:
         """`sampling_params` as they will be sent: the template's stop tokens added, `max_new_tokens` clamped to the room left.
 
         Raises `ContextOverflowError` where there is none.

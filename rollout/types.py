@@ -302,7 +302,8 @@ class EnvironmentOptions:
     """What a run may set for every environment it makes: the user simulator's factory, and an environment's own
     keys."""
 
-    user: Callable[[], UserSimulator] | None = None
+    user: Callable[[int], UserSimulator] | None = None
+    """`user(seed)` makes the user simulator of one episode."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -325,6 +326,10 @@ class EnvironmentFactory(Protocol):
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """A fresh environment for one episode."""
+        ...
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        """The actions that solve `task`, in order, one a step; None where the benchmark gives none."""
         ...
 
 

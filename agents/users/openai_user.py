@@ -119,9 +119,7 @@ class OpenAIUsers:
     async def __aenter__(self) -> OpenAIUsers:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:

@@ -186,9 +186,7 @@ class Engine:
         timeout = aiohttp.ClientTimeout(total=self.config.abort_timeout)
         for worker in await self.workers():
             try:
-                async with self._http().post(
-                    f"{worker}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout
-                ) as response:
+                async with self._http().post(f"{worker}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout) as response:
                     await response.read()
             except _NETWORK_ERRORS as error:
                 logger.info("request %s could not be aborted at %s: %s", rid, worker, error)

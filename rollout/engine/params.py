@@ -14,49 +14,17 @@ from toolroll.rollout.errors import ContextOverflowError, UsageError
 
 # SGLang 0.5.23's own list, as its 400 for an unknown field prints it.
 KNOWN = frozenset(
-    [
-        "max_new_tokens",
-        "stop",
-        "stop_token_ids",
-        "stop_regex",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "min_new_tokens",
-        "n",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "structural_tag",
-        "ignore_eos",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "no_stop_trim",
-        "stream_interval",
-        "logit_bias",
-        "sampling_seed",
-        "custom_params",
-        "beam_width",
-        "watermark",
-        "choice",
-    ]
+    (
+        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
+        "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
+        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width "
+        "watermark choice "
+    ).split()
 )
 
 # Dropped without a word by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
 DROPPED_BY_ROUTERS = frozenset(
-    [
-        "stop_regex",
-        "beam_width",
-        "structural_tag",
-        "spaces_between_special_tokens",
-        "stream_interval",
-        "logit_bias",
-        "custom_params",
-    ]
+    ("stop_regex beam_width structural_tag spaces_between_special_tokens stream_interval logit_bias custom_params ").split()
 )
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -18,10 +18,11 @@ import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import frames
-from toolroll.rollout.template.derive import NONCE, Derived, Deriver, Sampled, locate, mask_control
+from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
+from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
 
 HistoryPolicy = Literal["fork", "preserve"]
@@ -67,9 +68,8 @@ class ChatTemplate:
         self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
         self.encoder = Encoder(tokenizer)
         self.features = Features(self.renderer.source)
-        stops = {*stop_token_ids, *_eos_ids(tokenizer)}
+        stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
-        self._stop_texts |= {self.encoder.control[text]: text for text in self._probed_stops()}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, frames.Frame | None] = {}
 
@@ -201,12 +201,12 @@ class ChatTemplate:
     ) -> Sampled:
         """The text of sampled ids, and the stop token that ends it, if it does."""
         text = self.encoder.decode(ids)
-        if finish_reason != "stop" or not len(ids):
-            return Sampled(text, None)
-        last = int(ids[-1])
-        if last in self._stop_texts:
-            return Sampled(text, self._stop_texts[last])
-        return Sampled(text, self.encoder.decode([last]) if last in stop_token_ids else None)
+        given = tuple(self.encoder.decode([index]) for index in stop_token_ids)
+        if finish_reason == "stop" and len(ids):
+            last = int(ids[-1])
+            if last in self._stop_texts or last in stop_token_ids:
+                return Sampled(text, self._stop_texts.get(last) or self.encoder.decode([last]), given)
+        return Sampled(text, None, given)
 
     def check(
         self,
@@ -233,9 +233,7 @@ class ChatTemplate:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _derive(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled
-    ) -> Derived:
+    def _derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:
         derived = self.deriver.derive([plain_content(message) for message in messages], new, tools, sampled)
         if derived.rewritten is not None and self.history == "fork":
             raise HistoryRewrittenError(derived.rewritten)
@@ -283,34 +281,7 @@ class ChatTemplate:
         risky = [span for span in bodies if self.encoder.holds_control(text[span[0] : span[1]])]
         return as_ids(self.encoder.encode(text, risky))
 
-    def _probed_stops(self) -> set[str]:
-        """The control tokens that close a turn in renders: the first one behind a text turn; where there is none (GLM), the
-        first one of the user message or tool result that follows."""
-        base: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": NONCE}]
-        follow: list[Message] = [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "name": "x"}]
-        alone = self._control_after_nonce(base, generate=False)
-        if alone is not None:
-            return {alone}
-        found = (self._control_after_nonce([*base, message], generate=False) for message in follow)
-        return {text for text in found if text is not None}
-
-    def _control_after_nonce(self, messages: Sequence[Message], *, generate: bool) -> str | None:
-        try:
-            text = self.renderer.render(messages, None, generate=generate)
-        except TemplateError:
-            return None
-        match = self.encoder.pattern.search(text, text.rfind(NONCE)) if NONCE in text else None
-        return match.group() if match else None
-
 
 def as_ids(ids: Sequence[int]) -> IdArray:
     """`ids` as int32."""
     return np.array(ids, dtype=np.int32)
-
-
-def _eos_ids(tokenizer: Any) -> list[int]:
-    """The stop tokens that the tokenizer names; a list of them where its model's generation config gives one."""
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        return []
-    return list(eos) if isinstance(eos, list | tuple) else [int(eos)]

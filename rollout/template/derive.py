@@ -34,10 +34,12 @@ _LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text, None for a cut turn."""
+    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text, None for a cut turn. `stops`:
+    further tokens that may end a turn, besides those that the deriver knows."""
 
     text: str
     stop: str | None
+    stops: tuple[str, ...] = ()
 
     @property
     def said(self) -> str:
@@ -77,9 +79,7 @@ class Deriver:
         self.encoder = encoder
         self.stops = tuple(stops)
 
-    def derive(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled
-    ) -> Derived:
+    def derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:
         """The text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
 
         Raises `HistoryRewrittenError` where no text to append exists at all, `TemplateError` where the template refuses the
@@ -92,12 +92,8 @@ class Deriver:
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
-        resume_at = tail.resume_at
-        if sampled.stop is None:
-            resume_at = _resume_after_cut(tail, whole, served, sampled.text)
-        text = tail.after[resume_at:]
-        if resume_at < tail.close_at:
-            text = whole[len(whole) - len(tail.after) + resume_at :]
+        resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text)
+        text = whole[len(whole) - len(tail.after) + resume_at :]
         rewritten = self._rewritten(messages, tools, sampled, served, whole, whole[: len(whole) - len(text)], tail)
         return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten)
 
@@ -106,7 +102,8 @@ class Deriver:
     def _tail(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> _Tail:
         """Render with the nonce and find where the assistant turn ends."""
         probe, after, alone = self._after_nonce(messages, new, tools)
-        hits = [(alone.find(stop), -len(stop), stop) for stop in self.stops if stop in alone]
+        stops = {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
+        hits = [(alone.find(stop), -len(stop), stop) for stop in stops if stop in alone]
         if hits:
             close_at, _, own = min(hits)
             if not after.startswith(alone[:close_at]):
@@ -185,7 +182,8 @@ class Deriver:
         if not originals:
             return ()
         rendered = self.renderer.render([*tail.probe, *masked], tools, generate=True)
-        return locate(rendered[rendered.rfind(NONCE) + len(NONCE) :][resume_at:], originals, text)
+        after = rendered[rendered.rfind(NONCE) + len(NONCE) :]
+        return locate(text[:-resume_at] + after if resume_at < 0 else after[resume_at:], originals, text)
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
@@ -207,10 +205,11 @@ def _probe_content(turn: Message) -> Message:
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str) -> int:
     """Where the text to append begins after a turn without a stop token (cut by length, a stop string, an abort): behind what
-    of the turn's end the model had already written; the turn close is appended then, with mask 0."""
+    of the turn's end the model had already written; the turn close is appended then, with mask 0. Negative where the cut lies
+    before the nonce: in a thought, whose end the template writes before the content."""
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        if len(tail.after) - tail.close_at <= rest <= len(tail.after):
+        if len(tail.after) - tail.close_at <= rest:
             return len(tail.after) - rest
     return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), 0)
 

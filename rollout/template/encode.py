@@ -25,9 +25,7 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._fast: Tokenizer = tokenizer.backend_tokenizer
-        self.control: dict[str, int] = {
-            text: index for text, index in tokenizer.get_added_vocab().items() if text.strip(" \t\r\n▁Ġ")
-        }
+        self.control: dict[str, int] = {text: index for text, index in tokenizer.get_added_vocab().items() if text.strip(" \t\r\n▁Ġ")}
         """Text of each control token -> its id."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")

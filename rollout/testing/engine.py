@@ -29,11 +29,13 @@ from toolroll.rollout.testing.splits import random_split
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 _KNOWN_PARAMS = frozenset(
-    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
-    "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
-    "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width watermark "
-    "choice".split()
-)  # fmt: skip
+    (
+        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
+        "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
+        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width "
+        "watermark choice "
+    ).split()
+)
 _REMEMBERED = 8  # sequences per routing key in the simulated prefix cache
 
 Latency = float | Callable[[PolicyRequest], float]
@@ -66,8 +68,9 @@ class _Refused(Exception):
 class EmbeddedEngine:
     """Serves on 127.0.0.1 while its context is open.
 
-    `tokenizer`: any fast tokenizer of `transformers`. `stop_token_ids`: default, the tokenizer's end-of-sequence token. `latency`:
-    seconds per request. `split`: "random" samples other token splits of the same text. `killed` counts what would have killed a
+    `tokenizer`: any fast tokenizer of `transformers`. `stop_token_ids`: default, the tokenizer's end-of-sequence token.
+    `latency`: seconds per request. `split`: "random" samples other token splits of the same text. `killed` counts what
+    would have killed a
     real engine: an id outside the vocabulary.
     """
 
@@ -344,11 +347,12 @@ class EmbeddedEngine:
         if fault.weight_version is not None:
             self.weight_version = fault.weight_version
         after, at = self.weight_version, min(fault.switch_after, n)
+        spans: list[dict[str, Any]]
         if after == before or at == 0:
             spans = [{"version": after, "start": 0, "end": n}]
         else:
             spans = [{"version": before, "start": 0, "end": at}, {"version": after, "start": at, "end": n}]
-        return {"weight_version": after, "weight_versions": [span for span in spans if span["end"] > span["start"]]}
+        return {"weight_version": after, "weight_versions": [span for span in spans if span["end"] != span["start"]]}
 
     def _input_logprobs(self, prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
         if start < 0:
@@ -451,7 +455,7 @@ async def _wait(abort: asyncio.Event, seconds: float) -> bool:
         return abort.is_set()
     try:
         await asyncio.wait_for(abort.wait(), seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return False
     return True
 

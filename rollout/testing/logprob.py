@@ -1,4 +1,4 @@
-"""The embedded engine's logprobs: a hash of (the ids before, the id), so that a test can recompute and judge every one of them."""
+"""The embedded engine's logprobs: a hash of (the ids before, the id), so that a test can recompute each of them."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong with one request, exactly one of: an HTTP `status` with `body`; the connection is dropped (`drop`); no answer
-    for `hang` seconds; the answer's JSON goes through `garble`; the answer is aborted after `abort_after` tokens; the weights
+    """What goes wrong with one request, exactly one of: an HTTP `status` with `body`; the connection is dropped (`drop`);
+    no answer for `hang` seconds; the answer's JSON goes through `garble`; the answer is aborted after `abort_after` tokens;
+    the weights
     change to `weight_version` after `switch_after` tokens."""
 
     status: int | None = None

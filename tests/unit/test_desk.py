@@ -16,9 +16,7 @@ from toolroll.agents.desk import (
     TOOLS,
     TOPICS,
     Desk,
-    SayStep,
     ToolError,
-    ToolStep,
     call_tool,
     final_state,
     is_told,
@@ -41,10 +39,6 @@ def call(name: str, arguments: Any, call_id: str = "c1") -> Action:
     return Action("", (ToolCall(name, arguments, "", id=call_id),))
 
 
-def action_of(step: SayStep | ToolStep) -> Action:
-    return say(step.text) if isinstance(step, SayStep) else call(step.name, dict(step.arguments))
-
-
 async def play(task: Task, actions: list[Action], options: EnvironmentOptions | None = None) -> tuple[float, list[StepResult]]:
     """Play `actions` until done, then take leave until done."""
     env = DESK.make(options or EnvironmentOptions())
@@ -62,7 +56,7 @@ async def play(task: Task, actions: list[Action], options: EnvironmentOptions | 
 
 
 def reference_actions(task: Task) -> list[Action]:
-    return [action_of(step) for step in reference(task)]
+    return list(reference(task))
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -84,7 +78,7 @@ async def test_the_floor_is_zero(task: Task) -> None:
 
 @pytest.mark.parametrize("task", [t for t in TASKS.values() if t.data["told"]], ids=lambda t: t.id)
 async def test_saying_nothing_of_what_must_be_told_earns_nothing(task: Task) -> None:
-    quiet = [say("All settled.") if isinstance(s, SayStep) and "Please note" in s.text else action_of(s) for s in reference(task)]
+    quiet = [say("All settled.") if "Please note" in step.content else step for step in reference(task)]
     assert (await play(task, quiet))[0] == 0.0
 
 
@@ -125,7 +119,7 @@ async def test_doing_what_a_rule_forbids_earns_nothing(task_id: str) -> None:
 async def test_wrong_arguments_earn_nothing() -> None:
     task = TASKS["renew-one"]
     wrong = [
-        call("renew_loan", {"loan_id": "N03"}) if a == call("renew_loan", {"loan_id": "N02"}) else a
+        call("renew_loan", {"loan_id": "N03"}) if any(c.name == "renew_loan" for c in a.tool_calls) else a
         for a in reference_actions(task)
     ]
     assert (await play(task, wrong))[0] == 0.0
@@ -257,7 +251,7 @@ async def test_another_user_plays_with_the_instruction() -> None:
             heard.append(instruction)
             return await super().reset(instruction)
 
-    options = EnvironmentOptions(user=lambda: Listening(["When is it due?", "L-1006, 4431.", STOP_MARKER]))
+    options = EnvironmentOptions(user=lambda seed: Listening(["When is it due?", "L-1006, 4431.", STOP_MARKER]))
     reward, results = await play(TASKS["ask-due"], [say("Card?"), say("It is 2031-03-25.")], options)
     assert reward == 1.0
     assert len(results) == 2
@@ -267,7 +261,7 @@ async def test_another_user_plays_with_the_instruction() -> None:
 
 
 async def test_a_users_failure_passes_through() -> None:
-    env = DESK.make(EnvironmentOptions(user=lambda: ScriptedUser(["hello"])))
+    env = DESK.make(EnvironmentOptions(user=lambda seed: ScriptedUser(["hello"])))
     await env.reset(TASKS["ask-due"], 0)
     with pytest.raises(UserSimulatorError):
         await env.step(say("hi"))

@@ -1,0 +1,44 @@
+# Two commands: `make demo` and `make test`. Each makes its own virtual environment in .venv and installs what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= out/demo
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+BFCL := bfcl-eval==2026.3.23
+
+.PHONY: demo test test-peers check bench clean
+
+demo: $(VENV)/.base
+	$(VENV)/bin/toolroll demo --out $(OUT)
+
+test: $(VENV)/.test
+	$(VENV)/bin/python -m pytest tests -m "not peers" $(PYTEST_ARGS)
+
+# What needs packages that are on GitHub only; a missing one is said and skipped.
+test-peers: $(VENV)/.test
+	$(VENV)/bin/python -m pytest tests -m peers $(PYTEST_ARGS)
+
+check: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
+	touch $@
+
+# bfcl-eval's own dependency list is 6.4 GB; its multi-turn part needs none of it but mpmath.
+$(VENV)/.base: $(VENV)/.made pyproject.toml
+	$(PIP) install -q -e ".[bfcl]"
+	$(PIP) install -q --no-deps $(BFCL)
+	touch $@
+
+# torch first and pinned: an open range draws several gigabytes of CUDA packages on most indexes.
+$(VENV)/.test: $(VENV)/.base tests/requirements.txt tests/requirements-no-deps.txt
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q -e ".[bfcl,test,dev]" -r tests/requirements.txt
+	$(PIP) install -q --no-deps -r tests/requirements-no-deps.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist

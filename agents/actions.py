@@ -1,0 +1,54 @@
+"""tau-bench's form of an action, and the published rule that makes one of a reply."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.parsers.types import ToolCall
+
+logger = logging.getLogger(__name__)
+
+RESPOND_ACTION_NAME = "respond"
+RESPOND_ACTION_FIELD_NAME = "content"
+
+
+@dataclass(slots=True)
+class TauAction:
+    """One tool call, or one utterance (`respond`): what an environment of tau-bench's kind takes."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction:
+    """The published rule: the first call; without one, or where its arguments are no object, `respond` with the text.
+
+    `calls`: `{name, parameters}` as SGLang's parsers give them (parameters as JSON text), or our `ToolCall`. Never raises.
+    """
+    respond = TauAction(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: text_response})
+    if not calls:
+        return respond
+    if len(calls) > 1:
+        logger.debug("%d calls in one reply: only the first becomes an action", len(calls))
+    name, arguments = _read(calls[0])
+    if not isinstance(arguments, dict):
+        logger.warning("the arguments of %s are no JSON object: the reply is taken as an utterance", name)
+        return respond
+    return TauAction(name, arguments)
+
+
+def _read(call: Any) -> tuple[str, Any]:
+    if isinstance(call, ToolCall):
+        return call.name, call.arguments
+    entry: Mapping[str, Any] = call if isinstance(call, Mapping) else vars(call)
+    parameters = entry.get("parameters")
+    if isinstance(parameters, str):
+        try:
+            parameters = json.loads(parameters)
+        except json.JSONDecodeError:
+            parameters = None
+    return str(entry.get("name") or ""), parameters

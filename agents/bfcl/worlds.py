@@ -1,0 +1,140 @@
+"""One world of BFCL: fresh instances of the benchmark's own tool classes, called by name, never through `eval`.
+
+Invariants: a world belongs to one episode; only functions that the tool documents name can be called; no call raises, and no call
+runs without a bound: `MathAPI` would compute `power(9, 9**9)` or three million digits of a root for minutes while holding the
+interpreter. What `MathAPI` sets for the whole process (mpmath's precision, the decimal context) is put back after each call, and
+its calls are made one at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import importlib
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.types import Tool
+
+_MODULES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
+_STATELESS = frozenset({"MathAPI"})
+_MAX_DIGITS = 1000
+_MAX_BITS = 1 << 14
+
+_math_lock = threading.Lock()  # mpmath's precision is one number for the whole process
+
+
+class BfclWorld:
+    """The instances of `classes`, set up from an entry's `initial_config`. `documents`: tools by class, `modules`: module by
+    class."""
+
+    def __init__(
+        self,
+        classes: Sequence[str],
+        initial_config: Mapping[str, Any],
+        documents: Mapping[str, Sequence[Tool]],
+        modules: Mapping[str, str],
+        *,
+        long_context: bool,
+    ) -> None:
+        self.instances: dict[str, Any] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._math: set[str] = set()
+        for name in classes:
+            kind = getattr(importlib.import_module(f"{_MODULES}.{modules[name]}"), name)
+            instance = kind()
+            if name not in _STATELESS:
+                instance._load_scenario(copy.deepcopy(initial_config.get(name, {})), long_context=long_context)
+            self.instances[name] = instance
+            for tool in documents[name]:
+                function = tool["function"]["name"]
+                self._functions[function] = getattr(instance, function)
+                if name == "MathAPI":
+                    self._math.add(function)
+
+    def call(self, name: str, arguments: Mapping[str, Any], positional: Iterable[Any] = ()) -> str:
+        """Call a function; its result, or its error, as the text that BFCL shows to the model."""
+        function = self._functions.get(name)
+        if function is None:
+            return f"Error during execution: name '{name}' is not defined"
+        # Tools keep what they are given: a list in the messages must not change with the world.
+        values, named = copy.deepcopy(list(positional)), copy.deepcopy(dict(arguments))
+        try:
+            if name in self._math:
+                return _call_math(name, function, values, named)
+            return _as_text(function(*values, **named))
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: whatever a tool raises is its answer
+            return f"Error during execution: {error}"
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The public attributes of every instance: what BFCL compares."""
+        return {
+            name: {key: value for key, value in vars(instance).items() if not key.startswith("_")}
+            for name, instance in self.instances.items()
+        }
+
+    def differences(self, other: BfclWorld) -> list[str]:
+        """The attributes, as `Class.attribute`, in which this world differs from `other`."""
+        mine, theirs = self.state(), other.state()
+        return [
+            f"{name}.{key}"
+            for name, attributes in theirs.items()
+            for key, value in attributes.items()
+            if mine[name].get(key, _MISSING) != value
+        ]
+
+
+_MISSING = object()
+
+
+def _as_text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict):
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError):
+            return str(result)
+    return str(result)
+
+
+def _call_math(name: str, function: Callable[..., Any], values: list[Any], named: dict[str, Any]) -> str:
+    import mpmath
+
+    problem = _too_large(name, [*values, *named.values()], named, values)
+    if problem is not None:
+        return f"Error during execution: {problem}"
+    with _math_lock, decimal.localcontext():
+        digits = mpmath.mp.dps
+        try:
+            return _as_text(function(*values, **named))
+        finally:
+            mpmath.mp.dps = digits
+
+
+def _too_large(name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]) -> str | None:
+    """Why a call would run away: the bounds are far beyond any task's numbers."""
+    for value in _numbers(given):
+        if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+            return f"a number has more than {_MAX_BITS} bits"
+    precision = named.get("precision", values[-1] if name in ("logarithm", "square_root") and len(values) > 1 else None)
+    if isinstance(precision, int | float) and precision > _MAX_DIGITS:
+        return f"the precision may be at most {_MAX_DIGITS} digits"
+    if name == "power":
+        base, exponent = (named.get(key, values[at] if at < len(values) else None) for at, key in enumerate(("base", "exponent")))
+        if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent * math.log2(abs(base)) > _MAX_BITS:
+            return f"the result has more than {_MAX_BITS} bits"
+    return None
+
+
+def _numbers(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, dict):
+        yield from _numbers(list(value.values()))
+    else:
+        yield value

@@ -1,0 +1,142 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from toolroll.rollout.cli.demo import run_demo
+from toolroll.rollout.cli.display import remarks, results_table
+from toolroll.rollout.cli.play import run as run_environment
+from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.metrics import Summary
+from toolroll.rollout.registry import environment_names, find_environment
+from toolroll.rollout.testing.serve import serve
+
+T = TypeVar("T")
+
+app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
+console = Console()
+
+
+def main() -> None:
+    """The `toolroll` command: errors that the user can mend are one line, without a traceback."""
+    try:
+        app()
+    except ToolrollError as error:
+        Console(stderr=True).print(f"[bold red]toolroll:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+@app.command()
+def run(
+    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    engine: Annotated[str | None, typer.Option(help="address of SGLang or its router")] = None,
+    model: Annotated[str | None, typer.Option(help="folder or name of the served model's tokenizer")] = None,
+    split: Annotated[str | None, typer.Option()] = None,
+    tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
+    samples: Annotated[int | None, typer.Option(help="episodes of each task")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="turns of the model in one episode")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="episodes at once")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    min_p: Annotated[float | None, typer.Option()] = None,
+    frequency_penalty: Annotated[float | None, typer.Option()] = None,
+    presence_penalty: Annotated[float | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option()] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="tokens in one turn")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="a stop string; may be given several times")] = None,
+    parser: Annotated[str | None, typer.Option(help="as SGLang's --tool-call-parser names it")] = None,
+    agent: Annotated[str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
+    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
+    history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
+    verify: Annotated[str | None, typer.Option(help="off, sample or always")] = None,
+    on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
+    parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
+    on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,
+    user_model: Annotated[str | None, typer.Option(help="who plays the user: a model's name")] = None,
+    user_url: Annotated[str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")] = None,
+    user_api_key_env: Annotated[str | None, typer.Option(help="the variable that holds its key")] = None,
+    context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
+    config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for episodes.jsonl")] = None,
+) -> None:
+    """Play an environment against an engine, and print what it came to."""
+    given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
+    given["stop"] = given["stop"] or None
+    given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    settings = load_config(config, given)
+    summary, seconds = _run(run_environment(settings, console))
+    _show([(summary, seconds)], settings.out)
+
+
+@app.command()
+def envs() -> None:
+    """List the environments, and what to install for one that is missing."""
+    table = Table("environment", "splits", "what it is", "to install")
+    for name in environment_names():
+        factory = find_environment(name)
+        table.add_row(name, ", ".join(factory.splits), factory.description, factory.missing() or "[green]ready[/]")
+    console.print(table)
+
+
+@app.command()
+def engine(
+    tokenizer: Annotated[str, typer.Option(help="folder or name; `embedded` for the one in the package")] = "embedded",
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 30000,
+    script: Annotated[Path | None, typer.Option(help='JSON: {"routing key": ["reply", ...]}; default: an echo')] = None,
+    context_length: Annotated[int, typer.Option()] = 32768,
+    latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
+) -> None:
+    """Serve the embedded engine: SGLang's /generate without weights, for trying things out."""
+    _run(serve(tokenizer, host=host, port=port, script_file=script, context_length=context_length, latency=latency))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for episodes.jsonl")] = Path("out/demo"),
+    samples: Annotated[int, typer.Option(help="episodes of each task")] = 2,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
+    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out)
+
+
+def _show(results: list[tuple[Summary, float]], out: Path | None) -> None:
+    console.print(results_table(results))
+    for summary, _ in results:
+        for line in remarks(summary):
+            console.print(line, highlight=False)
+    if out is not None:
+        console.print(f"Episodes: {out / 'episodes.jsonl'}", highlight=False)
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; a group of errors that are all the same kind is raised as the first of them."""
+    try:
+        return asyncio.run(main)
+    except* ToolrollError as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        error = first
+    except* KeyboardInterrupt:
+        console.print("stopped")
+        raise typer.Exit(130) from None
+    raise error
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

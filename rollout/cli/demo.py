@@ -1,0 +1,46 @@
+"""`toolroll demo`: the main job on embedded defaults: real benchmarks, a scripted engine, no weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from toolroll.rollout.cli.play import play, rollout_args
+from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.metrics import Summary
+from toolroll.rollout.registry import choose_tasks, find_environment
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.store import FILE_NAME
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.rollout.testing.player import play_references, reference_policy
+from toolroll.rollout.types import EnvironmentOptions
+
+ENVIRONMENTS = ("bfcl/multi_turn_base", "desk")
+MISTAKES = 0.3
+"""In this share of the episodes the scripted engine makes a mistake, so that rewards differ."""
+
+
+async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[tuple[Summary, float]]:
+    """Play every demo environment that is installed; the episodes of an earlier demo in `out` are replaced."""
+    console.print(
+        f"The engine is scripted: it plays each task's reference actions, with a mistake in {MISTAKES:.0%} of the episodes. "
+        "Everything else is real.",
+        highlight=False,
+    )
+    (out / FILE_NAME).unlink(missing_ok=True)
+    tokenizer = load_embedded_tokenizer()
+    results = []
+    for name in ENVIRONMENTS:
+        factory = find_environment(name)
+        command = factory.missing()
+        if command is not None:
+            console.print(f"{name} is left out: {command}", highlight=False)
+            continue
+        tasks = choose_tasks(factory, None, None)
+        lines = play_references(factory, tasks, samples=samples, mistakes=MISTAKES, seed=seed)
+        async with EmbeddedEngine(tokenizer, reference_policy(lines), context_length=131072) as engine:
+            config = RunConfig(env=name, engine=engine.url, model="embedded", parser="hermes", samples=samples, max_steps=60)
+            async with ServedModel.from_args(rollout_args(config), tokenizer=tokenizer) as served:
+                results.append(await play(config, served, tasks, EnvironmentOptions(), console, out=out))
+    return results

@@ -1,0 +1,88 @@
+"""The settings of `toolroll run`: the command line over a YAML file over the defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from toolroll.rollout.errors import UsageError
+
+
+class RunConfig(BaseModel):
+    """One run. A YAML file given with --config holds the same names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    env: str
+    engine: str = "http://127.0.0.1:30000"
+    model: str = Field(description="folder or name of the tokenizer; `embedded` for the one in the package")
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    parser: str = "qwen25"
+    agent: str = "tool-calling"
+    split: str | None = None
+    tasks: str | None = None
+    samples: int = Field(1, ge=1)
+    max_steps: int = Field(30, ge=1)
+    concurrency: int = Field(64, ge=1)
+    seed: int = 0
+    history: Literal["fork", "preserve"] = "fork"
+    verify: Literal["off", "sample", "always"] = "sample"
+    on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
+    parallel_calls: Literal["all", "first", "refuse"] = "all"
+    on_length: Literal["stop", "continue"] = "stop"
+    temperature: float = Field(1.0, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int = Field(1024, ge=1)
+    stop: list[str] | None = None
+    user_model: str | None = None
+    user_url: str | None = None
+    user_api_key_env: str | None = None
+    context_length: int | None = Field(None, ge=1)
+    out: Path | None = None
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """What goes to the engine."""
+        names = "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty max_new_tokens stop".split()
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
+    """The settings in `path`, overruled by those `given` on the command line (None: not given)."""
+    data: dict[str, Any] = {}
+    if path is not None:
+        if not path.is_file():
+            raise UsageError(f"--config {path}: there is no such file")
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        if not isinstance(loaded, dict):
+            raise UsageError(f"--config {path} must hold a mapping of settings")
+        data |= loaded
+    data |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        words = "; ".join(f"--{'.'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}" for e in error.errors())
+        raise UsageError(words) from error
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any] | None:
+    """The JSON object in a command-line option."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{option} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object")
+    return value

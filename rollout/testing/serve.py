@@ -1,0 +1,64 @@
+"""`toolroll engine`: the embedded engine as a server of its own, until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.policy import Policy, echo, script
+from toolroll.rollout.testing.tokenizer_files import load_embedded_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    tokenizer: str,
+    *,
+    host: str,
+    port: int,
+    script_file: Path | None,
+    context_length: int,
+    latency: float,
+) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    policy = _policy(script_file)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    engine = EmbeddedEngine(_tokenizer(tokenizer), policy, context_length=context_length, latency=latency, host=host, port=port)
+    try:
+        async with engine:
+            logger.warning("the embedded engine serves at %s", engine.url)
+            await stop.wait()
+    except OSError as error:
+        raise UsageError(f"the embedded engine cannot listen on {host}:{port}: {error}") from error
+
+
+def _tokenizer(name: str) -> Any:
+    if name == "embedded":
+        return load_embedded_tokenizer()
+    from transformers import AutoTokenizer  # 1-2 s: not at import
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+def _policy(path: Path | None) -> Policy:
+    if path is None:
+        return echo
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UsageError(f"--script {path} cannot be read as JSON: {error}") from error
+    if not isinstance(lines, dict):
+        raise UsageError(f'--script {path} must be a JSON object: {{"routing key": ["reply", ...]}}')
+    return script(lines)
