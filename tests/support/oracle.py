@@ -260,6 +260,9 @@ class Oracle:
             behind = full[at + len(scenario.mark) :]
         own = rest if behind.startswith(rest) else rest.rstrip("\n")
         marker = self.pattern.match(behind, len(own)) if behind.startswith(own) else None
+        last = [match for match in self.pattern.finditer(own) if match.end() == len(own)]
+        if marker is None and last and behind.startswith(own):  # Gemma 4 stops where the result begins, and shows it at the end
+            return Ending(scenario.mark, own[: last[0].start()], last[0].group())
         if marker is None:
             raise Inapplicable("no token ends the turn in the render")
         return Ending(scenario.mark, own, marker.group())
