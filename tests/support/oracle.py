@@ -208,6 +208,8 @@ class Oracle:
             alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
         except Refused as error:
             raise Inapplicable(f"the template refuses the conversation before the new messages: {error}") from error
+        if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
+            raise Inapplicable("the prompt closes the thought: the model does not think")
         at = alone.rfind(scenario.mark)
         if at < 0 or (scenario.mark != MARK and at < len(prompt) - 40):
             raise Inapplicable("the template does not render this turn")
