@@ -109,7 +109,7 @@ def _contents() -> list[Scenario]:
         "json": json.dumps({"flights": [{"id": i, "price": 99.5, "ok": True, "x": None} for i in range(3)]}),
         "json_indented": json.dumps({"a": {"b": [1, 2]}}, indent=2),
         "long": "\n".join(f"row {i}: {'lorem ipsum ' * 6}" for i in range(60)),
-        "quotes": 'say "hi" \\ and \'bye\'\t{{ braces }} {% raw %}',
+        "quotes": "say \"hi\" \\ and 'bye'\t{{ braces }} {% raw %}",
         "markup": "<b>bold</b> & <response> </response>",
     }
     return [Scenario(f"tool_{kind}", BASE, CALL, (result(1, text),)) for kind, text in kinds.items()]
@@ -117,7 +117,9 @@ def _contents() -> list[Scenario]:
 
 def _appends() -> list[Scenario]:
     two = calls(call(1, {"city": "Rome"}), call(2, {"city": "Paris " + MARK}))
-    three = calls(call(1, {"city": "Rome"}), call(2, {"days": 3, "city": "Oslo"}, "book_trip"), call(3, {"city": "Paris " + MARK}))
+    three = calls(
+        call(1, {"city": "Rome"}), call(2, {"days": 3, "city": "Oslo"}, "book_trip"), call(3, {"city": "Paris " + MARK})
+    )
     pair = (result(1, "sun"), result(2, "rain"))
     long_history = (*BASE, *OLD_CYCLE, OLD_TEXT, user("And Oslo?"))
     return [
@@ -171,8 +173,12 @@ def _thoughts() -> list[Scenario]:
         Scenario("think_user", BASE, {**TEXT, "reasoning_content": THOUGHT}, (AGAIN,)),
         Scenario("think_second_cycle", (*BASE, *old), {**CALL, "reasoning_content": THOUGHT}, (RESULT,)),
         Scenario("think_user_after_cycle", (*BASE, *old), {**TEXT, "reasoning_content": THOUGHT}, (AGAIN,)),
-        Scenario("raw_think_tool", BASE, {**CALL, "content": f"<think>\n{THOUGHT}\n</think>\n\n"}, (RESULT,), sampled="raw_thought"),
-        Scenario("raw_think_user", BASE, said(f"<think>\n{THOUGHT}\n</think>\n\n{TEXT['content']}"), (AGAIN,), sampled="raw_thought"),
+        Scenario(
+            "raw_think_tool", BASE, {**CALL, "content": f"<think>\n{THOUGHT}\n</think>\n\n"}, (RESULT,), sampled="raw_thought"
+        ),
+        Scenario(
+            "raw_think_user", BASE, said(f"<think>\n{THOUGHT}\n</think>\n\n{TEXT['content']}"), (AGAIN,), sampled="raw_thought"
+        ),
     ]
 
 
@@ -213,7 +219,9 @@ def injections(markers: Sequence[str]) -> list[Scenario]:
         Scenario("inject_tool", BASE, CALL, (result(1, text),)),
         Scenario("inject_tool_edged", BASE, CALL, (result(1, f"\n {text}\n\n"),)),
         Scenario("inject_tool_and_user", BASE, CALL, (result(1, text), user(text))),
-        Scenario("inject_parallel", BASE, calls(call(1, {"city": "a"}), call(2, {"city": MARK})), (result(1, text), result(2, "b"))),
+        Scenario(
+            "inject_parallel", BASE, calls(call(1, {"city": "a"}), call(2, {"city": MARK})), (result(1, text), result(2, "b"))
+        ),
         Scenario("inject_user", BASE, TEXT, (user(text),)),
         Scenario("inject_only", BASE, CALL, (result(1, markers[0]),)),
         Scenario("inject_system", (system(text), ASK), CALL, (RESULT,)),
