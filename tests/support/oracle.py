@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from tokenizers import Tokenizer
-
 from support.oracle_scenarios import MARK, Message, Scenario, Tool
+from tokenizers import Tokenizer
 
 Kind = Literal["append", "drift", "rewrite", "raises"]
 
@@ -137,7 +136,7 @@ class Oracle:
 
     def _ids(self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
         """The ids of the last `length` characters of `text`, the render of `messages` with a generation prompt."""
-        tail = text[len(text) - length :]
+        text[len(text) - length :]
         masked = self.render(self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True)
         if self.restore(masked) != text:
             raise Inapplicable("the template tests for control text in a body: the body cannot be masked")
@@ -256,7 +255,7 @@ class Oracle:
             full = self.render([*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True)
         except Refused as error:
             raise Inapplicable("no close in the render, and the template refuses what follows") from error
-        behind = full[full.rfind(scenario.mark) + len(scenario.mark) :] if MARK == scenario.mark else full
+        behind = full[full.rfind(scenario.mark) + len(scenario.mark) :] if scenario.mark == MARK else full
         if scenario.mark != MARK:
             at = full.find(scenario.mark + rest.rstrip("\n"), full.find(scenario.history[-1]["content"]))
             behind = full[at + len(scenario.mark) :]
