@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ _MARKER = re.compile(r"<\|[^|<>'\"\s{}]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<�
 # Tags without bars that are tokens of the models which use them; others (<function=...>, <parameter>) are ordinary text.
 _TAGS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>",
-    "<arg_value>", "</arg_value>", "<start_of_turn>", "<end_of_turn>", "<end_of_utterance>", "<sop>", "</s>",
+    "<arg_value>", "</arg_value>", "<start_of_turn>", "<end_of_turn>", "<end_of_utterance>", "[gMASK]", "<sop>", "</s>",
     "<minimax:tool_call>", "</minimax:tool_call>",
 )  # fmt: skip
 # How a turn may end, the model's eos first: which one a template uses is read off its text.
@@ -61,8 +62,8 @@ def markers(source: str) -> list[str]:
     return sorted({*_MARKER.findall(source), *tags, "<|endoftext|>"})
 
 
-def tokenizer_for(source: str) -> Any:
-    """The Qwen BPE with the template's own markers as control tokens and the template itself."""
+def tokenizer_for(source: str, extra: Sequence[str] = ()) -> Any:
+    """The Qwen BPE with the template's own markers (and `extra`) as control tokens, and the template itself."""
     backend = Tokenizer(base_model())
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -74,10 +75,10 @@ def tokenizer_for(source: str) -> Any:
     backend.decoder = decoders.ByteLevel()
     control = markers(source)
     eos = next((text for text in _EOS if text in control), "<｜end▁of▁sentence｜>" if "<｜" in source else "<|im_end|>")
-    if "[gMASK]" in source:  # GLM names its end of text and stops at the next role marker
+    if "[gMASK]" in control:  # GLM names its end of text and stops at the next role marker
         eos = "<|endoftext|>"
     bos = "<bos>" if "<turn|>" in control else "<｜begin▁of▁sentence｜>" if "<｜" in source else "<|begin_of_text|>"
-    backend.add_special_tokens(sorted({*control, eos, bos}))
+    backend.add_special_tokens(sorted({*control, eos, bos, *extra}))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=bos)
     tokenizer.chat_template = source
     return tokenizer
