@@ -17,7 +17,7 @@ from toolroll.rollout.template import ChatTemplate
 
 pytest.importorskip("renderers", reason="the peer `renderers` is not installed")
 
-EXTRA = ("<think>", "</think>", "<|end_of_text|>", "<eos>", "<|endoftext|>")
+EXTRA = ("<think>", "</think>", "<|end_of_text|>", "<|eom_id|>", "<eos>", "<|endoftext|>")
 FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_5_think": "qwen3.5",

@@ -56,10 +56,12 @@ def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
     found: dict[str, Counter[str]] = {}
     yield found
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and found:
-        reporter.write_line("")
-        for line in table(found):
-            reporter.write_line(line)
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if reporter is not None and capture is not None and found:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line("")
+            for line in table(found):
+                reporter.write_line(line)
 
 
 def bad(rows: list[Row]) -> str:
