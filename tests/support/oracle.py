@@ -207,6 +207,9 @@ class Oracle:
             alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
         except Refused as error:
             raise Inapplicable(f"the template refuses the conversation before the new messages: {error}") from error
+        thinks = prompt.rstrip().endswith("<think>") and not alone.startswith(prompt) and scenario.sampled != "raw_thought"
+        if thinks and not scenario.turn.get("reasoning_content"):  # the model must end the thought that the prompt opens
+            return self._sample(replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."}))
         if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
             raise Inapplicable("the prompt closes the thought: the model does not think")
         at = alone.rfind(scenario.mark)
