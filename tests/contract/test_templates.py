@@ -1,0 +1,142 @@
+"""The conformance of `ChatTemplate`: every template of the pinned wheel (and of the folders in `TOOLROLL_TEST_DATA` and
+`TOOLROLL_EXTRA_TEMPLATES`) with every scenario, against an oracle that knows nothing of toolroll.
+
+A cell fails if the ids are wrong, if control text in a body became a control token, if the implementation crashed, or if it
+refused where an append exists. The counts by template are printed at the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from support.oracle import Case, Oracle, Refused, Truth
+from support.oracle_data import template_paths, tokenizer_for
+from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, table, verdict
+from support.oracle_scenarios import Message, Tool, scenarios
+
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template import ChatTemplate
+
+TEMPLATES = template_paths()
+
+
+class UnderTest:
+    """`ChatTemplate` in the form that the oracle judges: the only place that knows its signature."""
+
+    def __init__(self, tokenizer: Any, history: History) -> None:
+        self.template = ChatTemplate(tokenizer, history=history)
+
+    def prompt(self, messages: list[Message], tools: list[Tool] | None) -> Outcome:
+        return outcome_of(lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError)
+
+    def delta(self, case: Case) -> Outcome:
+        make = lambda: self.template.delta(
+            case.messages,
+            case.new,
+            tools=case.tools,
+            sampled_ids=case.sampled_ids,
+            stop_token_ids=case.stop_token_ids,
+            finish_reason=case.finish_reason,
+        )
+        return outcome_of(make, HistoryRewrittenError, TemplateError)
+
+
+@lru_cache(maxsize=1)
+def oracle_for(name: str) -> Oracle:
+    return Oracle(tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
+    """Verdicts by template and policy, printed when the run ends."""
+    found: dict[str, Counter[str]] = {}
+    yield found
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if reporter is not None and capture is not None and found:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line("")
+            for line in table(found):
+                reporter.write_line(line)
+
+
+def bad(rows: list[Row]) -> str:
+    """The rows that fail, one a line."""
+    return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in rows if row.verdict in BAD)
+
+
+# A template is judged by both tests before the next one, so that its tokenizer is built once.
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str, Counter[str]]) -> None:
+    oracle = oracle_for(name)
+    failures = []
+    for history in ("fork", "preserve"):
+        implementation = UnderTest(oracle.tokenizer, history)
+        rows = judge_deltas(oracle, implementation, history)
+        prompts = judge_prompts(oracle, implementation)
+        counts[f"{name} {history}"] = Counter(row.verdict for row in rows)
+        failures += [text for text in (bad(rows), bad(prompts)) if text]
+        applicable = [row for row in rows if row.verdict != "inapplicable"]
+        assert len(applicable) >= 40, [row for row in rows if row.verdict == "inapplicable"]
+        assert any(row.verdict == "exact" for row in prompts)
+    assert not failures, "\n".join(failures)
+
+
+def test_scenario_names_are_unique() -> None:
+    names = [scenario.name for scenario in scenarios(["<|a|>"])]
+    assert len(names) >= 40
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("truth", "outcome", "history", "expected"),
+    [
+        (Truth("append", [1, 2]), ("append", [1, 2]), "fork", "exact"),
+        (Truth("append", [1, 2]), ("append", [1, 3]), "fork", "wrong"),
+        (Truth("append", [1, 2], [1, 9]), ("append", [1, 9]), "fork", "injected"),
+        (Truth("append", [1, 2]), ("fork", "why"), "fork", "refused-unneeded"),
+        (Truth("drift", [1, 2]), ("refuse", "why"), "preserve", "refused-unneeded"),
+        (Truth("rewrite", [1, 2]), ("fork", "why"), "fork", "fork-right"),
+        (Truth("rewrite", [1, 2]), ("fork", "why"), "preserve", "refused-unneeded"),
+        (Truth("rewrite", None), ("fork", "why"), "preserve", "fork-right"),
+        (Truth("rewrite", [1, 2]), ("append", [1, 2]), "preserve", "preserve-ok"),
+        (Truth("rewrite", None), ("append", [1, 2]), "preserve", "wrong"),
+        (Truth("raises"), ("refuse", "why"), "fork", "fork-right"),
+        (Truth("raises"), ("append", []), "fork", "wrong"),
+        (Truth("append", []), ("crash", ValueError()), "fork", "crashed"),
+    ],
+)
+def test_the_judge(truth: Truth, outcome: Outcome, history: History, expected: str) -> None:
+    assert verdict(truth, outcome, history) == expected
+
+
+def test_the_oracle_on_a_template_read_by_eye() -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    oracle = Oracle(tokenizer_for(source))
+    by_name = {scenario.name: scenario for scenario in scenarios(sorted(oracle.control))}
+    case, truth = oracle.judge(by_name["user"])
+    assert truth.kind == "append"
+    assert oracle.tokenizer.decode(case.sampled_ids) == f"{case.messages[-1]['content']}<|im_end|>"
+    assert truth.input_ids is not None
+    assert oracle.tokenizer.decode(truth.input_ids) == "\n<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
+    _, cut = oracle.judge(by_name["cut_text_user"])
+    assert cut.input_ids == [oracle.control["<|im_end|>"], *truth.input_ids]
+    case, injected = oracle.judge(by_name["inject_user"])
+    assert injected.input_ids is not None
+    assert injected.careless_ids is not None
+    marker = oracle.control["<|im_end|>"]
+    assert injected.input_ids.count(marker) == 1 < injected.careless_ids.count(marker)
+    assert oracle.tokenizer.decode(injected.input_ids) == oracle.tokenizer.decode(injected.careless_ids)
+
+
+def test_the_oracle_refuses_with_the_template() -> None:
+    oracle = Oracle(tokenizer_for("{{ raise_exception('never') }}"))
+    with pytest.raises(Refused, match="never"):
+        oracle.prompt([{"role": "user", "content": "x"}], None)

@@ -1,0 +1,335 @@
+"""What is right for one template and one scenario: found by plain renders, with nothing of toolroll.
+
+Invariants: a truth is `append` (the whole render begins with prompt and sampled text: the rest of it, encoded, is the only
+right answer), `drift` (the same but for white space in the sampled text), `rewrite` (no append exists: forking is right; keeping
+the stream is right only with exactly the text behind the turn's close, where that is defined) or `raises` (the template refuses
+the conversation). Control tokens are the template's own markers; the same characters in a body of system, user, tool or tool
+description are text (I6). Texts are compared up to NFC, which the vocabulary's normaliser applies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from support.oracle_scenarios import MARK, Message, Scenario, Tool
+from tokenizers import Tokenizer
+
+Kind = Literal["append", "drift", "rewrite", "raises"]
+
+
+class Inapplicable(Exception):
+    """The scenario says nothing about this template; the text says why."""
+
+
+class Refused(Exception):
+    """The template refuses the conversation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an implementation is given."""
+
+    messages: list[Message]
+    new: list[Message]
+    tools: list[Tool] | None
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    stop_token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Truth:
+    """`input_ids`: what to append (`append`, `drift`), or the only right tail if the stream is kept (`rewrite`; None: there is
+    none). `careless_ids`: what the same text gives when control text in bodies becomes control tokens."""
+
+    kind: Kind
+    input_ids: list[int] | None = None
+    careless_ids: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the turn ends in renders: its last text, what stands behind that up to the stop token, and the stop token's text."""
+
+    mark: str
+    rest: str
+    stop: str
+
+
+class Oracle:
+    """Judges one tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.control: dict[str, int] = tokenizer.get_added_vocab()
+        self.pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))))
+
+    # --- renders and ids ----------------------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+        """The template's text. Arguments are given as dicts, or as JSON text where it takes no dicts."""
+        failure: Exception | None = None
+        for form in (_as_dict, _as_text):
+            try:
+                text = self.tokenizer.apply_chat_template(
+                    [_prepared(message, form) for message in messages],
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                )
+            except Exception as error:
+                failure = failure or error
+                continue
+            return str(text)
+        raise Refused(str(failure)) from failure
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        data = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        data |= {"added_tokens": [], "post_processor": None}
+        return Tokenizer.from_str(json.dumps(data))
+
+    def careless(self, text: str) -> list[int]:
+        """Ids with every control-token text a control token."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
+        """Ids of a render whose bodies are masked: the control tokens that remain are the template's."""
+        ids: list[int] = []
+        at = 0
+        for found in [*self.pattern.finditer(masked), None]:
+            piece = restore(masked[at : found.start() if found else len(masked)])
+            ids += self._plain.encode(piece, add_special_tokens=False).ids if piece else []
+            if found:
+                ids.append(self.control[found.group()])
+                at = found.end()
+        return ids
+
+    def mask(self, value: Any) -> Any:
+        """Messages or tools with control text in bodies (not in assistant turns) replaced by words."""
+        if isinstance(value, str):
+            return self.pattern.sub(lambda found: f"\ue000{self.control[found.group()]}\ue001", value)
+        if isinstance(value, dict):
+            if value.get("role") == "assistant":
+                return value
+            return {key: value[key] if key in ("role", "tool_call_id") else self.mask(value[key]) for key in value}
+        return [self.mask(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def restore(self, text: str) -> str:
+        """The text that `mask` replaced, put back."""
+        texts = {index: text for text, index in self.control.items()}
+        return re.sub("\ue000([0-9]+)\ue001", lambda found: texts[int(found.group(1))], text)
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        """The ids of a first prompt. Raises `Refused` as the template does."""
+        text = self.render(messages, tools, generate=True)
+        return self._ids(text, len(text), messages, tools)
+
+    def _ids(self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        """The ids of the last `length` characters of `text`, the render of `messages` with a generation prompt."""
+        text[len(text) - length :]
+        masked = self.render(self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True)
+        if self.restore(masked) != text:
+            raise Inapplicable("the template tests for control text in a body: the body cannot be masked")
+        return self.careful(masked[_masked_index(masked, len(text) - length, self.restore) :], self.restore)
+
+    # --- the truth ----------------------------------------------------------------------------------------------------
+
+    def judge(self, scenario: Scenario) -> tuple[Case, Truth]:
+        """The case that an implementation is given, and what is right. Raises `Inapplicable`."""
+        scenario, prompt, sampled, ending = self._sample(scenario)
+        messages = [*scenario.history, scenario.turn]
+        stopped = scenario.sampled not in ("cut", "call_cut", "stop_trimmed")
+        stops = [self.control[ending.stop]]
+        case = Case(
+            messages,
+            list(scenario.new),
+            list(scenario.tools) if scenario.tools else None,
+            self.prompt(scenario.history, scenario.tools),
+            self._split(sampled) if scenario.odd_split else self.careless(sampled),
+            stops,
+            "length" if scenario.sampled in ("cut", "call_cut") else "stop",
+        )
+        try:
+            full = self.render([*messages, *scenario.new], scenario.tools, generate=True)
+        except Refused:
+            return case, Truth("raises")
+        kind, length = self._compare(full, prompt, sampled, ending if stopped else replace(ending, stop=""), scenario)
+        if length is None:
+            return case, Truth(kind)
+        careful = self._ids(full, length, [*messages, *scenario.new], scenario.tools)
+        return case, Truth(kind, careful, self.careless(full[len(full) - length :]))
+
+    def _compare(self, full: str, prompt: str, sampled: str, ending: Ending, scenario: Scenario) -> tuple[Kind, int | None]:
+        """The kind of truth and the length of the text to append."""
+        if full.startswith(prompt + sampled):
+            return "append", len(full) - len(prompt + sampled)
+        at = full.rfind(ending.mark + ending.rest)
+        if at < 0:
+            return "rewrite", None if ending.stop else self._close_only(full, scenario)
+        turn_end = at + len(ending.mark)
+        tail = turn_end
+        if ending.stop:
+            found = self.pattern.match(full, turn_end + len(ending.rest))
+            if not found:
+                return "rewrite", None
+            tail = found.end()
+        content = scenario.turn.get("content") or ""
+        if scenario.turn.get("tool_calls") and content.strip() and content.strip() in full[tail:]:
+            return "rewrite", None  # the turn's text is moved behind the result
+        region = full[len(prompt) : tail]
+        if full.startswith(prompt) and _squash(region) == _squash(sampled):
+            return "drift", len(full) - tail
+        return "rewrite", len(full) - tail
+
+    def _close_only(self, full: str, scenario: Scenario) -> int | None:
+        """The length of the text from the close on, for an unfinished turn that history does not show: a plain turn's."""
+        messages = [*scenario.history, {"role": "assistant", "content": MARK}, *scenario.new]
+        text = self.render(messages, scenario.tools, generate=True)
+        tail = text[text.rfind(MARK) + len(MARK) :]
+        return len(tail) if MARK in text and full.endswith(tail) else None
+
+    # --- what the model sampled ---------------------------------------------------------------------------------------
+
+    def _sample(self, scenario: Scenario) -> tuple[Scenario, str, str, Ending]:
+        """The scenario (with its turn as parsed), the prompt's text, the sampled text, and the turn's ending."""
+        try:
+            prompt = self.render(scenario.history, scenario.tools, generate=True)
+            alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
+        except Refused as error:
+            raise Inapplicable(f"the template refuses the conversation before the new messages: {error}") from error
+        thinks = prompt.rstrip().endswith("<think>") and not alone.startswith(prompt) and scenario.sampled != "raw_thought"
+        if thinks and not scenario.turn.get("reasoning_content"):  # the model must end the thought that the prompt opens
+            return self._sample(replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."}))
+        if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
+            raise Inapplicable("the prompt closes the thought: the model does not think")
+        at = alone.rfind(scenario.mark)
+        if at < 0 or (scenario.mark != MARK and at < len(prompt) - 40):
+            raise Inapplicable("the template does not render this turn")
+        ending = self._ending(scenario, alone[at + len(scenario.mark) :])
+        said = alone[_turn_start(prompt, alone) : at + len(scenario.mark)]
+        if scenario.sampled not in ("alone", "raw_thought") and not scenario.turn.get("reasoning_content"):
+            said = self._in_history(scenario, prompt, ending) or said
+        opened = prompt.rstrip().endswith("<think>")
+        if opened and not alone.startswith(prompt) and "</think>" not in said:
+            said = f"I think.\n</think>\n\n{said}"
+        if scenario.sampled == "raw_thought" and "</think>" not in said:
+            raise Inapplicable("the template does not render the thought in the content")
+        if scenario.sampled == "call_cut":
+            cut = said[: said.rfind("Paris") + 2]
+            scenario = replace(scenario, turn={"role": "assistant", "content": cut})
+            return scenario, prompt, cut, replace(ending, mark=cut[-12:], rest="")
+        if scenario.sampled == "cut":
+            return scenario, prompt, said, replace(ending, rest="")
+        if scenario.sampled == "stop_trimmed":
+            return scenario, prompt, said + "\nObservation:", replace(ending, rest="")
+        if scenario.sampled == "compact":
+            compact = (said + ending.rest).replace('": ', '":').replace(", ", ",")
+            return scenario, prompt, compact + ending.stop, ending
+        return scenario, prompt, said + ending.rest + ("\n" if scenario.sampled == "spaced" else "") + ending.stop, ending
+
+    def _in_history(self, scenario: Scenario, prompt: str, ending: Ending) -> str | None:
+        """The turn's text as history shows it behind the prompt (Qwen3 writes an empty thought only at a conversation's end)."""
+        try:
+            full = self.render([*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True)
+        except Refused:
+            return None
+        at = full.rfind(ending.mark + ending.rest)
+        return full[len(prompt) : at + len(ending.mark)] if full.startswith(prompt) and at >= len(prompt) else None
+
+    def _ending(self, scenario: Scenario, rest: str) -> Ending:
+        """Where the model stopped: at the close that the template writes, or else at the next role marker (GLM)."""
+        closes = {text for text in _CLOSES if text in self.control}
+        found = next((match for match in self.pattern.finditer(rest) if match.group() in closes), None)
+        if found is None and not scenario.turn.get("tool_calls"):
+            found = self.pattern.search(rest.replace("</think>", "        "))
+        if found is not None:
+            return Ending(scenario.mark, rest[: found.start()], found.group())
+        try:
+            full = self.render([*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True)
+        except Refused as error:
+            raise Inapplicable("no close in the render, and the template refuses what follows") from error
+        behind = full[full.rfind(scenario.mark) + len(scenario.mark) :] if scenario.mark == MARK else full
+        if scenario.mark != MARK:
+            at = full.find(scenario.mark + rest.rstrip("\n"), full.find(scenario.history[-1]["content"]))
+            behind = full[at + len(scenario.mark) :]
+        own = rest if behind.startswith(rest) else rest.rstrip("\n")
+        marker = self.pattern.match(behind, len(own)) if behind.startswith(own) else None
+        last = [match for match in self.pattern.finditer(own) if match.end() == len(own)]
+        if marker is None and last and behind.startswith(own):  # Gemma 4 stops where the result begins, and shows it at the end
+            return Ending(scenario.mark, own[: last[0].start()], last[0].group())
+        if marker is None:
+            raise Inapplicable("no token ends the turn in the render")
+        return Ending(scenario.mark, own, marker.group())
+
+    def _split(self, text: str) -> list[int]:
+        """Ids of the same text, cut at every third character between control tokens."""
+        ids: list[int] = []
+        for piece in re.split(f"({self.pattern.pattern})", text):
+            if piece in self.control:
+                ids.append(self.control[piece])
+                continue
+            for start in range(0, len(piece), 3):
+                ids += self._plain.encode(piece[start : start + 3], add_special_tokens=False).ids
+        return ids
+
+
+# The tokens with which published models end a turn, also where a call has other markers behind its last argument.
+_CLOSES = (
+    "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>",
+    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>",
+)  # fmt: skip
+
+
+def _turn_start(prompt: str, alone: str) -> int:
+    """Where the turn begins in its own render: behind the prompt, or where the render leaves the prompt."""
+    if alone.startswith(prompt):
+        return len(prompt)
+    at = next((i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b), min(len(prompt), len(alone)))
+    if len(prompt) - at > 60:
+        raise Inapplicable("the template rewrites the prompt when the turn itself is rendered")
+    return at
+
+
+def _masked_index(masked: str, place: int, restore: Callable[[str], str]) -> int:
+    """Where in the masked text the character stands that is at `place` in the restored one."""
+    at = done = 0
+    for found in re.finditer("\ue000[0-9]+\ue001", masked):
+        if place <= done + found.start() - at:
+            break
+        done += found.start() - at + len(restore(found.group()))
+        at = found.end()
+    if place < done:
+        raise Inapplicable("the text to append begins inside of a body")
+    return at + place - done
+
+
+def _squash(text: str) -> str:
+    return re.sub(r"\s+", "", unicodedata.normalize("NFC", text))
+
+
+def _prepared(message: Message, form: Callable[[Any], Any]) -> Message:
+    content = message.get("content")
+    if isinstance(content, list):
+        message = {**message, "content": "".join(part["text"] for part in content)}
+    if not message.get("tool_calls"):
+        return message
+    made = [{**c, "function": {**c["function"], "arguments": form(c["function"]["arguments"])}} for c in message["tool_calls"]]
+    return {**message, "tool_calls": made}
+
+
+def _as_dict(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

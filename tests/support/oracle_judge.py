@@ -1,0 +1,121 @@
+"""Verdicts on an implementation, by the oracle.
+
+Invariants: a refusal is right only where no append exists (or, with `history="preserve"`, where no tail is defined), so an
+implementation cannot pass by refusing; every exception that is neither a fork nor a refusal is a crash.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from support.oracle import Case, Inapplicable, Oracle, Refused, Truth
+from support.oracle_scenarios import Message, Scenario, Tool, scenarios
+
+History = Literal["fork", "preserve"]
+Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]
+VERDICTS = ("exact", "preserve-ok", "fork-right", "refused-unneeded", "wrong", "injected", "crashed")
+BAD = frozenset(VERDICTS[3:])
+
+
+class Implementation(Protocol):
+    """What is judged: one tokenizer with its template."""
+
+    def prompt(self, messages: list[Message], tools: list[Tool] | None) -> Outcome: ...
+
+    def delta(self, case: Case) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the table."""
+
+    scenario: str
+    truth: str
+    verdict: str
+    detail: str = ""
+
+
+def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
+    """The verdict on an outcome."""
+    what, value = outcome
+    if what == "crash":
+        return "crashed"
+    if what in ("fork", "refuse"):
+        kept = truth.kind == "rewrite" and history == "preserve" and truth.input_ids is not None
+        return "refused-unneeded" if kept or truth.kind in ("append", "drift") else "fork-right"
+    if truth.input_ids is not None and value == truth.input_ids:
+        return "preserve-ok" if truth.kind == "rewrite" else "exact"
+    return "injected" if truth.careless_ids is not None and value == truth.careless_ids else "wrong"
+
+
+def judge_deltas(oracle: Oracle, implementation: Implementation, history: History) -> list[Row]:
+    """A row for each scenario; those that say nothing about the template are `inapplicable`."""
+    rows = []
+    for scenario in scenarios(sorted(oracle.control)):
+        try:
+            case, truth = oracle.judge(scenario)
+        except (Inapplicable, Refused) as reason:
+            rows.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
+            continue
+        outcome = implementation.delta(case)
+        word = verdict(truth, outcome, history)
+        rows.append(Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else ""))
+    return rows
+
+
+def judge_prompts(oracle: Oracle, implementation: Implementation) -> list[Row]:
+    """A row for each different first prompt among the scenarios."""
+    rows = []
+    for scenario in _prompts(scenarios(sorted(oracle.control))):
+        outcome = implementation.prompt(list(scenario.history), list(scenario.tools) if scenario.tools else None)
+        try:
+            truth = Truth("append", oracle.prompt(scenario.history, scenario.tools))
+        except Refused:
+            truth = Truth("raises")
+        except Inapplicable as reason:
+            rows.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
+            continue
+        word = verdict(truth, outcome, "fork")
+        rows.append(Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else ""))
+    return rows
+
+
+def _prompts(all_scenarios: Iterable[Scenario]) -> list[Scenario]:
+    seen: dict[str, Scenario] = {}
+    for scenario in all_scenarios:
+        seen.setdefault(repr((scenario.history, scenario.tools)), scenario)
+    return list(seen.values())
+
+
+def outcome_of(make: Callable[[], list[int]], fork: type[Exception], refuse: type[Exception]) -> Outcome:
+    """What a call came to: `fork` and `refuse` are the implementation's own errors."""
+    try:
+        return "append", [int(index) for index in make()]
+    except fork as error:
+        return "fork", error
+    except refuse as error:
+        return "refuse", error
+    except Exception as error:
+        return "crash", error
+
+
+def _detail(oracle: Oracle, truth: Truth, outcome: Outcome) -> str:
+    what, value = outcome
+    expected = None if truth.input_ids is None else oracle.tokenizer.decode(truth.input_ids)
+    got = oracle.tokenizer.decode(value) if what == "append" else f"{type(value).__name__}: {value}"
+    same = " (the same text in other tokens)" if got == expected else ""
+    return f"{truth.kind}: expected {expected!r:.400}, got {what} {got!r:.400}{same}"
+
+
+def table(counts: dict[str, Counter[str]]) -> list[str]:
+    """The counts by template as lines of text."""
+    width = max((len(name) for name in counts), default=8)
+    lines = [f"{'template':{width}} " + " ".join(f"{word:>16}" for word in VERDICTS)]
+    for name, count in sorted(counts.items()):
+        lines.append(f"{name:{width}} " + " ".join(f"{count[word]:16}" for word in VERDICTS))
+    total: Counter[str] = sum(counts.values(), Counter())
+    lines.append(f"{'all':{width}} " + " ".join(f"{total[word]:16}" for word in VERDICTS))
+    return lines
