@@ -81,7 +81,10 @@ def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str,
         counts[f"{name} {history}"] = Counter(row.verdict for row in rows)
         failures += [text for text in (bad(rows), bad(prompts)) if text]
         applicable = [row for row in rows if row.verdict != "inapplicable"]
-        assert len(applicable) >= 40, [row for row in rows if row.verdict == "inapplicable"]
+        assert len(rows) >= 40
+        # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every other one has its forty.
+        shows_calls = any(row.scenario == "tool" and row.verdict != "inapplicable" for row in rows)
+        assert len(applicable) >= (40 if shows_calls else 12), [row for row in rows if row.verdict == "inapplicable"]
         assert any(row.verdict == "exact" for row in prompts)
     assert not failures, "\n".join(failures)
 

@@ -117,9 +117,7 @@ def _contents() -> list[Scenario]:
 
 def _appends() -> list[Scenario]:
     two = calls(call(1, {"city": "Rome"}), call(2, {"city": "Paris " + MARK}))
-    three = calls(
-        call(1, {"city": "Rome"}), call(2, {"days": 3, "city": "Oslo"}, "book_trip"), call(3, {"city": "Paris " + MARK})
-    )
+    three = calls(call(1, {"city": "Rome"}), call(2, {"days": 3, "city": "Oslo"}, "book_trip"), call(3, {"city": "Paris " + MARK}))
     pair = (result(1, "sun"), result(2, "rain"))
     long_history = (*BASE, *OLD_CYCLE, OLD_TEXT, user("And Oslo?"))
     return [
@@ -173,12 +171,8 @@ def _thoughts() -> list[Scenario]:
         Scenario("think_user", BASE, {**TEXT, "reasoning_content": THOUGHT}, (AGAIN,)),
         Scenario("think_second_cycle", (*BASE, *old), {**CALL, "reasoning_content": THOUGHT}, (RESULT,)),
         Scenario("think_user_after_cycle", (*BASE, *old), {**TEXT, "reasoning_content": THOUGHT}, (AGAIN,)),
-        Scenario(
-            "raw_think_tool", BASE, {**CALL, "content": f"<think>\n{THOUGHT}\n</think>\n\n"}, (RESULT,), sampled="raw_thought"
-        ),
-        Scenario(
-            "raw_think_user", BASE, said(f"<think>\n{THOUGHT}\n</think>\n\n{TEXT['content']}"), (AGAIN,), sampled="raw_thought"
-        ),
+        Scenario("raw_think_tool", BASE, {**CALL, "content": f"<think>\n{THOUGHT}\n</think>\n\n"}, (RESULT,), sampled="raw_thought"),
+        Scenario("raw_think_user", BASE, said(f"<think>\n{THOUGHT}\n</think>\n\n{TEXT['content']}"), (AGAIN,), sampled="raw_thought"),
     ]
 
 
@@ -219,9 +213,7 @@ def injections(markers: Sequence[str]) -> list[Scenario]:
         Scenario("inject_tool", BASE, CALL, (result(1, text),)),
         Scenario("inject_tool_edged", BASE, CALL, (result(1, f"\n {text}\n\n"),)),
         Scenario("inject_tool_and_user", BASE, CALL, (result(1, text), user(text))),
-        Scenario(
-            "inject_parallel", BASE, calls(call(1, {"city": "a"}), call(2, {"city": MARK})), (result(1, text), result(2, "b"))
-        ),
+        Scenario("inject_parallel", BASE, calls(call(1, {"city": "a"}), call(2, {"city": MARK})), (result(1, text), result(2, "b"))),
         Scenario("inject_user", BASE, TEXT, (user(text),)),
         Scenario("inject_only", BASE, CALL, (result(1, markers[0]),)),
         Scenario("inject_system", (system(text), ASK), CALL, (RESULT,)),
