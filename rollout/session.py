@@ -49,6 +49,11 @@ class Node:
         """The place behind its last token."""
         return self.start + len(self.ids)
 
+    @property
+    def sampled(self) -> bool:
+        """Whether the engine sampled tokens here (an abort in its queue samples none)."""
+        return self.completion is not None and len(self.ids) > 0
+
     def path(self) -> list[Node]:
         """From the root to this node."""
         nodes: list[Node] = []
@@ -179,7 +184,7 @@ class Session:
 
 
 def _trimmed(path: list[Node]) -> list[Node]:
-    while path and path[-1].completion is None:
+    while path and not path[-1].sampled:
         path.pop()
     return path
 
@@ -193,7 +198,7 @@ def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
     turns: list[Turn] = []
     for node in path:
         completion = node.completion
-        if completion is None:
+        if completion is None or not node.sampled:
             continue
         excluded = CONTEXT if id(node) in trained else node.excluded
         trained.add(id(node))

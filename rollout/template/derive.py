@@ -92,7 +92,7 @@ class Deriver:
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
-        resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text)
+        resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
         text = whole[len(whole) - len(tail.after) + resume_at :]
         rewritten = self._rewritten(messages, tools, sampled, served, whole, whole[: len(whole) - len(text)], tail)
         return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten)
@@ -183,7 +183,8 @@ class Deriver:
             return ()
         rendered = self.renderer.render([*tail.probe, *masked], tools, generate=True)
         after = rendered[rendered.rfind(NONCE) + len(NONCE) :]
-        return locate(text[:-resume_at] + after if resume_at < 0 else after[resume_at:], originals, text)
+        own = max(0, tail.close_at - resume_at)  # the end of the assistant turn, which holds nothing of the new messages
+        return locate(text[:own] + after[max(resume_at, tail.close_at) :], originals, text)
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
@@ -203,15 +204,16 @@ def _probe_content(turn: Message) -> Message:
     return {**turn, "content": (turn.get("content") or "") + NONCE}
 
 
-def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str) -> int:
+def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
     """Where the text to append begins after a turn without a stop token (cut by length, a stop string, an abort): behind what
     of the turn's end the model had already written; the turn close is appended then, with mask 0. Negative where the cut lies
     before the nonce: in a thought, whose end the template writes before the content."""
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        if len(tail.after) - tail.close_at <= rest:
+        # What stands before the nonce of a call is the call itself: a cut one is never completed with words of ours.
+        if len(tail.after) - tail.close_at <= rest and (rest <= len(tail.after) or not turn.get("tool_calls")):
             return len(tail.after) - rest
-    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), 0)
+    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), tail.close_at)
 
 
 def _squash(text: str) -> str:

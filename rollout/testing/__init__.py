@@ -2,6 +2,7 @@
 
 from toolroll.rollout.testing.engine import EmbeddedEngine, LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
+from toolroll.rollout.testing.player import play_references, reference_policy
 from toolroll.rollout.testing.policy import Fault, Policy, PolicyRequest, Reply, echo, script
 from toolroll.rollout.testing.splits import random_split
 from toolroll.rollout.testing.tokenizer_files import load_embedded_tokenizer
@@ -15,8 +16,10 @@ __all__ = [
     "Reply",
     "echo",
     "load_embedded_tokenizer",
+    "play_references",
     "random_split",
     "reference_logprob",
     "reference_logprobs",
+    "reference_policy",
     "script",
 ]

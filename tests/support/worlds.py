@@ -1,0 +1,73 @@
+"""Environments for tests: what an environment may do, decided by a list."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
+
+TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at something.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+
+
+@dataclass
+class ListedWorld(Environment):
+    """Answers each call with the next of `tool_texts`, each reply without calls with the next of `user_texts`; done when either
+    list has run out. `blocking` and `on_step` let a test look at how it is called."""
+
+    user_texts: Sequence[str] = ("Hello.",)
+    tool_texts: Sequence[str] = ()
+    system: str = "Be helpful."
+    tools: Sequence[Tool] = (TOOL,)
+    reward: float = 1.0
+    on_step: Callable[[Action], Any] | None = None
+    seen: list[Action] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+    closed: int = 0
+    _users: int = 1
+    _tools: int = 0
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._users, self._tools = 1, 0
+        first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return Observation([*first, {"role": "user", "content": self.user_texts[0]}], self.tools)
+
+    def step(self, action: Action) -> StepResult:
+        self.seen.append(action)
+        self.threads.add(threading.get_ident())
+        if self.on_step is not None:
+            found = self.on_step(action)
+            if isinstance(found, StepResult):
+                return found
+        messages: list[Message] = []
+        for call in action.tool_calls:
+            if self._tools >= len(self.tool_texts):
+                return StepResult(messages, self.reward, True)
+            text = self.tool_texts[self._tools]
+            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
+            self._tools += 1
+        if action.tool_calls:
+            return StepResult(messages)
+        if self._users >= len(self.user_texts):
+            return StepResult((), self.reward, True)
+        self._users += 1
+        return StepResult([{"role": "user", "content": self.user_texts[self._users - 1]}])
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def on_loop_thread() -> int:
+    """The id of the thread that runs the event loop."""
+    asyncio.get_running_loop()
+    return threading.get_ident()
