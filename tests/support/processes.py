@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from typing import Any
 HOST = "127.0.0.1"
 START_DEADLINE = 240.0
 """Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on a busy one."""
-_GRACE = 4.0  # a server without running requests is gone after about 1.5 s
+_GRACE = 2.0  # an idle router is gone after 1.5 s; SGLang wants 4 to drain, and has nothing to save
 _POLL = 0.2
 _PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE)
 _PR_SET_PDEATHSIG = 1
@@ -94,8 +95,15 @@ def serving(
 ) -> Iterator[Server]:
     """Run `command(port)` until the context closes; open once a GET of the path `ready` gives a 200.
 
-    A port that was taken in the moment between is tried anew, twice at most.
+    Its temporary files go where it closes. A port that was taken in the moment between is tried anew, twice at most.
     """
+    with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:  # short: it holds socket paths
+        yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
+
+
+def _attempts(
+    command: Callable[[int], Sequence[str]], ready: str, environment: Mapping[str, str], log: Path, name: str
+) -> Iterator[Server]:
     for attempt in (1, 2, 3):
         port = free_ports(1)[0]
         process = _start(command(port), environment, log)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.processes import HOST, Server, free_ports, serving
+from support.processes import HOST, START_DEADLINE, Server, ServerFailed, free_ports, get_json, serving
 from support.tiny_model import CONTEXT_LENGTH, Dtype, tiny_model
 
 STUBS = Path(__file__).with_name("stubs")
@@ -28,6 +29,8 @@ def sglang_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # With more threads a decode step waits at OpenMP's barriers for whatever else runs on those cores: ten times slower.
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
         **(extra or {}),
@@ -55,8 +58,8 @@ def sglang_server(
 
 
 @contextmanager
-def router(workers: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (), name: str = "router") -> Iterator[Server]:
-    """sglang-router over the workers' addresses; open once it has found a healthy worker.
+def router(urls: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (), name: str = "router") -> Iterator[Server]:
+    """sglang-router over the workers at `urls`; open once it has found all of them healthy.
 
     Policy `manual` is the only one of 0.3.2 that keeps a session at its worker by the header x-smg-routing-key. The circuit
     breaker is off, since it counts a client's own 400 as a worker's failure.
@@ -67,9 +70,14 @@ def router(workers: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (
         return [
             sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port", str(port),
             "--prometheus-host", HOST, "--prometheus-port", str(metrics), "--policy", "manual", "--assignment-mode", "min_group",
-            "--disable-circuit-breaker", "--worker-startup-check-interval", "1", "--worker-urls", *workers, *flags,
+            "--disable-circuit-breaker", "--worker-startup-check-interval", "1", "--worker-urls", *urls, *flags,
         ]  # fmt: skip
 
     log = log_folder / f"{name}.log"
     with serving(command, ready="/readiness", environment=sglang_environment(), log=log, name=name) as server:
+        deadline = time.monotonic() + START_DEADLINE
+        while (get_json(f"{server.url}/readiness")[1] or {}).get("healthy_workers") != len(urls):
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{name} did not find {len(urls)} healthy workers:\n{server.log_tail()}")
+            time.sleep(0.1)
         yield server
