@@ -1,0 +1,111 @@
+"""Real servers for the tests of this folder: each is started by the first test that asks for it, and lives until the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.processes import START_DEADLINE, Server, memory_mib
+from support.proxy import CountingProxy, counting_proxy
+from support.servers import router, sglang_server
+from support.wire import Wire
+
+_HERE = Path(__file__).parent
+_NOTES = pytest.StashKey[list[str]]()
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedSglang:
+    """A router (`url`) over two float32 workers with the same weights, each behind a proxy that writes down what it gets.
+
+    The router knows the workers by their proxies' addresses: `worker_urls` are those.
+    """
+
+    router: Server
+    workers: tuple[Server, ...]
+    proxies: tuple[CountingProxy, ...]
+
+    @property
+    def url(self) -> str:
+        return self.router.url
+
+    @property
+    def worker_urls(self) -> tuple[str, ...]:
+        return tuple(proxy.url for proxy in self.proxies)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.integration)
+            item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))  # the first test of a fixture waits for its servers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_NOTES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for note in config.stash.get(_NOTES, []):
+        terminalreporter.write_line(note)
+
+
+@pytest.fixture(scope="session")
+def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers write their logs."""
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def sglang_float32(log_folder: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """SGLang with the tiny model in float32."""
+    with sglang_server(log_folder, name="sglang-float32") as server:
+        yield server
+        _note(pytestconfig, server)
+
+
+@pytest.fixture(scope="session")
+def sglang_bf16(log_folder: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """SGLang with the tiny model in bfloat16."""
+    with sglang_server(log_folder, dtype="bfloat16", name="sglang-bf16") as server:
+        yield server
+        _note(pytestconfig, server)
+
+
+@pytest.fixture(scope="session")
+def routed_sglang(sglang_float32: Server, log_folder: Path, pytestconfig: pytest.Config) -> Iterator[RoutedSglang]:
+    """sglang-router over `sglang_float32` and a second server of its kind."""
+    with ExitStack() as stack:
+        second = stack.enter_context(sglang_server(log_folder, name="sglang-float32-second"))
+        workers = (sglang_float32, second)
+        proxies = tuple(stack.enter_context(counting_proxy(worker.url)) for worker in workers)
+        front = stack.enter_context(router([proxy.url for proxy in proxies], log_folder))
+        yield RoutedSglang(front, workers, proxies)
+        _note(pytestconfig, second)
+        _note(pytestconfig, front)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session without limits, for plain requests."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        yield session
+
+
+@pytest.fixture
+def float32(http: aiohttp.ClientSession, sglang_float32: Server) -> Wire:
+    return Wire(http, sglang_float32.url)
+
+
+@pytest.fixture
+def bf16(http: aiohttp.ClientSession, sglang_bf16: Server) -> Wire:
+    return Wire(http, sglang_bf16.url)
+
+
+def _note(config: pytest.Config, server: Server) -> None:
+    config.stash[_NOTES].append(f"{server.log.stem}: answered after {server.seconds:.1f} s, {memory_mib(server):.0f} MiB")

@@ -1,0 +1,44 @@
+"""A folder of this machine for what is costly to build: keyed by content, written once, shared by all processes.
+
+Invariants: an entry is complete or absent (it is built beside its place and renamed into it); the key holds everything that the
+entry depends on, so nothing is ever updated in place; the folder belongs to the user who runs the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cached_folder(kind: str, key: tuple[bytes | str, ...], build: Callable[[Path], None]) -> Path:
+    """The folder that `build(folder)` filled, built at most once for this `key` (two processes may both build: one wins)."""
+    digest = hashlib.sha256()
+    for part in key:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    place = _root() / f"{kind}-{digest.hexdigest()[:20]}"
+    if place.is_dir():
+        return place
+    scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=_root()))
+    try:
+        build(scratch)
+        try:
+            scratch.rename(place)
+        except OSError:
+            if not place.is_dir():  # anything but another process having been faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return place
+
+
+def _root() -> Path:
+    root = Path(tempfile.gettempdir()) / f"toolroll-tests-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{root} belongs to somebody else: set TMPDIR to a folder of your own")
+    return root

@@ -1,0 +1,195 @@
+"""Server processes of tests: started in a session of their own, watched until they answer, killed as a whole group.
+
+Invariants: nothing outlives the test run (the group is killed by its id; the kernel kills the server if pytest itself is killed);
+a server that does not start says why, with the end of its log; nothing but 127.0.0.1 is listened on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+START_DEADLINE = 240.0
+"""Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on a busy one."""
+_GRACE = 2.0  # an idle router is gone after 1.5 s; SGLang wants 4 to drain, and has nothing to save
+_POLL = 0.2
+_PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE)
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerFailed(RuntimeError):
+    """A server did not come up; the text holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running process. `seconds` from its start until it answered."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    seconds: float
+
+    def log_tail(self, lines: int = 40) -> str:
+        return tail(self.log, lines)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def tail(path: Path, lines: int) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+def get_json(url: str, *, timeout: float = 10.0) -> tuple[int, Any]:
+    """Status and JSON (None where the body is none) of a GET, past any proxy settings of the environment."""
+    host, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=timeout)
+    try:
+        connection.request("GET", f"/{path}")
+        response = connection.getresponse()
+        body = response.read()
+        try:
+            return response.status, json.loads(body)
+        except ValueError:
+            return response.status, None
+    finally:
+        connection.close()
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of `url` gives a 200 now."""
+    try:
+        return get_json(url, timeout=30.0)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@contextmanager
+def serving(
+    command: Callable[[int], Sequence[str]], *, ready: str, environment: Mapping[str, str], log: Path, name: str
+) -> Iterator[Server]:
+    """Run `command(port)` until the context closes; open once a GET of the path `ready` gives a 200.
+
+    Its temporary files go where it closes. A port that was taken in the moment between is tried anew, twice at most.
+    """
+    with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:  # short: it holds socket paths
+        yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
+
+
+def _attempts(
+    command: Callable[[int], Sequence[str]], ready: str, environment: Mapping[str, str], log: Path, name: str
+) -> Iterator[Server]:
+    for attempt in (1, 2, 3):
+        port = free_ports(1)[0]
+        process = _start(command(port), environment, log)
+        try:
+            try:
+                seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
+            except ServerFailed as error:
+                if attempt < 3 and _PORT_TAKEN.search(str(error)):
+                    continue
+                raise
+            yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
+            return
+        finally:
+            kill_group(process)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> float:
+    began = time.monotonic()
+    while (seconds := time.monotonic() - began) < START_DEADLINE:
+        if process.poll() is not None:
+            raise ServerFailed(f"{name} exited with {process.returncode} after {seconds:.0f} s:\n{tail(log, 60)}")
+        if answers(url):
+            return time.monotonic() - began
+        time.sleep(_POLL)
+    raise ServerFailed(f"{name} did not answer {url} in {START_DEADLINE:.0f} s:\n{tail(log, 60)}")
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started: a moment to clean up (SIGTERM waits for running requests), then SIGKILL."""
+    group = process.pid  # a session's leader is its group's too, and the number stays taken while one member lives
+    if process.poll() is None:
+        process.terminate()  # to the leader alone: it takes the end of one of its own processes for a crash
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    process.wait(30)
+    deadline = time.monotonic() + 10
+    while members(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def members(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue
+            if int(pgrp) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def memory_mib(server: Server) -> float:
+    """Proportional memory (PSS) of a server's whole group, in MiB."""
+    total = 0
+    for pid in members(server.process.pid):
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+        total += int(found.group(1)) if found else 0
+    return total / 1024
+

@@ -1,0 +1,132 @@
+"""`CountingProxy`: a reverse proxy that stands between a router and a worker and writes down what passes.
+
+Invariants: bytes pass unchanged both ways; a client that hangs up is hung up on at the worker too; `requests` is in the order of
+arrival and holds every request. It runs in a thread with an event loop of its own, so that it serves tests of any loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from support.processes import HOST
+
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "content-encoding"}
+)
+
+
+@dataclass(slots=True)
+class SeenRequest:
+    """One request as the worker got it. `status` of the answer; None while there is none, or where the client hung up."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    status: int | None = None
+    hung_up: bool = False
+
+    @property
+    def routing_key(self) -> str | None:
+        return self.headers.get("x-smg-routing-key")
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(slots=True)
+class CountingProxy:
+    """`url` stands for the worker at `target`."""
+
+    target: str
+    url: str = ""
+    requests: list[SeenRequest] = field(default_factory=list)
+
+    def generations(self) -> list[SeenRequest]:
+        """The requests for /generate."""
+        return [seen for seen in list(self.requests) if seen.path == "/generate"]
+
+    def clear(self) -> None:
+        self.requests.clear()
+
+
+@contextmanager
+def counting_proxy(target: str) -> Iterator[CountingProxy]:
+    """A proxy before the worker at `target` until the context closes."""
+    proxy = CountingProxy(target)
+    loop = asyncio.new_event_loop()
+    started, stop, failures = threading.Event(), asyncio.Event(), list[BaseException]()
+
+    def work() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(_serve(proxy, started, stop))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            started.set()
+            loop.close()
+
+    thread = threading.Thread(target=work, name="counting-proxy", daemon=True)
+    thread.start()
+    started.wait()
+    if failures:
+        raise RuntimeError(f"the proxy before {target} did not start") from failures[0]
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+
+
+async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.Event) -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        app = web.Application(client_max_size=256 * 2**20)
+        app.router.add_route("*", "/{path:.*}", lambda request: _pass_on(proxy, session, request))
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, HOST, 0)
+            await site.start()
+            proxy.url = f"http://{HOST}:{runner.addresses[0][1]}"
+            started.set()
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+async def _pass_on(proxy: CountingProxy, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    seen = SeenRequest(
+        request.method, request.path, {name.lower(): value for name, value in request.headers.items()}, await request.read()
+    )
+    proxy.requests.append(seen)
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+    try:
+        async with session.request(
+            request.method, f"{proxy.target}{request.raw_path}", data=seen.body or None, headers=headers
+        ) as upstream:
+            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
+            if "Content-Encoding" in upstream.headers:
+                kept["Content-Encoding"] = upstream.headers["Content-Encoding"]
+            response = web.StreamResponse(status=upstream.status, headers=kept)
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            seen.status = upstream.status
+            return response
+    except (asyncio.CancelledError, ConnectionResetError):
+        seen.hung_up = True
+        raise
+    except aiohttp.ClientConnectionError as error:
+        return web.Response(status=502, text=f"{proxy.target}: {error}")

@@ -1,0 +1,18 @@
+"""Stands in for SGLang's compiled kernels, whose wheels are CUDA only: every name is there, and raises when called.
+
+SGLang 0.5.23 imports names from it when its CPU engine starts; a dense model with torch attention calls none of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"sgl_kernel.{name} is a stub: there is no kernel on this machine")
+
+    missing.__name__ = name
+    return missing

@@ -1,0 +1,94 @@
+"""SGLang's HTTP, spoken plainly: for tests that check the engine and not our client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of `/generate`: the status and the JSON of the body (its text where that is no JSON)."""
+
+    status: int
+    body: Any
+
+    @property
+    def output_ids(self) -> list[int]:
+        return list(self.body["output_ids"])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return dict(self.body["meta_info"])
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of the sampled tokens."""
+        return [item[0] for item in self.meta["output_token_logprobs"]]
+
+    @property
+    def message(self) -> str:
+        """An error's words, in whichever shape they came."""
+        inner = self.body.get("error", self.body) if isinstance(self.body, dict) else self.body
+        return str(inner.get("message") if isinstance(inner, dict) else inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One engine or router."""
+
+    http: aiohttp.ClientSession
+    url: str
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        *,
+        headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
+        **sampling_params: Any,
+    ) -> Answer:
+        """Post `/generate` with logprobs asked for; `fields` stand beside `input_ids` in the body."""
+        body = {"input_ids": list(input_ids), "return_logprob": True, "sampling_params": sampling_params, **(fields or {})}
+        return await self.post("/generate", body, headers=headers)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+        async with self.http.post(f"{self.url}{path}", json=body, headers=headers) as response:
+            return _answer(response.status, await response.text())
+
+    async def get(self, path: str) -> Answer:
+        async with self.http.get(f"{self.url}{path}") as response:
+            return _answer(response.status, await response.text())
+
+    async def running(self) -> int:
+        """The number of requests that the engine is working on, waiting ones included."""
+        loads = (await self.get("/v1/loads")).body["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+    async def rescore(self, ids: Sequence[int]) -> list[float]:
+        """The logprob of each token of `ids` but the first, from one prefill."""
+        answer = await self.generate(ids, fields={"logprob_start_len": 0}, max_new_tokens=1, temperature=1.0)
+        items = answer.meta["input_token_logprobs"]
+        assert [item[1] for item in items] == list(ids)
+        return [item[0] for item in items[1:]]
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = 90.0) -> None:
+    """Ask `condition` until it holds; fails with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+def _answer(status: int, text: str) -> Answer:
+    try:
+        return Answer(status, json.loads(text))
+    except json.JSONDecodeError:
+        return Answer(status, text)
