@@ -29,9 +29,7 @@ async def play(routed: Wire, key: str) -> list[list[int]]:
     """A session of growing prompts; each turn's prompt. Fails where a turn's cache does not hold the one before."""
     prompts, seen, prompt = [], 0, tokens(40)
     for _ in range(TURNS):
-        answer = await routed.generate(
-            prompt, headers={"x-smg-routing-key": key}, max_new_tokens=8, ignore_eos=True, temperature=1.0
-        )
+        answer = await routed.generate(prompt, headers={"x-smg-routing-key": key}, max_new_tokens=8, ignore_eos=True, temperature=1.0)
         assert answer.status == 200
         assert answer.meta["cached_tokens"] >= seen - 1
         prompts.append(prompt)
@@ -82,9 +80,7 @@ async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
 
 async def test_a_client_that_hangs_up_is_aborted_behind_the_router(routed: Wire, routed_sglang) -> None:  # type: ignore[no-untyped-def]
     rid = uuid.uuid4().hex
-    task = asyncio.create_task(
-        routed.generate(tokens(10), fields={"rid": rid}, max_new_tokens=3500, ignore_eos=True, temperature=1.0)
-    )
+    task = asyncio.create_task(routed.generate(tokens(10), fields={"rid": rid}, max_new_tokens=3500, ignore_eos=True, temperature=1.0))
     workers = [Wire(routed.http, worker.url) for worker in routed_sglang.workers]
 
     async def running() -> bool:

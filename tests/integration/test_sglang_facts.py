@@ -203,9 +203,7 @@ async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) ->
     refused = await float32.generate(fresh_prompt(limit), max_new_tokens=1)
     assert (refused.status, refused.message.startswith("Input length")) == (400, True)
     length = limit - 1
-    answer = await float32.generate(
-        fresh_prompt(length), max_new_tokens=CONTEXT_LENGTH - length, ignore_eos=True, temperature=1.0
-    )
+    answer = await float32.generate(fresh_prompt(length), max_new_tokens=CONTEXT_LENGTH - length, ignore_eos=True, temperature=1.0)
     assert answer.status == 200
     assert len(answer.output_ids) == CONTEXT_LENGTH - length - 2
     assert answer.meta["finish_reason"] == {"type": "length", "length": len(answer.output_ids)}

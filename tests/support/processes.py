@@ -192,4 +192,3 @@ def memory_mib(server: Server) -> float:
         found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
         total += int(found.group(1)) if found else 0
     return total / 1024
-

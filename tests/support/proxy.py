@@ -92,7 +92,11 @@ async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.E
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
         app = web.Application(client_max_size=256 * 2**20)
-        app.router.add_route("*", "/{path:.*}", lambda request: _pass_on(proxy, session, request))
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await _pass_on(proxy, session, request)
+
+        app.router.add_route("*", "/{path:.*}", handle)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
         await runner.setup()
         try:

@@ -45,11 +45,12 @@ def sglang_server(
     folder = tiny_model(dtype) if model is None else model
 
     def command(port: int) -> list[str]:
-        # --max-total-tokens: else the KV cache takes all free memory. --dtype: "auto" would serve float32 weights in half precision.
+        # --max-total-tokens: else the KV cache takes all free memory. --sleep-on-idle: else an idle server takes a whole core.
+        # --dtype: "auto" would serve float32 weights in half precision.
         return [
             sys.executable, "-m", "sglang.launch_server", "--device", "cpu", "--model-path", str(folder), "--dtype", dtype,
             "--host", HOST, "--port", str(port), "--context-length", str(CONTEXT_LENGTH), "--max-total-tokens", "20000",
-            "--skip-server-warmup", "--random-seed", "7", "--log-level", "info", *flags,
+            "--skip-server-warmup", "--sleep-on-idle", "--random-seed", "7", "--log-level", "info", *flags,
         ]  # fmt: skip
 
     log = log_folder / f"{name}.log"

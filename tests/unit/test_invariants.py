@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
     judge(result, engine, "s")
     assert not [name for name in result.metrics if name.startswith("token_mismatches")]
     requests = [entry for entry in engine.log if entry.routing_key == "s"]
-    for earlier, later in zip(requests, requests[1:], strict=False):  # I1, on the wire
+    for earlier, later in pairwise(requests):  # I1, on the wire
         whole = [*earlier.input_ids.tolist(), *earlier.output_ids]
         assert later.input_ids[: len(whole)].tolist() == whole
 

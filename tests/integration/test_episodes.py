@@ -1,0 +1,136 @@
+"""Complete episodes through `asolve` on the real SGLang server, behind the real router; SGLang itself judges the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from support.qwen import qwen3_tokenizer
+from support.wire import Wire
+from support.worlds import ListedWorld
+
+from toolroll.agents.policy import CallPolicy
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import InteractionResult, Status, StopReason, Task, Trajectory
+
+SESSIONS = 16
+CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
+CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[ServedModel]:
+    tokenizer = qwen3_tokenizer()
+    template = ChatTemplate(tokenizer)
+    engine = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
+    async with ServedModel(engine, template, get_parser("qwen25", template.encoder.control)) as served:
+        yield served
+
+
+async def play(
+    served: ServedModel, session: str, *, users: int = 4, steps: int = 12, world: ListedWorld | None = None, **params: Any
+) -> InteractionResult:
+    """An episode of several turns: the random model never stops by itself, so its turns are cut and go on."""
+    player = TrainableToolCallingAgent(served=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"})
+    player.on_length = "continue"
+    texts = [f"This is line {at} of {session}, with <|im_end|> in it." for at in range(users)]
+    return await player.asolve(
+        world or ListedWorld(user_texts=texts, system=f"You are agent {session}."),
+        None,
+        {"temperature": 1.0, "max_new_tokens": 24, **params},
+        task=Task(session, 0),
+        session_id=session,
+        max_num_steps=steps,
+    )
+
+
+async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> float:
+    """The largest difference between the recorded logprobs and SGLang's own, of one prefill over the finished sequence."""
+    rescored = np.array([np.nan, *await wire.rescore(trajectory.input_ids.tolist())])
+    trained = np.flatnonzero(trajectory.loss_mask)
+    trained = trained[trained + shift < len(rescored)]
+    assert len(trained)
+    return float(np.abs(trajectory.logprobs[trained] - rescored[trained + shift]).max())
+
+
+def check(result: InteractionResult, users: int = 4) -> Trajectory:
+    assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE), result.info
+    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
+    [trajectory] = result.trajectories
+    assert len(trajectory.turns) == users
+    for earlier, later in pairwise(trajectory.turns):
+        assert later.prompt_tokens == later.start
+        assert later.cached_tokens >= earlier.stop - 1
+    return trajectory
+
+
+async def test_sglang_rescores_an_episode_in_float32(float32: Wire) -> None:
+    async with serving(float32.url) as served:
+        trajectory = check(await play(served, "rescored"))
+    assert await difference(float32, trajectory) <= 1e-4
+    assert await difference(float32, trajectory, shift=1) > 1.0  # a mask that is one token off would be seen
+
+
+async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
+    async with serving(bf16.url) as served:
+        trajectory = check(await play(served, "rescored"))
+    assert await difference(bf16, trajectory) <= 0.05
+    assert await difference(bf16, trajectory, shift=1) > 1.0
+
+
+async def test_an_episode_with_tool_calls(float32: Wire) -> None:
+    """The grammar makes the random model call the tool; the turn ends with the real stop token."""
+    world = ListedWorld(tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
+    async with serving(float32.url) as served:
+        result = await play(served, "tools", world=world, regex=CALL, max_new_tokens=64)
+        stop = served.template.stop_token_ids
+    assert (result.status, result.reward) == (Status.COMPLETED, 1.0), result.info
+    [trajectory] = result.trajectories
+    assert [len(action.tool_calls) for action in world.seen] == [1, 1, 1, 1]
+    assert all(int(trajectory.input_ids[turn.stop - 1]) in stop and turn.finish_reason == "stop" for turn in trajectory.turns)
+    assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
+
+
+async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: aiohttp.ClientSession) -> None:
+    for proxy in routed_sglang.proxies:
+        proxy.clear()
+    names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
+    async with serving(routed_sglang.url) as served:
+        assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)  # type: ignore[attr-defined]
+        results = dict(zip(names, await asyncio.gather(*(play(served, name) for name in names)), strict=True))
+    by_worker = [{seen.routing_key for seen in proxy.generations()} & set(names) for proxy in routed_sglang.proxies]
+    assert by_worker[0].isdisjoint(by_worker[1])
+    assert by_worker[0] | by_worker[1] == set(names)
+    assert min(map(len, by_worker)) >= 4, [len(found) for found in by_worker]
+    wire = Wire(http, routed_sglang.workers[0].url)  # both hold the same weights
+    for name in names[:4]:
+        assert await difference(wire, check(results[name])) <= 1e-4
+    for name in names[4:]:
+        check(results[name])
+
+
+async def test_the_context_is_never_overrun(float32: Wire) -> None:
+    async with serving(float32.url) as served:
+        result = await play(served, "long", users=40, steps=40, max_new_tokens=3000)
+    assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.CONTEXT_FULL, 0.0)
+    [trajectory] = result.trajectories
+    assert trajectory.turns[-1].stop <= CONTEXT
+
+
+@pytest.mark.parametrize("params", [{"max_new_tokenz": 3}])
+async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire, params: dict[str, Any]) -> None:
+    from toolroll import UsageError
+
+    async with serving(float32.url) as served:
+        with pytest.raises(UsageError, match="did you mean 'max_new_tokens'"):
+            await play(served, "typo", **params)
