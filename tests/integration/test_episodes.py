@@ -27,6 +27,8 @@ SESSIONS = 16
 CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 
+NO_END_OF_TEXT = {"151643": -100.0}  # the grammar lets the model end with either; only <|im_end|> is what the template writes
+
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[ServedModel]:
@@ -90,13 +92,14 @@ async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
 
 async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     """The grammar makes the random model call the tool; the turn ends with the real stop token."""
-    world = ListedWorld(tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
+    users = ["Go on."] * 40  # the grammar lets the model also spell the marker out, which is no call
+    world = ListedWorld(user_texts=users, tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
     async with serving(float32.url) as served:
-        result = await play(served, "tools", world=world, regex=CALL, max_new_tokens=64)
+        result = await play(served, "tools", world=world, steps=40, regex=CALL, max_new_tokens=64, logit_bias=NO_END_OF_TEXT)
         stop = served.template.stop_token_ids
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0), result.info
     [trajectory] = result.trajectories
-    assert [len(action.tool_calls) for action in world.seen] == [1, 1, 1, 1]
+    assert sum(len(action.tool_calls) for action in world.seen) == 4
     assert all(int(trajectory.input_ids[turn.stop - 1]) in stop and turn.finish_reason == "stop" for turn in trajectory.turns)
     assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
 
