@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from toolroll.rollout.cli.check_template import report as template_report
+from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
 from toolroll.rollout.cli.display import remarks, results_table
 from toolroll.rollout.cli.play import run as run_environment
@@ -89,6 +91,21 @@ def envs() -> None:
         factory = find_environment(name)
         table.add_row(name, ", ".join(factory.splits), factory.description, factory.missing() or "[green]ready[/]")
     console.print(table)
+
+
+@app.command()
+def check_template(
+    model: Annotated[str, typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package")],
+    template: Annotated[Path | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
+    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
+) -> None:
+    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where they cannot be exact."""
+    found = template_report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
+    show_template_report(found, console, as_json=as_json)
+    if not found.exact:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -63,26 +64,28 @@ class RunDisplay:
 
 
 def results_table(summaries: list[tuple[Summary, float]]) -> Table:
-    """The table at the end of a run: one row for each environment, with the seconds it took."""
+    """The table at the end of a run: one column for each environment, so that it fits into 80 characters."""
     table = Table(title="toolroll", title_justify="left")
-    table.add_column("environment", no_wrap=True)
-    for name in ("episodes", "reward", "passed", "turns", "sampled", "trained", "cached", "invalid", "aborted", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary, seconds in summaries:
-        table.add_row(
-            summary.env,
-            str(summary.episodes),
-            _number(summary.mean_reward),
-            "-" if summary.pass_rate is None else f"{summary.pass_rate:.1%}",
-            f"{summary.mean('turns'):.1f}",
-            f"{summary.mean('completion_tokens'):.0f}",
-            f"{summary.mean('trained_tokens'):.0f}",
-            f"{summary.cached_share:.0%}",
-            str(int(summary.totals["invalid_calls"])),
-            str(summary.statuses["aborted"]),
-            f"{seconds:.1f} s",
-        )
+    table.add_column("", no_wrap=True)
+    for summary, _ in summaries:
+        table.add_column(summary.env, justify="right", no_wrap=True)
+    for name, read in _ROWS:
+        table.add_row(name, *(read(summary) for summary, _ in summaries))
+    table.add_row("time", *(f"{seconds:.1f} s" for _, seconds in summaries))
     return table
+
+
+_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("episodes", lambda summary: str(summary.episodes)),
+    ("reward (mean)", lambda summary: _number(summary.mean_reward)),
+    ("pass rate", lambda summary: "-" if summary.pass_rate is None else f"{summary.pass_rate:.1%}"),
+    ("turns (mean)", lambda summary: f"{summary.mean('turns'):.1f}"),
+    ("tokens sampled (mean)", lambda summary: f"{summary.mean('completion_tokens'):.0f}"),
+    ("tokens trained (mean)", lambda summary: f"{summary.mean('trained_tokens'):.0f}"),
+    ("prompt tokens cached", lambda summary: f"{summary.cached_share:.0%}"),
+    ("invalid calls", lambda summary: str(int(summary.totals["invalid_calls"]))),
+    ("aborted", lambda summary: str(summary.statuses["aborted"])),
+)
 
 
 def remarks(summary: Summary) -> list[str]:

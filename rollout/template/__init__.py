@@ -1,5 +1,6 @@
-"""Chat templates: exact first prompts and exact deltas, for any Hugging Face chat template."""
+"""Chat templates: exact first prompts and exact deltas, for any Hugging Face chat template, and the report on one."""
 
+from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta
 
-__all__ = ["ChatTemplate", "Delta"]
+__all__ = ["ChatTemplate", "Delta", "ProbeResult", "TemplateReport", "certify"]

@@ -108,6 +108,9 @@ class Deriver:
             close_at, _, own = min(hits)
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+            beyond = own + (sampled.stop or "")  # the model said the close, and went on to the next role's marker
+            if sampled.stop != own and sampled.text.endswith(beyond) and after.startswith(beyond, close_at):
+                return _Tail(probe, after, alone, close_at, close_at + len(beyond))
             close = self._close_in_history(after, close_at, own)
             if sampled.stop and sampled.stop != own:
                 raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, the template closes with {own!r}")
@@ -213,7 +216,8 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
         # What stands before the nonce of a call is the call itself: a cut one is never completed with words of ours.
         if len(tail.after) - tail.close_at <= rest and (rest <= len(tail.after) or not turn.get("tool_calls")):
             return len(tail.after) - rest
-    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), tail.close_at)
+    unwritten = tail.close_at if turn.get("tool_calls") else 0  # Cohere closes a text with a marker of its own before the turn's
+    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten)
 
 
 def _reads_like_history(said: str, alone: str, then: str) -> bool:

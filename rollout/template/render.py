@@ -65,7 +65,8 @@ class Renderer:
 
         Raises `TemplateError` with the template's own words where it refuses the messages.
         """
-        forms: tuple[ArgumentForm, ...] = (self.argument_form,) if self.argument_form else ("dict", "text")
+        # A form that was learned from a turn whose calls the template left out can still turn out to be the wrong one.
+        forms: tuple[ArgumentForm, ...] = ("text", "dict") if self.argument_form == "text" else ("dict", "text")
         failure: Exception | None = None
         for form in forms:
             try:

@@ -1,0 +1,102 @@
+"""The conversations that a chat template is certified with: small ones, each of one shape that a tool-calling episode can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolroll.rollout.types import Message, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation, and what is appended to it.
+
+    `messages`: the last one is the assistant turn that is taken as sampled. `again`: new messages of the same shape with other
+    bodies, to see whether a frame was learned. `cut`: whether the turn ended by length, without a stop token.
+    """
+
+    name: str
+    what: str
+    messages: tuple[Message, ...]
+    new: tuple[Message, ...]
+    again: tuple[Message, ...] = ()
+    tools: bool = True
+    cut: bool = False
+
+
+CONTROL = "\0control\0"
+"""Stands in a probe where the text of one of the template's control tokens goes."""
+
+HALF = "It is half"
+"""All that a cut turn says."""
+
+
+def _tool(name: str, properties: Mapping[str, Any]) -> Tool:
+    parameters = {"type": "object", "properties": dict(properties), "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
+
+
+OTHER = _tool("list_all", {})
+TOOLS = [_tool("look", {"key": {"type": "string"}}), OTHER]
+USER: list[Message] = [{"role": "user", "content": "What is x?"}]
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_BASE = (_SYSTEM, *USER)
+_THOUGHT: dict[str, Any] = {"reasoning_content": "I had better look."}
+_ANSWER: Message = {"role": "assistant", "content": "It is 1."}
+_AGAIN: Message = {"role": "user", "content": "And y?"}
+_OTHERWISE: Message = {"role": "user", "content": "Never mind,\nthen z."}
+
+
+def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
+    """A turn with a call of `look` for each key; no keys: one call without arguments."""
+    calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [("list_all", {})]
+    listed = [
+        {"id": f"callid{at:03d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for at, (name, arguments) in enumerate(calls, first)
+    ]
+    return {"role": "assistant", "content": "", **more, "tool_calls": listed}
+
+
+def _result(text: str, index: int = 0, name: str = "look") -> Message:
+    return {"role": "tool", "tool_call_id": f"callid{index:03d}", "name": name, "content": text}
+
+
+def probes(*, opens_reasoning: bool) -> list[Probe]:
+    """The battery. `opens_reasoning`: the generation prompt opens a thought, so the model thinks in every turn."""
+    call = (*_BASE, _calling("x"))
+    cycles = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
+    battery = [
+        Probe("tool", "a tool result", call, (_result('{"x": 1}'),), (_result("one line\nand another"),)),
+        Probe("tool_empty", "an empty tool result", call, (_result(""),)),
+        Probe("tool_control_text", "a tool result with the text of a control token", call, (_result(f"see {CONTROL} there"),)),
+        Probe("no_arguments", "a result of a call without arguments", (*_BASE, _calling()), (_result("[]", name="list_all"),)),
+        Probe(
+            "parallel",
+            "two results of two calls",
+            (*_BASE, _calling("x", "y")),
+            (_result("1"), _result("2", 1)),
+            (_result("7"), _result("8\n9", 1)),
+        ),
+        Probe("cycles", "a tool result after two earlier ones", (*_BASE, *cycles, _calling("z", first=2)), (_result("3", 2),)),
+        Probe("user", "a user message after an answer", (*_BASE, _ANSWER), (_AGAIN,), (_OTHERWISE,)),
+        Probe("user_after_tools", "a user message after tools and an answer", (*_BASE, *cycles, _ANSWER), (_AGAIN,), (_OTHERWISE,)),
+        Probe("no_system", "a tool result without a system message", call[1:], (_result("1"),)),
+        Probe("no_tools", "a user message without any tools", (*_BASE, _ANSWER), (_AGAIN,), tools=False),
+        Probe("thought_tool", "a tool result after a thought and a call", (*_BASE, _calling("x", **_THOUGHT)), (_result("1"),)),
+        Probe("thought_user", "a user message after a thought and an answer", (*_BASE, {**_ANSWER, **_THOUGHT}), (_AGAIN,)),
+        Probe("cut", "a user message after an answer cut by length", (*_BASE, {**_ANSWER, "content": HALF}), (_AGAIN,), cut=True),
+    ]
+    if not opens_reasoning:
+        return battery
+    return [replace(probe, messages=tuple(map(_thinking, probe.messages))) for probe in battery if not probe.cut]
+
+
+def _thinking(message: Message) -> Message:
+    return {**message, **_THOUGHT} if message["role"] == "assistant" else message
+
+
+def with_control(messages: tuple[Message, ...], control: str) -> tuple[Message, ...]:
+    """`messages` with the text of the control token `control` in its place."""
+    return tuple({**message, "content": message["content"].replace(CONTROL, control)} for message in messages)
