@@ -68,6 +68,7 @@ class EngineCore:
         self.weight_version = weight_version
         self.healthy = True
         self.killed = 0
+        self.held = 0
         self.log: list[LoggedRequest] = []
         self.url = ""
         self.address = (host, port)
@@ -171,7 +172,7 @@ class EngineCore:
         run = self._running[ask.rid] = Run()
         try:
             seen = PolicyRequest(
-                entry.input_ids, self.speaker.decode, ask.routing_key, self._calls[ask.routing_key], entry.arrival, ask.params
+                ask.input_ids, self.speaker.decode, ask.routing_key, self._calls[ask.routing_key], entry.arrival, ask.params
             )
             fault = (self.faults(seen) if self.faults else None) or Fault()
             entry.faulted = fault != Fault()
@@ -278,8 +279,12 @@ class EngineCore:
             run.go_on()
         if reply.hold is not None:
             await run.stand_at(min(reply.hold_after, length))
+            self.held += 1
             self._notify()
-            await run.race(reply.hold.wait())
+            try:
+                await run.race(reply.hold.wait())
+            finally:
+                self.held -= 1
             run.go_on()
         if fault.abort_after is not None:
             await run.stand_at(min(fault.abort_after, length))

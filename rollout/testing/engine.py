@@ -34,8 +34,8 @@ class EmbeddedEngine(EngineCore):
     `continue_aborted`: a prompt that goes on behind an aborted answer gets the rest of that answer, as a model would give it,
     without asking the policy. `keep_log` off: `log` stays empty, for long benchmarks.
 
-    `killed` counts what would have killed a real engine: an id outside the vocabulary. `healthy` can be set; it is what `/health`
-    says.
+    `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the requests that stand
+    at their reply's `hold` now. `healthy` can be set; it is what `/health` says.
     """
 
     _runner: web.AppRunner | None = None

@@ -70,16 +70,22 @@ def _policy(path: Path | None) -> Policy:
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:
     """Replies by routing key: one JSON object of lists, or a line `{"routing_key": ..., "replies": [...]}` for each key."""
     try:
-        try:
-            lines = json.loads(text)
-        except json.JSONDecodeError:
-            rows = [json.loads(row) for row in text.splitlines() if row.strip()]
-            return _checked({row["routing_key"]: row["replies"] for row in rows}, path)
+        lines = _lines(text)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"--script {path} is no script: {error!r}. {_SHAPES}") from error
-    if isinstance(lines, dict) and set(lines) == {"routing_key", "replies"}:
-        lines = {lines["routing_key"]: lines["replies"]}
     return _checked(lines, path)
+
+
+def _lines(text: str) -> Any:
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        rows = [row for row in text.splitlines() if row.strip()]
+        if len(rows) < 2:
+            raise
+        return {row["routing_key"]: row["replies"] for row in map(json.loads, rows)}
+    one_line = isinstance(whole, dict) and set(whole) == {"routing_key", "replies"}
+    return {whole["routing_key"]: whole["replies"]} if one_line else whole
 
 
 def _checked(lines: Any, path: Path) -> dict[str, list[str]]:
