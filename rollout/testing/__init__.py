@@ -1,20 +1,29 @@
 """Public test doubles: an embedded engine that speaks SGLang's `/generate`, and a small tokenizer."""
 
-from toolroll.rollout.testing.engine import EmbeddedEngine, LoggedRequest
+from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.faults import Fault, FaultPlan, drop_ids, drop_logprob, fault_at, shift_logprobs
+from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
 from toolroll.rollout.testing.player import play_references, reference_policy
-from toolroll.rollout.testing.policy import Fault, Policy, PolicyRequest, Reply, echo, script
-from toolroll.rollout.testing.splits import random_split
-from toolroll.rollout.testing.tokenizer_files import load_embedded_tokenizer
+from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
+from toolroll.rollout.testing.splits import TokenSplitter, random_split
+from toolroll.rollout.testing.thread import serve_in_thread
+from toolroll.rollout.testing.tokenizer_files import embedded_tokenizer_path, load_embedded_tokenizer
 
 __all__ = [
     "EmbeddedEngine",
     "Fault",
+    "FaultPlan",
     "LoggedRequest",
     "Policy",
     "PolicyRequest",
     "Reply",
+    "TokenSplitter",
+    "drop_ids",
+    "drop_logprob",
     "echo",
+    "embedded_tokenizer_path",
+    "fault_at",
     "load_embedded_tokenizer",
     "play_references",
     "random_split",
@@ -22,4 +31,6 @@ __all__ = [
     "reference_logprobs",
     "reference_policy",
     "script",
+    "serve_in_thread",
+    "shift_logprobs",
 ]

@@ -1,60 +1,55 @@
-"""What the embedded engine says: policies and faults."""
+"""What the embedded engine says: policies and their replies."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicyRequest:
-    """One request as a policy sees it: `text` is the decoded prompt, control tokens included; `call` counts the requests of this
-    routing key from 0, `index` all of them."""
+    """One request as a policy sees it.
+
+    `input_ids`: the prompt. `call` counts the requests of this routing key that a policy has answered, from 0: a request that failed
+    is not counted, so its repetition has the same number. `index` counts all requests, refused ones included.
+    """
 
     input_ids: npt.NDArray[np.int32]
-    text: str
+    decode: Callable[[Sequence[int]], str] = field(repr=False)
     routing_key: str
     call: int
     index: int
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def text(self) -> str:
+        """The decoded prompt, control tokens included; decoded on first use, as long prompts are costly to decode."""
+        return self.decode(self.input_ids.tolist())
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What to say. `output_ids` in the place of `text` gives exact ids (no stop token is added to them); without `stop` the text
-    has no stop token and ends as if it were cut by length."""
+    """What to say.
+
+    `output_ids` in the place of `text` gives exact ids (no stop token is added to them); without `stop` the text has no stop token
+    and ends as if it were cut by length. `hold` stops the answer after `hold_after` tokens until the event is set: a request that
+    is aborted, or whose weights change, at exactly that token needs no clock.
+    """
 
     text: str = ""
     output_ids: Sequence[int] | None = None
     stop: bool = True
+    hold: asyncio.Event | None = None
+    hold_after: int = 0
 
 
 Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong with one request, exactly one of: an HTTP `status` with `body`; the connection is dropped (`drop`);
-    no answer for `hang` seconds; the answer's JSON goes through `garble`; the answer is aborted after `abort_after` tokens;
-    the weights
-    change to `weight_version` after `switch_after` tokens."""
-
-    status: int | None = None
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    drop: bool = False
-    hang: float | None = None
-    garble: Callable[[dict[str, Any]], Any] | None = None
-    abort_after: int | None = None
-    weight_version: str | None = None
-    switch_after: int = 0
-
-
-FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") -> Policy:

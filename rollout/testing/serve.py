@@ -16,6 +16,11 @@ from toolroll.rollout.testing.tokenizer_files import load_embedded_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_SHAPES = (
+    'It must be a JSON object {"routing key": ["reply", ...]}, or have a line {"routing_key": "...", "replies": ["...", ...]} for '
+    "each key."
+)
+
 
 async def serve(
     tokenizer: str,
@@ -56,9 +61,35 @@ def _policy(path: Path | None) -> Policy:
     if path is None:
         return echo
     try:
-        lines = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UsageError(f"--script {path} cannot be read as JSON: {error}") from error
-    if not isinstance(lines, dict):
-        raise UsageError(f'--script {path} must be a JSON object: {{"routing key": ["reply", ...]}}')
-    return script(lines)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--script {path} cannot be read: {error}") from error
+    return script(_read_script(text, path))
+
+
+def _read_script(text: str, path: Path) -> dict[str, list[str]]:
+    """Replies by routing key: one JSON object of lists, or a line `{"routing_key": ..., "replies": [...]}` for each key."""
+    try:
+        lines = _lines(text)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"--script {path} is no script: {error!r}. {_SHAPES}") from error
+    return _checked(lines, path)
+
+
+def _lines(text: str) -> Any:
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        rows = [row for row in text.splitlines() if row.strip()]
+        if len(rows) < 2:
+            raise
+        return {row["routing_key"]: row["replies"] for row in map(json.loads, rows)}
+    one_line = isinstance(whole, dict) and set(whole) == {"routing_key", "replies"}
+    return {whole["routing_key"]: whole["replies"]} if one_line else whole
+
+
+def _checked(lines: Any, path: Path) -> dict[str, list[str]]:
+    rows = lines.values() if isinstance(lines, dict) else ["not an object"]
+    if not all(isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows):
+        raise UsageError(f"--script {path} is no script. {_SHAPES}")
+    return dict(lines)

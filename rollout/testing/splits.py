@@ -1,4 +1,7 @@
-"""Other token splits of the same text: what a model may sample and no tokenizer would give back."""
+"""Other token splits of the same text: what a model may sample and no tokenizer would give back.
+
+Invariant: a split decodes to exactly the text of the ids that it replaces; control tokens stay whole.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,78 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from tokenizers import Tokenizer
+
+_MAX_PIECE = 24  # characters of a vocabulary entry that are looked at
+
+
+class TokenSplitter:
+    """Splits of one tokenizer's text. `tokenizer`: a fast one of `transformers`, or of `tokenizers`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend: Tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        self._decode = backend.decode
+        self._piece = backend.id_to_token
+        self._added = set(backend.get_added_tokens_decoder())
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        self._ids = {piece: index for piece, index in vocabulary.items() if index not in self._added}
+
+    def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
+        """`ids` split anew: at each place where an id begins, with the chance `rate`, any vocabulary entry that fits is taken.
+
+        Every split of the text has a chance. What does not decode to the same text (a decoder that looks at neighbours) is given
+        back as it was.
+        """
+        out: list[int] = []
+        run: list[int] = []
+        for index in ids:
+            if index in self._added:
+                out += self._walk(run, rng, rate)
+                out.append(index)
+                run = []
+            else:
+                run.append(index)
+        out += self._walk(run, rng, rate)
+        same = self._decode(out, skip_special_tokens=False) == self._decode(list(ids), skip_special_tokens=False)
+        return out if same else list(ids)
+
+    def _walk(self, run: list[int], rng: random.Random, rate: float) -> list[int]:
+        """A run of ordinary ids, split anew."""
+        pieces = [self._piece(index) or "" for index in run]
+        text = "".join(pieces)
+        begins: dict[int, int] = {}
+        at = 0
+        for index, piece in zip(run, pieces, strict=True):
+            begins[at] = index
+            at += len(piece)
+        reachable = self._reachable(text)
+        out: list[int] = []
+        at = 0
+        while at < len(text):
+            canonical = begins.get(at)
+            if canonical is not None and rng.random() >= rate:
+                chosen = canonical
+            else:
+                ends = [end for end in _ends(at, text) if reachable[end] and text[at:end] in self._ids]
+                if not ends:
+                    return run  # an id that the vocabulary's pieces do not spell
+                chosen = self._ids[text[at : rng.choice(ends)]]
+            out.append(chosen)
+            at += len(self._piece(chosen) or "")
+        return out
+
+    def _reachable(self, text: str) -> list[bool]:
+        """For each place of `text` whether vocabulary entries spell the rest; in a byte-level vocabulary all do."""
+        good = [False] * len(text) + [True]
+        for at in range(len(text) - 1, -1, -1):
+            good[at] = any(good[end] and text[at:end] in self._ids for end in _ends(at, text))
+        return good
+
+
+def _ends(at: int, text: str) -> range:
+    return range(at + 1, min(at + _MAX_PIECE, len(text)) + 1)
+
 
 def random_split(tokenizer: Any, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-    """`ids` with some tokens replaced by two that spell the same text; control tokens stay whole.
-
-    Only splits that decode to exactly the same text are taken, so text and bytes never change.
-    """
-    added = set(tokenizer.get_added_vocab().values())
-    out: list[int] = []
-    for index in ids:
-        pair = _pair(tokenizer, index, rng) if index not in added and rng.random() < rate else None
-        out += pair or [index]
-    decode = tokenizer.backend_tokenizer.decode
-    same = decode(out, skip_special_tokens=False) == decode(list(ids), skip_special_tokens=False)
-    return out if same else list(ids)
-
-
-def _pair(tokenizer: Any, index: int, rng: random.Random) -> list[int] | None:
-    piece = tokenizer.convert_ids_to_tokens(index)
-    if piece is None or len(piece) < 2:
-        return None
-    cuts = list(range(1, len(piece)))
-    rng.shuffle(cuts)
-    backend = tokenizer.backend_tokenizer
-    for cut in cuts:
-        left, right = backend.token_to_id(piece[:cut]), backend.token_to_id(piece[cut:])
-        if left is not None and right is not None:
-            return [left, right]
-    return None
+    """One random split of `ids`; `TokenSplitter` does many with one look at the vocabulary."""
+    return TokenSplitter(tokenizer).split(ids, rng, rate=rate)

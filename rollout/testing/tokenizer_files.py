@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,17 @@ CONTROL_TOKENS = (
 """`<|end|>` ends a turn. The first three are special tokens; the rest show in decoded text, as Qwen's do."""
 
 
+def embedded_tokenizer_path() -> Path:
+    """The folder, as `AutoTokenizer.from_pretrained` takes it."""
+    return FOLDER
+
+
 def load_embedded_tokenizer() -> Any:
     """The embedded tokenizer, as `transformers`' `PreTrainedTokenizerFast`, with its chat template."""
     from transformers import PreTrainedTokenizerFast  # 1-2 s: not at import
 
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(FOLDER / "tokenizer.json"),
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
-        additional_special_tokens=["<|turn|>"],
-        clean_up_tokenization_spaces=False,
-        model_max_length=1_000_000,
-        name_or_path="embedded",
-    )
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del settings["tokenizer_class"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"), name_or_path="embedded", **settings)
     tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     return tokenizer

@@ -1,0 +1,117 @@
+"""The embedded engine's control endpoints: aborts, pauses, weight versions, the cache, health and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from toolroll.rollout.testing.core import EngineCore
+from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, read_json
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+VERSION = "0.5.23"
+"""The SGLang whose wire format is spoken."""
+
+
+class _Control:
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+
+    async def abort_request(self, request: web.Request) -> web.StreamResponse:
+        """Always 200 and empty, for unknown rids too."""
+        body = read_json(await request.read())
+        rid = body.get("rid")
+        self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
+        return web.Response()
+
+    async def update_weight_version(self, request: web.Request) -> web.StreamResponse:
+        body = read_json(await request.read())
+        version = body.get("new_version")
+        if not isinstance(version, str):
+            raise invalid("new_version must be a string")
+        if body.get("abort_all_requests", True):
+            self._engine.abort(every=True)
+        self._engine.set_weight_version(version)
+        return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        mode = read_json(await request.read()).get("mode", "abort")
+        if mode not in ("abort", "in_place", "retract"):
+            raise invalid(f"mode must be abort, in_place or retract, not {mode!r}")
+        self._engine.pause(mode)
+        return json_response({"status": "ok", "message": "Generation paused successfully."})
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        self._engine.resume()
+        return json_response({"status": "ok", "message": "Generation continued successfully."})
+
+    async def flush_cache(self, request: web.Request) -> web.StreamResponse:
+        if self._engine.flush_cache():
+            return web.Response(text="Cache flushed.")
+        return web.Response(status=400, text="Flush cache failed.")
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=200 if self._engine.healthy else 503)
+
+    async def model_info(self, request: web.Request) -> web.StreamResponse:
+        return json_response(
+            {
+                "model_path": "embedded",
+                "served_model_name": "embedded",
+                "tokenizer_path": "embedded",
+                "is_generation": True,
+                "weight_version": self._engine.weight_version,
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.StreamResponse:
+        engine = self._engine
+        return json_response(
+            {
+                "model_path": "embedded",
+                "version": VERSION,
+                "context_length": engine.context_length,
+                "max_total_num_tokens": engine.limits.pool,
+                "max_req_input_len": engine.limits.prompt,
+                "weight_version": engine.weight_version,
+            }
+        )
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        card = {"id": "embedded", "object": "model", "owned_by": "toolroll", "max_model_len": self._engine.context_length}
+        return json_response({"object": "list", "data": [card]})
+
+
+def control_routes(engine: EngineCore) -> list[web.RouteDef]:
+    """The routes beside `/generate`."""
+    control = _Control(engine)
+    gets = {
+        "/health": control.health,
+        "/health_generate": control.health,
+        "/model_info": control.model_info,
+        "/get_model_info": control.model_info,
+        "/server_info": control.server_info,
+        "/get_server_info": control.server_info,
+        "/v1/models": control.models,
+    }
+    posts = {
+        "/abort_request": control.abort_request,
+        "/update_weight_version": control.update_weight_version,
+        "/pause_generation": control.pause,
+        "/continue_generation": control.resume,
+    }
+    routes = [web.get(path, handler) for path, handler in gets.items()]
+    routes += [web.post(path, _refusing(handler)) for path, handler in posts.items()]
+    return [*routes, web.route("*", "/flush_cache", control.flush_cache)]
+
+
+def _refusing(handler: Handler) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RefusedError as error:
+            return error.response()
+
+    return handle

@@ -1,0 +1,61 @@
+"""The embedded engine's `/v1/chat/completions`: just enough for a user simulator: one answer, no streaming, no tools."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from jinja2 import TemplateError
+
+from toolroll.rollout.testing.core import EngineCore
+from toolroll.rollout.testing.faults import FaultedError
+from toolroll.rollout.testing.wire import Ask, RefusedError, invalid, json_response, read_json
+
+_SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_penalty")
+
+
+async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
+    """One chat completion: the tokenizer's chat template makes the prompt, the policy the answer."""
+    try:
+        body = read_json(await request.read())
+        answer = await engine.answer(_ask(engine, body, request), request)
+    except RefusedError as error:
+        return error.response()
+    except FaultedError as error:
+        return error.response or web.Response()
+    meta = answer["meta_info"]
+    if "prompt_tokens" not in meta:  # aborted before it ran
+        return json_response({"error": {"message": "Abort in waiting queue"}}, status=503)
+    usage = {"prompt_tokens": meta["prompt_tokens"], "completion_tokens": meta["completion_tokens"]}
+    message = {"role": "assistant", "content": answer["text"]}
+    return json_response(
+        {
+            "id": meta["id"],
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.get("model") or "embedded",
+            "choices": [{"index": 0, "message": message, "finish_reason": meta["finish_reason"]["type"], "logprobs": None}],
+            "usage": {**usage, "total_tokens": sum(usage.values())},
+        }
+    )
+
+
+def _ask(engine: EngineCore, body: dict[str, Any], request: web.Request) -> Ask:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages must be a list, and not empty")
+    for unsupported in ("stream", "tools"):
+        if body.get(unsupported):
+            raise invalid(f"the embedded engine's chat completions know no {unsupported}")
+    try:
+        text = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except (TemplateError, ValueError) as error:
+        raise invalid(f"the chat template refuses messages: {error}") from error
+    params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")  # None: what the context holds
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    prompt = np.array(engine.speaker.encode(text), dtype=np.int64)
+    return Ask(uuid.uuid4().hex, prompt, params, routing_key=headers.get("x-smg-routing-key", "chat"), headers=headers)

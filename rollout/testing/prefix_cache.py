@@ -1,0 +1,70 @@
+"""A radix tree of the sequences that the embedded engine has computed, for `cached_tokens`.
+
+Invariants: `match` is the longest common prefix with any inserted sequence; a token is stored once, however many sequences share it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_Ids = npt.NDArray[np.int32]
+
+
+class _Node:
+    __slots__ = ("children", "ids")
+
+    def __init__(self, ids: _Ids) -> None:
+        self.ids = ids
+        self.children: dict[int, _Node] = {}
+
+
+class PrefixCache:
+    """Unbounded: a test's or a benchmark's sequences fit."""
+
+    def __init__(self) -> None:
+        self._root = _Node(np.zeros(0, dtype=np.int32))
+
+    def match(self, ids: _Ids) -> int:
+        """How many of the first `ids` an earlier sequence begins with."""
+        node, at = self._root, 0
+        while at < len(ids):
+            child = node.children.get(int(ids[at]))
+            if child is None:
+                break
+            common = _common(child.ids, ids[at:])
+            at += common
+            if common < len(child.ids):
+                break
+            node = child
+        return at
+
+    def insert(self, ids: _Ids) -> None:
+        """Remember one sequence."""
+        node, at = self._root, 0
+        while at < len(ids):
+            first = int(ids[at])
+            child = node.children.get(first)
+            if child is None:
+                node.children[first] = _Node(ids[at:].copy())  # a view would keep the whole sequence alive
+                return
+            common = _common(child.ids, ids[at:])
+            if common < len(child.ids):
+                head = _Node(child.ids[:common])
+                child.ids = child.ids[common:]
+                head.children[int(child.ids[0])] = child
+                node.children[first] = head
+                child = head
+            at += common
+            node = child
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._root = _Node(np.zeros(0, dtype=np.int32))
+
+
+def _common(a: _Ids, b: _Ids) -> int:
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax())
+    return first if differs[first] else n

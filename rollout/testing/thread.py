@@ -1,0 +1,32 @@
+"""The embedded engine for programs without an event loop of their own: it runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toolroll.rollout.testing.engine import EmbeddedEngine
+
+
+@contextmanager
+def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
+    """Serve `engine` while the context is open, on an event loop in a thread of its own.
+
+    `engine.url` and `engine.log` may be read from anywhere; whatever changes it goes over HTTP (`/abort_request`,
+    `/update_weight_version`, `/pause_generation`), as its methods belong to its own loop. Its policy is called in that thread.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
+        try:
+            yield engine
+        finally:
+            asyncio.run_coroutine_threadsafe(engine.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

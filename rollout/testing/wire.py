@@ -1,0 +1,234 @@
+"""The request side of SGLang's `/generate`: what a body means, and what the server refuses, in its own words.
+
+Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the scheduler from its source).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from aiohttp import web
+
+KNOWN_PARAMS = (
+    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
+    "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
+    "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width "
+    "watermark choice"
+).split()
+_DEFAULT_MAX_NEW_TOKENS = 128
+_UNBOUNDED = 1 << 30
+_INPUT_RESERVE = 5  # the scheduler keeps these behind the longest prompt
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: 0 <= value < float("inf"), "must be a non-negative finite number"),
+    "top_p": (lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    "min_p": (lambda value: 0 <= value <= 1, "must be in [0, 1]"),
+    "top_k": (lambda value: value == -1 or value >= 1, "must be -1 (disable) or at least 1"),
+    "max_new_tokens": (lambda value: value >= 0, "must be at least 0"),
+}
+
+
+class RefusedError(Exception):
+    """An HTTP error with its body."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(str(body))
+        self.status = status
+        self.body = body
+
+    def response(self) -> web.Response:
+        """The answer."""
+        return json_response(self.body, status=self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the same as int32."""
+
+    rid: str
+    unchecked: npt.NDArray[np.int64]
+    params: Mapping[str, Any]
+    routing_key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    extra_key: str = ""
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.int32]:
+        """The prompt."""
+        return self.unchecked.astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`context_length`: prompt and answer. `pool`: tokens in the KV cache (--max-total-tokens), None for as many as wanted."""
+
+    context_length: int
+    pool: int | None = None
+
+    @property
+    def request(self) -> int:
+        """The scheduler's longest request."""
+        return min(self.context_length, self.context_length if self.pool is None else self.pool) - 1
+
+    @property
+    def prompt(self) -> int:
+        """`max_req_input_len`: the first prompt length that the scheduler refuses."""
+        return self.request - _INPUT_RESERVE
+
+    def check(self, prompt: int, params: Mapping[str, Any]) -> None:
+        """Refuse what does not fit."""
+        limit, wanted = self.context_length, params.get("max_new_tokens")
+        if prompt >= limit:
+            raise refused(f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens).")
+        if wanted is not None and prompt + wanted > limit:
+            raise refused(
+                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total of "
+                f"{prompt + wanted} tokens: {prompt} tokens from the input messages and {wanted} tokens for the completion. Please "
+                "reduce the number of tokens in the input messages or the completion to fit within the limit."
+            )
+        if prompt >= self.prompt:
+            raise refused(
+                f"Input length ({prompt} tokens) exceeds the maximum allowed length ({self.prompt} tokens). Use a shorter input or "
+                "enable --allow-auto-truncate."
+            )
+
+    def max_new_tokens(self, prompt: int, params: Mapping[str, Any]) -> int:
+        """The length at which an answer is cut: what was asked for, and no more than the scheduler has room for."""
+        wanted = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
+        return max(0, min(_UNBOUNDED if wanted is None else int(wanted), self.request - prompt - 1))
+
+
+def refused(message: str) -> RefusedError:
+    """A 400 of the shape that most of SGLang's have."""
+    return RefusedError(400, {"error": {"message": message}})
+
+
+def invalid(message: str) -> RefusedError:
+    """A 400 of the shape that a body of the wrong types gets."""
+    text = f"1 validation error: {message}"
+    return RefusedError(400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400})
+
+
+def queue_full() -> RefusedError:
+    """The 503 of --max-queued-requests."""
+    body = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+    return RefusedError(503, body)
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`."""
+    try:
+        data = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"body is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise invalid("body must be an object")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """What a body asks for: one object in answer, or a list."""
+
+    asks: tuple[Ask, ...]
+    single: bool
+    stream: bool
+
+
+def read_generate(body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]) -> Asks:
+    """The prompts of a body; `encode` is for `text`. Raises `RefusedError`."""
+    params = _read_params(body.get("sampling_params"))
+    prompts, batch = _read_prompts(body, encode)
+    n = params.get("n") or 1
+    rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
+    start = body.get("logprob_start_len")
+    lower = {name.lower(): value for name, value in headers.items()}
+    base = Ask(
+        rid="",
+        unchecked=np.zeros(0, dtype=np.int64),
+        params=params,
+        routing_key=lower.get("x-smg-routing-key", ""),
+        headers=lower,
+        return_logprob=bool(body.get("return_logprob")),
+        logprob_start_len=-1 if start is None else int(start),
+        extra_key=str(body.get("extra_key") or ""),
+    )
+    asks = tuple(
+        replace(base, rid=rids[at] if n == 1 else uuid.uuid4().hex, unchecked=prompt)
+        for at, prompt in enumerate(prompts)
+        for _ in range(n)
+    )
+    single = not batch and n == 1
+    stream = bool(body.get("stream"))
+    if stream and not single:
+        raise refused("the embedded engine streams single answers only: no batch and no n > 1")
+    return Asks(asks, single, stream)
+
+
+def _read_params(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise invalid("sampling_params must be an object")
+    params = dict(value or {})
+    for name, given in params.items():
+        if name not in KNOWN_PARAMS:
+            known = ", ".join(f"`{known}`" for known in KNOWN_PARAMS)
+            raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {known}"})
+        if name in _RANGES and given is not None:
+            fits, words = _RANGES[name]
+            if isinstance(given, bool) or not isinstance(given, int | float):
+                raise invalid(f"sampling_params.{name} must be a number")
+            if not fits(given):
+                raise refused(f"{name} {words}, got {given}.")
+    return params
+
+
+def _read_prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]]) -> tuple[list[npt.NDArray[np.int64]], bool]:
+    ids = body.get("input_ids")
+    if ids is None:
+        text = body.get("text")
+        given = text if isinstance(text, list) else [text]
+        texts = [each for each in given if isinstance(each, str)]
+        if not texts or len(texts) != len(given):
+            raise invalid("one of text and input_ids must be given")
+        return [np.array(encode(each), dtype=np.int64) for each in texts], isinstance(text, list)
+    if not isinstance(ids, list) or not ids:
+        raise invalid("input_ids must be a list of ids, or a list of such lists, and not empty")
+    batch = isinstance(ids[0], list)
+    prompts = []
+    for prompt in ids if batch else [ids]:
+        if not isinstance(prompt, list) or not prompt:
+            raise invalid("input_ids must be a list of ids, or a list of such lists, and not empty")
+        prompts.append(_read_ids(prompt))
+    return prompts, batch
+
+
+def _read_ids(prompt: list[Any]) -> npt.NDArray[np.int64]:
+    try:
+        found = np.array(prompt)
+    except ValueError as error:
+        raise invalid(f"input_ids must hold integers only: {error}") from error
+    if found.dtype.kind != "i" or found.ndim != 1:
+        raise invalid(f"input_ids must hold integers only, not {found.dtype} in {found.ndim} dimensions")
+    return found.astype(np.int64)
+
+
+def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
+    if rid is None or fresh:
+        return [uuid.uuid4().hex for _ in range(count)]
+    rids = rid if isinstance(rid, list) else [rid] if count == 1 else [f"{rid}_{at}" for at in range(count)]
+    if len(rids) != count or not all(isinstance(each, str) for each in rids):
+        raise invalid("rid must be a string, or a list of as many strings as prompts")
+    return rids
+
+
+def json_response(data: Any, *, status: int = 200) -> web.Response:
+    """`data` as JSON."""
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")

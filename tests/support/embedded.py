@@ -1,0 +1,41 @@
+"""The embedded engine and SGLang's HTTP spoken plainly to it: for tests that check the engine and not our client of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from support.wire import Wire
+
+from toolroll.rollout.testing import EmbeddedEngine, Policy, PolicyRequest, Reply, echo
+
+
+@asynccontextmanager
+async def wired(tokenizer: Any, policy: Policy = echo, **settings: Any) -> AsyncIterator[tuple[EmbeddedEngine, Wire]]:
+    """An embedded engine with `settings`, and a connection to it."""
+    async with EmbeddedEngine(tokenizer, policy, **settings) as engine, aiohttp.ClientSession() as http:
+        yield engine, Wire(http, engine.url)
+
+
+def says(said: str | Reply | list[int]) -> Policy:
+    """The policy that always says the same: a text, exact ids, or a whole reply."""
+    reply = said if isinstance(said, Reply) else Reply(said) if isinstance(said, str) else Reply(output_ids=said)
+    return lambda request: reply
+
+
+class Held:
+    """A policy whose answers of `ids` stand at token `after` until `release`."""
+
+    def __init__(self, ids: list[int], after: int) -> None:
+        self._ids, self._after = ids, after
+        self._event = asyncio.Event()
+
+    def __call__(self, request: PolicyRequest) -> Reply:
+        return Reply(output_ids=self._ids, hold=self._event, hold_after=self._after)
+
+    def release(self) -> None:
+        """Let them all go on."""
+        self._event.set()

@@ -1,0 +1,217 @@
+"""Aborts, pauses, latency and weight versions of the embedded engine, at exactly chosen tokens and without a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Any
+
+import pytest
+from support.embedded import Held, says, wired
+
+from toolroll.rollout.testing import reference_logprobs
+
+IDS = [400 + at for at in range(40)]
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+async def test_an_abort_is_a_200_with_what_was_sampled(tokenizer: Any) -> None:
+    async with wired(tokenizer, Held(IDS, after=7)) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300], fields={"rid": "x"}))
+        await engine.until(lambda engine: engine.held == 1)
+        told = await wire.post("/abort_request", {"rid": "x"})
+        answer = await task
+    assert (told.status, told.body) == (200, "")
+    assert answer.status == 200
+    assert answer.meta["finish_reason"] == ABORTED
+    assert answer.output_ids == IDS[:7]
+    assert answer.body["text"] == tokenizer.decode(IDS[:7])
+    assert answer.meta["completion_tokens"] == 7 == answer.meta["output_token_logprobs_length"]
+    assert answer.logprobs == reference_logprobs([300], IDS[:7])
+    [entry] = engine.log
+    assert (entry.aborted, entry.finish_reason, entry.output_ids, entry.status) == (True, "abort", IDS[:7], 200)
+
+
+async def test_an_abort_matches_by_prefix(tokenizer: Any) -> None:
+    policy = Held(IDS, after=3)
+    async with wired(tokenizer, policy) as (engine, wire):
+        tasks = {rid: asyncio.create_task(wire.generate([300], fields={"rid": rid})) for rid in ("x1", "x10", "x2", "yx1")}
+        await engine.until(lambda engine: engine.held == 4)
+        await wire.post("/abort_request", {"rid": "x1"})
+        gone = [(await tasks[rid]).meta["finish_reason"]["type"] for rid in ("x1", "x10")]
+        assert not tasks["x2"].done() and not tasks["yx1"].done()
+        policy.release()
+        spared = [(await tasks[rid]).meta["finish_reason"]["type"] for rid in ("x2", "yx1")]
+    assert (gone, spared) == (["abort", "abort"], ["length", "length"])
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": ""}, {"rid": None}, {"rid": "unknown"}])
+async def test_an_abort_of_nothing_is_a_200_and_does_nothing(tokenizer: Any, body: dict[str, Any]) -> None:
+    policy = Held(IDS, after=3)
+    async with wired(tokenizer, policy) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300], fields={"rid": "x"}))
+        await engine.until(lambda engine: engine.held == 1)
+        assert (await wire.post("/abort_request", body)).status == 200
+        policy.release()
+        assert (await task).output_ids == IDS
+
+
+async def test_abort_all_ends_whatever_runs_and_whatever_waits(tokenizer: Any) -> None:
+    async with wired(tokenizer, Held(IDS, after=2), max_running=1) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        waiting = asyncio.create_task(wire.generate([301]))
+        await engine.until(lambda engine: len(engine.log) == 2)
+        await wire.post("/abort_request", {"abort_all": True})
+        ran, waited = await running, await waiting
+    assert (ran.meta["finish_reason"], ran.output_ids) == (ABORTED, IDS[:2])
+    assert (waited.status, waited.output_ids, waited.body["text"]) == (200, [], "")
+    assert waited.meta["finish_reason"] == IN_QUEUE
+    assert "prompt_tokens" not in waited.meta and "cached_tokens" not in waited.meta
+    assert [entry.aborted for entry in engine.log] == [True, True]
+
+
+async def test_a_client_that_hangs_up_is_aborted(tokenizer: Any) -> None:
+    async with wired(tokenizer, Held(IDS, after=2)) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        task.cancel()
+        await engine.until(lambda engine: engine.log[0].finished is not None)
+    [entry] = engine.log
+    assert (entry.aborted, entry.status, entry.output_ids) == (True, 0, [])
+
+
+async def test_the_rest_of_an_aborted_answer_follows_its_resumption(tokenizer: Any) -> None:
+    """As a model goes on in its own words, the policy is not asked again."""
+    policy = Held(IDS, after=5)
+    async with wired(tokenizer, policy) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "s"}))
+        await engine.until(lambda engine: engine.held == 1)
+        engine.abort(every=True)
+        partial = await task
+        resumed = await wire.generate([300, *partial.output_ids], headers={"x-smg-routing-key": "s"})
+    assert partial.output_ids + resumed.output_ids == IDS
+    assert [entry.call for entry in engine.log] == [0, None]
+
+
+# --- pauses --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pause_aborts_and_lets_nothing_start_until_it_is_over(tokenizer: Any) -> None:
+    async with wired(tokenizer, Held(IDS, after=4)) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        assert (await wire.post("/pause_generation", {})).status == 200
+        assert (await running).output_ids == IDS[:4]
+        engine.policy = says("Later.")
+        waiting = asyncio.create_task(wire.generate([301]))
+        await engine.until(lambda engine: len(engine.log) == 2)
+        assert engine.log[1].finished is None
+        assert (await wire.post("/continue_generation", {})).status == 200
+        assert (await waiting).body["text"] == "Later."
+
+
+@pytest.mark.parametrize(("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)])
+async def test_a_pause_that_keeps_what_runs(tokenizer: Any, mode: str, retractions: int, flushed: int) -> None:
+    policy = Held(IDS, after=4)
+    async with wired(tokenizer, policy) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        await wire.post("/pause_generation", {"mode": mode})
+        assert (await wire.post("/flush_cache", {})).status == flushed
+        policy.release()
+        await wire.get("/health")  # time for a run that is not paused to end
+        assert engine.held == 0 and engine.log[0].finished is None
+        await wire.post("/continue_generation", {})
+        answer = await running
+    assert answer.output_ids == IDS
+    assert answer.meta["num_retractions"] == retractions
+
+
+async def test_an_abort_in_a_pause_is_lost_and_so_are_all_later_ones(tokenizer: Any) -> None:
+    policy = Held(IDS, after=4)
+    async with wired(tokenizer, policy) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300], fields={"rid": "x"}))
+        await engine.until(lambda engine: engine.held == 1)
+        await wire.post("/pause_generation", {"mode": "in_place"})
+        await wire.post("/abort_request", {"rid": "x"})
+        await wire.post("/continue_generation", {})
+        await wire.post("/abort_request", {"rid": "x"})
+        policy.release()
+        answer = await running
+    assert answer.output_ids == IDS
+    assert answer.meta["finish_reason"]["type"] == "length"
+
+
+# --- time ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_latency_is_waited(tokenizer: Any) -> None:
+    async with wired(tokenizer, says(IDS), latency=0.05, token_latency=0.002) as (_, wire):
+        began = perf_counter()
+        answer = await wire.generate([300])
+        took = perf_counter() - began
+    assert took >= answer.meta["e2e_latency"] >= 0.05 + 40 * 0.002 - 0.01
+    assert answer.output_ids == IDS
+
+
+async def test_latency_may_depend_on_the_request(tokenizer: Any) -> None:
+    latency = lambda request: 3600.0 if request.routing_key == "slow" else 0.0
+    async with wired(tokenizer, says(IDS), latency=latency) as (engine, wire):
+        slow = asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "slow"}))
+        await engine.until(lambda engine: len(engine.log) == 1)
+        assert (await wire.generate([300])).output_ids == IDS
+        assert not slow.done()
+        engine.abort(every=True)
+        assert (await slow).output_ids == []  # an hour for 40 tokens: none is there by now
+
+
+async def test_an_engine_that_closes_ends_what_runs(tokenizer: Any) -> None:
+    async with wired(tokenizer, says(IDS), latency=3600.0) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: len(engine.log) == 1)
+        await engine.__aexit__()
+        answer = (await asyncio.gather(task, return_exceptions=True))[0]
+    assert engine.log[0].aborted
+    assert isinstance(answer, Exception) or answer.meta["finish_reason"]["type"] == "abort"
+
+
+# --- weights -------------------------------------------------------------------------------------------------------------
+
+
+async def test_weights_that_change_in_mid_answer_show_in_its_spans(tokenizer: Any) -> None:
+    policy = Held(IDS, after=7)
+    async with wired(tokenizer, policy, weight_version="step9") as (engine, wire):
+        task = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        told = await wire.post("/update_weight_version", {"new_version": "step20", "abort_all_requests": False})
+        policy.release()
+        answer = await task
+        later = await wire.generate([301])
+        info = await wire.get("/model_info")
+    assert told.status == 200
+    spans = [{"version": "step9", "start": 0, "end": 7}, {"version": "step20", "start": 7, "end": 40}]
+    assert answer.meta["weight_versions"] == spans == engine.log[0].weight_versions
+    assert answer.meta["weight_version"] == "step20" == info.body["weight_version"]
+    assert later.meta["weight_versions"] == [{"version": "step20", "start": 0, "end": 40}]
+    assert answer.logprobs == reference_logprobs([300], IDS)
+
+
+async def test_a_weight_update_aborts_unless_told_otherwise(tokenizer: Any) -> None:
+    async with wired(tokenizer, Held(IDS, after=7)) as (engine, wire):
+        task = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        await wire.post("/update_weight_version", {"new_version": "step2"})
+        answer = await task
+    assert answer.meta["finish_reason"] == ABORTED
+    assert answer.meta["weight_versions"] == [{"version": "default", "start": 0, "end": 7}]
+    assert answer.meta["weight_version"] == "step2"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/update_weight_version", {}), ("/pause_generation", {"mode": "coffee"})])
+async def test_a_wrong_control_body_is_a_400(tokenizer: Any, path: str, body: dict[str, Any]) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        assert (await wire.post(path, body)).status == 400
+        assert (await wire.generate([300])).status == 200
+        assert engine.weight_version == "default"

@@ -1,0 +1,304 @@
+"""The embedded engine's `/generate`: what SGLang 0.5.23 sends, field for field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.embedded import says, wired
+from support.qwen import qwen3_tokenizer
+from support.wire import Wire
+
+from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
+
+PROMPT = [101, 102, 103, 104, 105, 106, 107, 108, 109]
+META = {
+    "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens", "completion_tokens",
+    "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency", "response_sent_to_client_ts",
+}  # fmt: skip
+LOGPROB_META = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
+HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658  # Qwen's
+
+
+@pytest.fixture
+def end(tokenizer: Any) -> int:
+    return int(tokenizer.convert_tokens_to_ids("<|end|>"))
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return qwen3_tokenizer()
+
+
+# --- the shape -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: int) -> None:
+    async with wired(tokenizer, says("Here you are.")) as (_, wire):
+        answer = await wire.generate(PROMPT, fields={"rid": "r1"}, max_new_tokens=50)
+    ids = [*tokenizer.encode("Here you are."), end]
+    n = len(ids)
+    assert answer.status == 200
+    assert set(answer.body) == {"text", "output_ids", "meta_info"}
+    assert answer.body["text"] == "Here you are."
+    assert answer.output_ids == ids
+    meta = answer.meta
+    assert set(meta) == META | LOGPROB_META
+    assert meta["id"] == "r1"
+    assert meta["finish_reason"] == {"type": "stop", "matched": end}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["output_token_logprobs_length"]) == (9, n, n)
+    assert (meta["reasoning_tokens"], meta["num_retractions"]) == (0, 0)
+    assert (meta["cached_tokens_details"], meta["dp_rank"]) == (None, None)
+    assert meta["weight_version"] == "default"
+    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": n}]
+    assert meta["input_token_logprobs"] == []
+    assert [item[1:] for item in meta["output_token_logprobs"]] == [[index, None] for index in ids]
+    assert meta["e2e_latency"] >= 0 and meta["response_sent_to_client_ts"] > 1.7e9
+
+
+async def test_logprobs_are_sent_only_where_they_were_asked_for(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (_, wire):
+        answer = await wire.post("/generate", {"input_ids": PROMPT})
+    assert set(answer.meta) == META
+    assert answer.output_ids
+
+
+async def test_input_logprobs_begin_without_a_value(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (_, wire):
+        whole = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
+        rest = await wire.generate(PROMPT, fields={"logprob_start_len": 6}, max_new_tokens=1)
+    items = whole.meta["input_token_logprobs"]
+    assert items[0] == [None, PROMPT[0], None]
+    assert [item[1] for item in items] == PROMPT
+    assert [item[0] for item in items[1:]] == reference_logprobs(PROMPT[:1], PROMPT[1:])
+    assert [item[1] for item in rest.meta["input_token_logprobs"]] == PROMPT[6:]
+
+
+async def test_rescoring_agrees_with_what_was_recorded(tokenizer: Any) -> None:
+    async with wired(tokenizer, says("One two three.")) as (_, wire):
+        answer = await wire.generate(PROMPT)
+        rescored = await wire.rescore(PROMPT + answer.output_ids)
+    assert rescored[len(PROMPT) - 1 :] == answer.logprobs
+
+
+async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
+    seen: list[PolicyRequest] = []
+    async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):
+        answer = await wire.post("/generate", {"text": "<|turn|>user\nHello there.<|end|>"})
+    assert answer.meta["prompt_tokens"] == len(tokenizer.encode("<|turn|>user\nHello there.<|end|>"))
+    assert seen[0].text == "<|turn|>user\nHello there.<|end|>"
+
+
+# --- stops ---------------------------------------------------------------------------------------------------------------
+
+STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]]] = [
+    ("eos", [IM_END, HELLO], {}, "", [IM_END], {"type": "stop", "matched": IM_END}),
+    ("shown", [IM_END], {"skip_special_tokens": False}, "", [IM_END], {"type": "stop", "matched": IM_END}),
+    ("untrimmed", [IM_END], {"no_stop_trim": True}, "", [IM_END], {"type": "stop", "matched": IM_END}),
+    (
+        "shown, untrimmed",
+        [IM_END],
+        {"skip_special_tokens": False, "no_stop_trim": True},
+        "<|im_end|>",
+        [IM_END],
+        {"type": "stop", "matched": IM_END},
+    ),
+    ("id", [TOOL_CALL_END], {"stop_token_ids": [TOOL_CALL_END]}, "", [TOOL_CALL_END], {"type": "stop", "matched": TOOL_CALL_END}),
+    (
+        "id, untrimmed",
+        [TOOL_CALL_END],
+        {"stop_token_ids": [TOOL_CALL_END], "no_stop_trim": True},
+        "</tool_call>",
+        [TOOL_CALL_END],
+        {"type": "stop", "matched": TOOL_CALL_END},
+    ),
+    ("string", [HELLO, HELLO], {"stop": ["lo"]}, "Hel", [HELLO], {"type": "stop", "matched": "lo"}),
+    ("string, untrimmed", [HELLO], {"stop": ["lo"], "no_stop_trim": True}, "Hello", [HELLO], {"type": "stop", "matched": "lo"}),
+    ("over two tokens", [HELLO] * 3, {"stop": "HelloHe"}, "", [HELLO] * 2, {"type": "stop", "matched": "HelloHe"}),
+    (
+        "ignored eos",
+        [IM_END] * 9,
+        {"ignore_eos": True, "skip_special_tokens": False, "max_new_tokens": 4},
+        "<|im_end|>" * 4,
+        [IM_END] * 4,
+        {"type": "length", "length": 4},
+    ),
+    ("nothing", [HELLO], {"max_new_tokens": 0}, "", [], {"type": "length", "length": 0}),
+    ("length", [HELLO] * 5, {"max_new_tokens": 3}, "HelloHelloHello", [HELLO] * 3, {"type": "length", "length": 3}),
+    ("stop on the last", [HELLO, IM_END], {"max_new_tokens": 2}, "Hello", [HELLO, IM_END], {"type": "stop", "matched": IM_END}),
+    ("cut before", [HELLO, IM_END], {"max_new_tokens": 1}, "Hello", [HELLO], {"type": "length", "length": 1}),
+]
+
+
+@pytest.mark.parametrize(("ids", "params", "text", "kept", "finish"), [row[1:] for row in STOPS], ids=[row[0] for row in STOPS])
+async def test_stops_as_the_real_server_does(
+    qwen: Any, ids: list[int], params: dict[str, Any], text: str, kept: list[int], finish: dict[str, Any]
+) -> None:
+    """The table of what was seen on the real server, with its vocabulary."""
+    async with wired(qwen, says(ids)) as (_, wire):
+        answer = await wire.generate([HELLO], **{"max_new_tokens": 16, **params})
+    assert (answer.body["text"], answer.output_ids, answer.meta["finish_reason"]) == (text, kept, finish)
+    assert len(answer.logprobs) == len(kept)
+
+
+async def test_the_default_length_is_128(tokenizer: Any) -> None:
+    async with wired(tokenizer, says([300] * 500)) as (_, wire):
+        answer = await wire.generate(PROMPT)
+        unbounded = await wire.generate(PROMPT, max_new_tokens=None)
+    assert answer.meta["finish_reason"] == {"type": "length", "length": 128}
+    assert len(unbounded.output_ids) == 500
+
+
+async def test_the_scheduler_keeps_two_places_of_the_context(tokenizer: Any) -> None:
+    """Prompt and `max_new_tokens` that fill the context are taken, and cut two short of it."""
+    async with wired(tokenizer, says([300] * 500), context_length=100) as (_, wire):
+        answer = await wire.generate(PROMPT, max_new_tokens=100 - len(PROMPT))
+    assert answer.meta["finish_reason"] == {"type": "length", "length": 100 - len(PROMPT) - 2}
+
+
+async def test_a_reply_without_a_stop_ends_by_length(tokenizer: Any) -> None:
+    async with wired(tokenizer, says(Reply("Half a sent", stop=False))) as (_, wire):
+        answer = await wire.generate(PROMPT, max_new_tokens=100)
+    assert answer.output_ids == tokenizer.encode("Half a sent")
+    assert answer.meta["finish_reason"]["type"] == "length"
+
+
+words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)  # nothing of the stop token's own text
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=words, stop=words.map(lambda text: text[:3]), split=st.sampled_from(["canonical", "random"]), seed=st.integers(0, 99))
+async def test_a_stop_string_cuts_the_text_at_its_first_place_and_the_ids_behind_it(
+    tokenizer: Any, text: str, stop: str, split: Any, seed: int
+) -> None:
+    async with wired(tokenizer, says(text), split=split, seed=seed) as (_, wire):
+        answer = await wire.generate(PROMPT, stop=["\x00never", stop], max_new_tokens=500)
+        whole = await wire.generate(PROMPT, max_new_tokens=500)
+    if stop not in text:
+        assert (answer.body["text"], answer.meta["finish_reason"]["type"]) == (text, "stop")
+        assert answer.meta["finish_reason"]["matched"] == tokenizer.eos_token_id
+        return
+    assert answer.meta["finish_reason"] == {"type": "stop", "matched": stop}
+    assert answer.body["text"] == text[: text.index(stop)]
+    ids = answer.output_ids
+    assert stop in tokenizer.decode(ids) and stop not in tokenizer.decode(ids[:-1])
+    if split == "canonical":
+        assert ids == whole.output_ids[: len(ids)]
+
+
+async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(tokenizer: Any, end: int) -> None:
+    async with wired(tokenizer, says("Fine.")) as (_, wire):
+        answer = await wire.generate(PROMPT, stop=["<|e"])
+    assert answer.meta["finish_reason"] == {"type": "stop", "matched": "<|e"}
+    assert answer.output_ids[-1] == end
+    assert answer.body["text"] == "Fine."
+
+
+# --- many answers --------------------------------------------------------------------------------------------------------
+
+
+async def test_n_answers_have_ids_of_their_own(tokenizer: Any) -> None:
+    async with wired(tokenizer, lambda request: f"Answer {request.call}.") as (engine, wire):
+        answer = await wire.generate(PROMPT, fields={"rid": "mine"}, headers={"x-smg-routing-key": "s"}, n=3)
+    assert isinstance(answer.body, list)
+    assert [each["text"] for each in answer.body] == ["Answer 0.", "Answer 1.", "Answer 2."]
+    rids = {each["meta_info"]["id"] for each in answer.body}
+    assert len(rids) == 3 and "mine" not in rids
+    assert {entry.rid for entry in engine.log} == rids
+
+
+async def test_a_batch_is_answered_in_order(tokenizer: Any) -> None:
+    prompts = [[300] * 4, [301] * 7, [302] * 2]
+    async with wired(tokenizer) as (_, wire):
+        answer = await wire.post("/generate", {"input_ids": prompts, "rid": ["a", "b", "c"]})
+        one = await wire.post("/generate", {"input_ids": prompts[:1]})
+        texts = await wire.post("/generate", {"text": ["Hello there.", "Hello."]})
+    assert [each["text"] for each in answer.body] == [f"I have read {n} tokens." for n in (4, 7, 2)]
+    assert [each["meta_info"]["id"] for each in answer.body] == ["a", "b", "c"]
+    assert isinstance(one.body, list) and len(one.body) == 1
+    assert len(texts.body) == 2
+
+
+async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
+    gate = asyncio.Event()
+
+    async def policy(request: PolicyRequest) -> str:
+        if request.routing_key == "slow":
+            await gate.wait()
+        return request.routing_key
+
+    async with wired(tokenizer, policy) as (_, wire):
+        slow = asyncio.create_task(wire.generate(PROMPT, headers={"x-smg-routing-key": "slow"}))
+        quick = await wire.generate(PROMPT, headers={"x-smg-routing-key": "quick"})
+        assert quick.body["text"] == "quick" and not slow.done()
+        gate.set()
+        assert (await slow).body["text"] == "slow"
+
+
+# --- the cache -----------------------------------------------------------------------------------------------------------
+
+
+async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> None:
+    """9 tokens again: 8. Turn 2 of 9 + 41 + 5: 49. Another extra_key, or rescoring from 0: none."""
+    async with wired(tokenizer, says([400 + at for at in range(41)])) as (_, wire):
+        first = await wire.generate(PROMPT)
+        again = await wire.generate(PROMPT, max_new_tokens=1)
+        second = await wire.generate(PROMPT + first.output_ids + [1000, 1001, 1002, 1003, 1004], max_new_tokens=1)
+        other = await wire.generate(PROMPT, fields={"extra_key": "x"}, max_new_tokens=1)
+        rescored = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
+    assert [a.meta["cached_tokens"] for a in (first, again, second, other, rescored)] == [0, 8, 49, 0, 0]
+
+
+# --- streams -------------------------------------------------------------------------------------------------------------
+
+
+async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
+    async with wire.http.post(f"{wire.url}/generate", json={**body, "stream": True}) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        chunks = (await response.text()).split("\n\n")
+    assert chunks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks[:-2]]
+
+
+async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(tokenizer: Any, end: int) -> None:
+    async with wired(tokenizer, says("One two three.")) as (_, wire):
+        parts = await events(wire, {"input_ids": PROMPT, "return_logprob": True})
+        whole = await wire.generate(PROMPT)
+    assert len(parts) == len(whole.output_ids)
+    for at, part in enumerate(parts, 1):
+        assert part["output_ids"] == whole.output_ids[:at]
+        assert [item[0] for item in part["meta_info"]["output_token_logprobs"]] == whole.logprobs[:at]
+        assert whole.body["text"].startswith(part["text"])
+    assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
+    assert parts[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
+    assert parts[-1]["text"] == "One two three."
+
+
+async def test_a_streams_refusal_is_a_200_with_an_error_in_it(tokenizer: Any) -> None:
+    async with wired(tokenizer, context_length=64) as (engine, wire):
+        [event] = await events(wire, {"input_ids": [300] * 64})
+    assert event["error"]["code"] == 400 and event["error"]["retryable"] is False
+    assert "longer than the model's context length (64 tokens)" in event["error"]["message"]
+    assert engine.log[0].status == 400
+
+
+# --- logprobs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_logprob_depends_on_nothing_but_the_prefix_and_the_id(tokenizer: Any) -> None:
+    """Neither on the engine, its seed and version, nor on the parameters, nor on what was asked before."""
+    ids = tokenizer.encode("The same words again.")
+    async with wired(tokenizer, says(ids)) as (_, wire):
+        first = await wire.generate(PROMPT, temperature=1.0)
+    async with wired(tokenizer, says([*PROMPT, *ids]), seed=9, weight_version="w7", split="random") as (_, wire):
+        await wire.generate(PROMPT[:3])
+        second = await wire.generate([PROMPT[0]], temperature=0.3, top_k=5)
+        third = await wire.generate(PROMPT + ids[:2])
+    assert first.logprobs == [reference_logprob(PROMPT + ids[:at], index) for at, index in enumerate(ids)]
+    assert second.logprobs[0] == reference_logprob([PROMPT[0]], PROMPT[0])
+    assert third.logprobs == reference_logprobs(PROMPT + ids[:2], [*PROMPT, *ids])

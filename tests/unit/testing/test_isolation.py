@@ -1,0 +1,40 @@
+"""The oracle shares no code with what it judges."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import toolroll.rollout.testing.engine as engine_module
+
+FOLDER = Path(engine_module.__file__ or "").parent
+ROOT = FOLDER.parents[1]  # the folder that `toolroll` names
+JUDGED = ("toolroll.rollout.template", "toolroll.rollout.session", "toolroll.agents", "toolroll.rollout.engine", "toolroll.parsers")
+# What plays benchmarks stands above the engine: it knows tasks and sessions' names, but no tokens.
+ABOVE = {"__init__", "player", "serve"}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of ours that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("toolroll")}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_no_module_imports_templates_or_sessions(path: Path) -> None:
+    banned = JUDGED[:2] if path.stem in ABOVE else JUDGED
+    assert [name for name in imported(path) if name.startswith(banned)] == []
+
+
+@pytest.mark.parametrize("path", sorted(p for p in FOLDER.glob("*.py") if p.stem not in ABOVE), ids=lambda path: path.stem)
+def test_the_engine_imports_nothing_of_ours_but_its_own_modules(path: Path) -> None:
+    """So nothing can reach it by a detour either."""
+    assert [name for name in imported(path) if not name.startswith("toolroll.rollout.testing.")] == []

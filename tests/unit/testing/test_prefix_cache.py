@@ -1,0 +1,35 @@
+"""The radix tree behind `cached_tokens`, against the plain definition."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolroll.rollout.testing.prefix_cache import PrefixCache
+
+sequences = st.lists(st.lists(st.integers(0, 2), max_size=10), max_size=12)
+
+
+def array(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(ids, dtype=np.int32)
+
+
+def common(a: list[int], b: list[int]) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+@given(inserted=sequences, asked=sequences)
+def test_a_match_is_the_longest_common_prefix(inserted: list[list[int]], asked: list[list[int]]) -> None:
+    cache = PrefixCache()
+    for at, ids in enumerate(inserted):
+        expected = max((common(ids, earlier) for earlier in inserted[:at]), default=0)
+        assert cache.match(array(ids)) == expected
+        cache.insert(array(ids))
+    for ids in asked:
+        assert cache.match(array(ids)) == max((common(ids, earlier) for earlier in inserted), default=0)
+    cache.clear()
+    assert all(cache.match(array(ids)) == 0 for ids in asked)

@@ -1,0 +1,164 @@
+"""What the embedded engine refuses, in SGLang 0.5.23's own words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.embedded import Held, says, wired
+
+CONTEXT = 4096
+OVERFLOWS = [
+    (5000, None, None, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+    (4096, 1, None, "The input (4096 tokens) is longer than the model's context length (4096 tokens)."),
+    (
+        4095,
+        8,
+        None,
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 4103 tokens: 4095 ",
+    ),
+    (
+        3000,
+        8,
+        3000,
+        "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter input or enable "
+        "--allow-auto-truncate.",
+    ),
+    (4090, 1, None, "Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens)."),
+]
+
+
+@pytest.mark.parametrize(("length", "max_new_tokens", "pool", "words"), OVERFLOWS)
+async def test_an_overflow_is_a_400(tokenizer: Any, length: int, max_new_tokens: int | None, pool: int | None, words: str) -> None:
+    params = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    async with wired(tokenizer, context_length=CONTEXT, max_total_tokens=pool) as (engine, wire):
+        answer = await wire.generate([300] * length, **params)
+    assert answer.status == 400
+    assert list(answer.body) == ["error"] and list(answer.body["error"]) == ["message"]
+    assert answer.message.startswith(words)
+    assert [(entry.status, entry.output_ids) for entry in engine.log] == [(400, [])]
+
+
+async def test_what_just_fits_is_answered(tokenizer: Any) -> None:
+    async with wired(tokenizer, says([300] * 99), context_length=CONTEXT) as (_, wire):
+        longest = await wire.generate([300] * 4089, max_new_tokens=7)
+    async with wired(tokenizer, says([300] * 99), context_length=CONTEXT, max_total_tokens=3000) as (_, wire):
+        pooled = await wire.generate([300] * 2990, max_new_tokens=None)  # seen: clamped to 8
+    assert (longest.status, len(longest.output_ids)) == (200, 5)
+    assert pooled.meta["finish_reason"] == {"type": "length", "length": 8}
+
+
+@pytest.mark.parametrize(
+    ("sampling_params", "words"),
+    [
+        ({"bogus": 1}, "unknown field `bogus`, expected one of `max_new_tokens`, `stop`"),
+        ({"max_tokens": 3}, "unknown field `max_tokens`"),
+        ({"temperature": -1}, "temperature must be a non-negative finite number, got -1."),
+        ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
+        ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
+        ({"max_new_tokens": -2}, "max_new_tokens must be at least 0, got -2."),
+        ({"temperature": "warm"}, "1 validation error: sampling_params.temperature must be a number"),
+        ("warm", "1 validation error: sampling_params must be an object"),
+    ],
+)
+async def test_a_wrong_sampling_parameter_is_a_400(tokenizer: Any, sampling_params: Any, words: str) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        answer = await wire.post("/generate", {"input_ids": [300], "sampling_params": sampling_params})
+    assert answer.status == 400
+    assert answer.message.startswith(words)
+    assert engine.log == []  # no prompt of it ever came to the engine
+
+
+async def test_an_unknown_sampling_parameter_is_told_in_a_string(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (_, wire):
+        answer = await wire.generate([300], bogus=1)
+    assert isinstance(answer.body["error"], str)
+
+
+async def test_an_unknown_field_is_ignored(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (_, wire):
+        answer = await wire.generate([300], fields={"bogus": 1})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input_ids": []},
+        {"input_ids": [[]]},
+        {"input_ids": [1, "two"]},
+        {"input_ids": [1.5]},
+        {"input_ids": [[1, 2], 3]},
+        {"input_ids": [[1, 2], [3]], "rid": ["only one"]},
+        {"text": 5},
+    ],
+)
+async def test_a_body_of_the_wrong_types_is_a_validation_error(tokenizer: Any, body: Any) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        answer = await wire.post("/generate", body)
+    assert answer.status == 400
+    assert set(answer.body) == {"object", "message", "type", "param", "code"}
+    assert answer.message.startswith("1 validation error: ")
+    assert engine.log == []
+
+
+async def test_a_body_that_is_no_json_is_a_400(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        for data in (b"{", b"[1]", b"\xff"):
+            async with wire.http.post(f"{engine.url}/generate", data=data) as response:
+                assert response.status == 400
+
+
+@pytest.mark.parametrize("index", [4096, 999_999, -1, 2**31, 2**40])
+async def test_an_id_outside_the_vocabulary_would_have_killed_it(tokenizer: Any, index: int) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        answer = await wire.generate([300, index])
+        good = await wire.generate([300, 4095])
+    assert (answer.status, good.status) == (500, 200)
+    assert engine.killed == 1
+    assert [entry.status for entry in engine.log] == [500, 200]
+
+
+async def test_a_rid_may_not_come_twice_at_once(tokenizer: Any) -> None:
+    policy = Held([300, 301], after=1)
+    async with wired(tokenizer, policy) as (engine, wire):
+        first = asyncio.create_task(wire.generate([300], fields={"rid": "dup"}))
+        await engine.until(lambda engine: engine.held == 1)
+        second = await wire.generate([300], fields={"rid": "dup"})
+        policy.release()
+        assert (await first).status == 200
+        assert (await wire.generate([300], fields={"rid": "dup"})).status == 200
+    assert (second.status, second.message) == (400, "Duplicate request ID detected: dup")
+
+
+async def test_a_full_queue_is_a_503(tokenizer: Any) -> None:
+    policy = Held([300, 301], after=1)
+    async with wired(tokenizer, policy, max_running=1, max_queued=1) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        queued = asyncio.create_task(wire.generate([301]))
+        await engine.until(lambda engine: len(engine.log) == 2)
+        refused = await wire.generate([302])
+        policy.release()
+        assert [(await task).status for task in (running, queued)] == [200, 200]
+    assert refused.status == 503
+    assert refused.body == {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+
+
+async def test_a_policys_own_mistake_is_a_500_and_the_engine_goes_on(tokenizer: Any) -> None:
+    def policy(request: Any) -> str:
+        return {"good": "Fine."}[request.routing_key]
+
+    async with wired(tokenizer, policy) as (engine, wire):
+        bad = await wire.generate([300], headers={"x-smg-routing-key": "bad"})
+        good = await wire.generate([300], headers={"x-smg-routing-key": "good"})
+    assert (bad.status, good.status) == (500, 200)
+    assert [entry.status for entry in engine.log] == [500, 200]
+
+
+async def test_a_stream_of_several_answers_is_refused(tokenizer: Any) -> None:
+    async with wired(tokenizer) as (_, wire):
+        answer = await wire.generate([300], fields={"stream": True}, n=2)
+    assert answer.status == 400 and "stream" in answer.message
