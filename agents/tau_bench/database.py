@@ -54,7 +54,7 @@ class Table(dict[str, Any]):
                 super().__setitem__(key, marshal.loads(value.blob))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self.get(key, default)
 
     def values(self) -> Any:
         self._read_all()
@@ -90,8 +90,10 @@ class Table(dict[str, Any]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
-        return self.copy() | other
+    def __or__(self, other: Any) -> dict[str, Any]:
+        merged = self.copy()
+        merged.update(other)
+        return merged
 
     def __repr__(self) -> str:
         self._read_all()
@@ -126,9 +128,7 @@ class Database:
 
     def copy(self) -> dict[str, Any]:
         """A database of its own for one episode. Costs one pointer a record, not the database."""
-        return {
-            name: marshal.loads(table.blob) if isinstance(table, Unread) else Table(table) for name, table in self._tables.items()
-        }
+        return {name: marshal.loads(table.blob) if isinstance(table, Unread) else Table(table) for name, table in self._tables.items()}
 
     def changes(self, data: Mapping[str, Any]) -> Changes:
         """How `data`, a changed `copy()`, differs from the database as loaded."""
@@ -150,7 +150,9 @@ class Database:
                 self._note(found, (name, key), base.get(key), record)
         return found
 
-    def _note(self, found: dict[tuple[str, str | None], str | None], place: tuple[str, str | None], base: Unread | None, now: Any) -> None:
+    def _note(
+        self, found: dict[tuple[str, str | None], str | None], place: tuple[str, str | None], base: Unread | None, now: Any
+    ) -> None:
         """Add the record at `place` to `found` if it is another one than at first."""
         if base is not None and _dumped(now) == base.blob:
             return

@@ -78,9 +78,7 @@ class TauBenchUser:
 class TauBenchUsers:
     """Makes one `TauBenchUser` an episode; `concurrency` of them may wait for their model at once."""
 
-    def __init__(
-        self, model: str, provider: str, *, strategy: str = "llm", concurrency: int = 64, package: str = "tau_bench"
-    ) -> None:
+    def __init__(self, model: str, provider: str, *, strategy: str = "llm", concurrency: int = 64, package: str = "tau_bench") -> None:
         if strategy not in STRATEGIES:
             raise UsageError(f"tau-bench's user strategies are {', '.join(STRATEGIES)}, not {strategy!r}")
         if not installed(package, "retail"):
