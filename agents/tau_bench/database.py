@@ -54,7 +54,10 @@ class Table(dict[str, Any]):
                 super().__setitem__(key, marshal.loads(value.blob))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self.get(key, default)
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def values(self) -> Any:
         self._read_all()
@@ -88,9 +91,9 @@ class Table(dict[str, Any]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
-    def __or__(self, other: Any) -> dict[str, Any]:
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         merged = self.copy()
         merged.update(other)
         return merged
