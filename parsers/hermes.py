@@ -43,7 +43,7 @@ class HermesParser(ToolCallParser):
         start = opener + len(OPEN)
         objects, end, problem = _objects(text, start)
         if problem is None:
-            closes = source.find(CLOSE, end) == end
+            closes = text.startswith(CLOSE, end)  # behind the JSON, a spelled-out closer is one too: it can be nothing else
             stop = end + len(CLOSE) if closes else len(text)
             if closes or end == len(text):
                 span = (opener, stop)

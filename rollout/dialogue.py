@@ -124,7 +124,7 @@ class Dialogue:
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
         ids = completion.output_ids
-        sampled = self.template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=params.get("stop_token_ids") or ())
+        sampled = self.template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=_stop_ids(completion, params))
         said = sampled.said
         parsed = self._parse(said) if self._parse is not None else self._parsed(said, ids[: len(ids) - bool(sampled.stop)])
         parsed = with_call_ids(parsed, f"{self.session.session_id}/{node.start}")

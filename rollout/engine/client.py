@@ -58,6 +58,7 @@ class Engine:
         self._session: aiohttp.ClientSession | None = None
         self._workers: list[str] | None = None
         self._in_flight: set[str] = set()
+        self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -96,7 +97,9 @@ class Engine:
             outcome = await self._attempt(request, rid, deadline)
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
-                return parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+                completion = parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+                self._largest_sampled = max(self._largest_sampled, int(completion.output_ids.max(initial=-1)))
+                return completion
             pause = self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)
@@ -109,10 +112,11 @@ class Engine:
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
-        if int(ids.min()) < 0 or (facts.vocab_size is not None and int(ids.max()) >= facts.vocab_size):
-            at = int(np.flatnonzero((ids < 0) | (ids >= (facts.vocab_size or np.iinfo(np.int32).max)))[0])
+        known = np.iinfo(np.int32).max if facts.vocab_size is None else max(facts.vocab_size, self._largest_sampled + 1)
+        if int(ids.min()) < 0 or int(ids.max()) >= known:
+            at = int(np.flatnonzero((ids < 0) | (ids >= known))[0])
             raise TokenError(
-                f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {facts.vocab_size}: the engine would die of it. "
+                f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
                 "Is this the served model's tokenizer?"
             )
         limit = facts.prompt_limit

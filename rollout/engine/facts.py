@@ -10,7 +10,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """`context_length`: prompt and answer together, in tokens; None where nobody told. `vocab_size`: an id at or above it kills
-    the engine (SGLang 0.5.23 does not check). `max_input_length`: the longest prompt that the engine's token pool takes."""
+    the engine (SGLang 0.5.23 does not check), unless the engine sampled it: models have more rows than tokenizers have tokens.
+    `max_input_length`: the longest prompt that the engine's token pool takes."""
 
     context_length: int | None = None
     vocab_size: int | None = None

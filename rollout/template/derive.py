@@ -168,7 +168,7 @@ class Deriver:
             return "the last assistant turn is rendered with another beginning than the generation prompt"
         turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
-        if turn_alone == turn_then or _squash(sampled.said) == _squash(turn_then):
+        if turn_alone == turn_then or _reads_like_history(_squash(sampled.said), _squash(turn_alone), _squash(turn_then)):
             return None
         return "the last assistant turn is rendered differently once messages follow it"
 
@@ -214,6 +214,21 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
         if len(tail.after) - tail.close_at <= rest and (rest <= len(tail.after) or not turn.get("tool_calls")):
             return len(tail.after) - rest
     return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), tail.close_at)
+
+
+def _reads_like_history(said: str, alone: str, then: str) -> bool:
+    """Whether what was sampled agrees with the turn as history shows it, `then`, from its beginning to the last place where that
+    differs from the turn as the end of a conversation, `alone`. (An empty `<think>` that the template adds only there was not
+    sampled; how the message of a malformed call renders behind that place says nothing about history.)"""
+    begin = _common(alone, then)
+    behind = _common(alone[begin:][::-1], then[begin:][::-1])
+    differs = max(len(then) - behind, begin + 1)  # where `then` only leaves something out, its next character must agree
+    return said.startswith(then[:differs])
+
+
+def _common(one: str, other: str) -> int:
+    """The length of the longest common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _squash(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -26,6 +27,8 @@ from toolroll.rollout.types import InteractionResult, Status, StopReason, Task, 
 SESSIONS = 16
 CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
+
+NO_END_OF_TEXT = {"151643": -100.0}  # the grammar lets the model end with either; only <|im_end|> is what the template writes
 
 
 @asynccontextmanager
@@ -63,40 +66,47 @@ async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> f
     return float(np.abs(trajectory.logprobs[trained] - rescored[trained + shift]).max())
 
 
-def check(result: InteractionResult, users: int = 4) -> Trajectory:
+def check(result: InteractionResult, control: frozenset[int], users: int = 4) -> list[Trajectory]:
+    """A random model now and then samples a control token (of 26 among 151,936 ids, in about 100): a tool call that is none, or
+    another end of the turn. Then there may be more turns, or a fork; what holds for every token holds all the same."""
     assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE), result.info
     assert not [name for name in result.metrics if name.startswith("token_mismatches")]
-    [trajectory] = result.trajectories
-    assert len(trajectory.turns) == users
-    for earlier, later in pairwise(trajectory.turns):
-        assert later.prompt_tokens == later.start
-        assert later.cached_tokens >= earlier.stop - 1
-    return trajectory
+    for trajectory in result.trajectories:
+        for earlier, later in pairwise(trajectory.turns):
+            assert later.prompt_tokens == later.start
+            assert later.cached_tokens >= earlier.stop - 1
+    sampled = {int(index) for found in result.trajectories for index in found.input_ids[found.loss_mask.astype(bool)]}
+    if not sampled & control:
+        assert [len(trajectory.turns) for trajectory in result.trajectories] == [users]
+    return list(result.trajectories)
 
 
 async def test_sglang_rescores_an_episode_in_float32(float32: Wire) -> None:
     async with serving(float32.url) as served:
-        trajectory = check(await play(served, "rescored"))
-    assert await difference(float32, trajectory) <= 1e-4
-    assert await difference(float32, trajectory, shift=1) > 1.0  # a mask that is one token off would be seen
+        trajectories = check(await play(served, "rescored"), served.template.encoder.control_ids)
+    for trajectory in trajectories:
+        assert await difference(float32, trajectory) <= 1e-4
+        assert await difference(float32, trajectory, shift=1) > 1.0  # a mask that is one token off would be seen
 
 
 async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
     async with serving(bf16.url) as served:
-        trajectory = check(await play(served, "rescored"))
-    assert await difference(bf16, trajectory) <= 0.05
-    assert await difference(bf16, trajectory, shift=1) > 1.0
+        trajectories = check(await play(served, "rescored"), served.template.encoder.control_ids)
+    for trajectory in trajectories:
+        assert await difference(bf16, trajectory) <= 0.05
+        assert await difference(bf16, trajectory, shift=1) > 1.0
 
 
 async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     """The grammar makes the random model call the tool; the turn ends with the real stop token."""
-    world = ListedWorld(tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
+    users = ["Go on."] * 40  # the grammar lets the model also spell the marker out, which is no call
+    world = ListedWorld(user_texts=users, tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
     async with serving(float32.url) as served:
-        result = await play(served, "tools", world=world, regex=CALL, max_new_tokens=64)
+        result = await play(served, "tools", world=world, steps=40, regex=CALL, max_new_tokens=64, logit_bias=NO_END_OF_TEXT)
         stop = served.template.stop_token_ids
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0), result.info
     [trajectory] = result.trajectories
-    assert [len(action.tool_calls) for action in world.seen] == [1, 1, 1, 1]
+    assert sum(len(action.tool_calls) for action in world.seen) == 4
     assert all(int(trajectory.input_ids[turn.stop - 1]) in stop and turn.finish_reason == "stop" for turn in trajectory.turns)
     assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
 
@@ -107,24 +117,22 @@ async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: 
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as served:
         assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)  # type: ignore[attr-defined]
-        results = dict(zip(names, await asyncio.gather(*(play(served, name) for name in names)), strict=True))
+        results = await asyncio.gather(*(play(served, name) for name in names))
+        trajectories = [check(result, served.template.encoder.control_ids) for result in results]
     by_worker = [{seen.routing_key for seen in proxy.generations()} & set(names) for proxy in routed_sglang.proxies]
     assert by_worker[0].isdisjoint(by_worker[1])
     assert by_worker[0] | by_worker[1] == set(names)
     assert min(map(len, by_worker)) >= 4, [len(found) for found in by_worker]
     wire = Wire(http, routed_sglang.workers[0].url)  # both hold the same weights
-    for name in names[:4]:
-        assert await difference(wire, check(results[name])) <= 1e-4
-    for name in names[4:]:
-        check(results[name])
+    for trajectory in itertools.chain(*trajectories[:4]):
+        assert await difference(wire, trajectory) <= 1e-4
 
 
 async def test_the_context_is_never_overrun(float32: Wire) -> None:
     async with serving(float32.url) as served:
         result = await play(served, "long", users=40, steps=40, max_new_tokens=3000)
     assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.CONTEXT_FULL, 0.0)
-    [trajectory] = result.trajectories
-    assert trajectory.turns[-1].stop <= CONTEXT
+    assert max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns) <= CONTEXT
 
 
 @pytest.mark.parametrize("params", [{"max_new_tokenz": 3}])

@@ -130,7 +130,7 @@ async def worker() -> AsyncIterator[tuple[Worker, str]]:
     app.router.add_post("/generate", found.echo)
     app.router.add_post("/slow", found.slow)
     server = TestServer(app, host="127.0.0.1")
-    await server.start_server(handler_cancellation=True)
+    await server.start_server()
     yield found, f"http://127.0.0.1:{server.port}"
     await server.close()
 

@@ -1,0 +1,36 @@
+"""What every test runs under."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+ALLOWED = "TOOLROLL_TEST_DATA"
+"""A skip that names this variable is allowed everywhere: the extra data are in no package."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure: what a package index has is never a reason to skip."""
+    report = yield
+    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and not hasattr(report, "wasxfail") and not _allowed(item, report):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself."""
+    report = yield
+    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and ALLOWED not in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    return report
+
+
+def _allowed(item: pytest.Item, report: Any) -> bool:
+    return item.get_closest_marker("peers") is not None or ALLOWED in str(report.longrepr)
