@@ -35,15 +35,21 @@ class OpenAIUser:
         self._owns_client = client is None
         self._client = ChatClient(config) if client is None else client
         self._seed = config.seed if seed is None else derive_seed(config.seed or 0, seed)
+        self._prompt = config.system_prompt
         self._messages: list[Message] = []
         self._metrics = dict.fromkeys(
             ("user_calls", "user_prompt_tokens", "user_completion_tokens", "user_seconds", "user_retries", "user_errors"), 0.0
         )
 
+    def adopt_prompt(self, prompt: str) -> None:
+        """Take a benchmark's own system prompt (`{instruction}` is the place of the task's), unless the config sets one."""
+        if "system_prompt" not in self._config.model_fields_set:
+            self._prompt = prompt
+
     async def reset(self, instruction: str) -> str:
         """The user's first line, in answer to `config.first_agent_line`."""
         # Not str.format: instructions and templates may contain braces.
-        system = self._config.system_prompt.replace("{instruction}", instruction)
+        system = self._prompt.replace("{instruction}", instruction)
         self._messages = [{"role": "system", "content": system}]
         return await self.step(self._config.first_agent_line)
 

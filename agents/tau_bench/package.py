@@ -1,0 +1,138 @@
+"""Finds the `tau_bench` package and takes from it, once, what its environments are made of.
+
+Invariants: nothing is imported before it is asked for; importing tau-bench neither needs litellm nor lets it fetch its price list
+over the network; `sys.modules` and the environment variables are left as they were found. Facts of tau-bench: commit 59a200c6.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Tool
+
+COMMIT = "59a200c6d575d595120f1cb70fea53cef0632f6b"
+INSTALL = f"pip install --no-deps git+https://github.com/sierra-research/tau-bench@{COMMIT}"
+
+_PRICE_LIST_SWITCH = "LITELLM_LOCAL_MODEL_COST_MAP"
+_import_lock = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One domain of tau-bench as its package defines it; shared by all episodes and never changed.
+
+    `tasks` are the package's own task objects of one split. `invoke[name]` is a tool: `invoke[name](data=..., **arguments)`.
+    `user_prompt` is the package's prompt for a simulated user, with `{instruction}` where the instruction belongs.
+    `to_hashable` and `consistent_hash` are the package's: the reward is defined by them.
+    """
+
+    name: str
+    split: str
+    tasks: Sequence[Any]
+    data: Mapping[str, Any]
+    invoke: Mapping[str, Callable[..., Any]]
+    tools_info: Sequence[Tool]
+    terminate_tools: frozenset[str]
+    wiki: str
+    user_prompt: str
+    to_hashable: Callable[[Any], Any]
+    consistent_hash: Callable[[Any], str]
+
+
+def installed(package: str, domain: str) -> bool:
+    """Whether `package` is there and is this benchmark: PyPI has others of that name."""
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    return bool(folders) and any((Path(folder) / "envs" / domain / "env.py").is_file() for folder in folders or ())
+
+
+def load_domain(package: str, domain: str, split: str) -> Domain:
+    """The domain with the tasks of `split`; reads the package's database once. `UsageError` where it is not installed."""
+    if not installed(package, domain):
+        raise UsageError(f"tau-bench is not installed: {INSTALL}")
+    envs = import_module(f"{package}.envs")
+    base = import_module(f"{package}.envs.base")
+    users = import_module(f"{package}.envs.user")
+    # "human" is the one strategy whose constructor calls no model; index 0 because None draws one task too many.
+    env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=0)
+    prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(instruction="{instruction}")
+    return Domain(
+        name=domain,
+        split=split,
+        tasks=env.tasks,
+        data=env.data,
+        invoke={name: tool.invoke for name, tool in env.tools_map.items()},
+        tools_info=env.tools_info,
+        terminate_tools=frozenset(env.terminate_tools),
+        wiki=env.wiki,
+        user_prompt=prompt,
+        to_hashable=base.to_hashable,
+        consistent_hash=base.consistent_hash,
+    )
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module of tau-bench, with a stand-in for litellm while that lasts (unless litellm is imported already)."""
+    with _import_lock:
+        if name in sys.modules:
+            return sys.modules[name]
+        with _stand_in_for_litellm():
+            return importlib.import_module(name)
+
+
+@contextmanager
+def _stand_in_for_litellm() -> Iterator[None]:
+    """tau-bench imports litellm's `completion` wherever it is imported; what it gets loads litellm at the first call."""
+    if "litellm" in sys.modules:
+        yield
+        return
+    stand_in = ModuleType("litellm")
+    vars(stand_in).update(completion=_completion, provider_list=[])
+    sys.modules["litellm"] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get("litellm") is stand_in:
+            del sys.modules["litellm"]
+
+
+def _completion(*args: Any, **kwargs: Any) -> Any:
+    """litellm's `completion`."""
+    return import_litellm().completion(*args, **kwargs)
+
+
+def import_litellm() -> ModuleType:
+    """litellm, imported without its network call. `UsageError` where it is not installed."""
+    with _import_lock, _local_price_list():
+        try:
+            return importlib.import_module("litellm")
+        except ModuleNotFoundError as error:
+            if error.name != "litellm":
+                raise
+            raise UsageError(
+                "tau-bench's own user simulators call litellm, which is not installed: pip install litellm "
+                "(or let a model behind an OpenAI-compatible address play the user: --user-model)"
+            ) from error
+
+
+@contextmanager
+def _local_price_list() -> Iterator[None]:
+    """litellm fetches a list of prices when it is imported, unless this variable says no."""
+    before = os.environ.get(_PRICE_LIST_SWITCH)
+    os.environ[_PRICE_LIST_SWITCH] = "True" if before is None else before
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_PRICE_LIST_SWITCH, None)

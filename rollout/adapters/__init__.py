@@ -1,0 +1,1 @@
+"""One module for each RL framework: an `InteractionResult` in its own form, and the hook that its trainer calls."""

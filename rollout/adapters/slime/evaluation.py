@@ -1,0 +1,100 @@
+"""Evaluation datasets, played: what slime's `RolloutFnEvalOutput.data` holds.
+
+Invariants: rewards, truncated and samples are equally long and hold graded episodes only; how many were aborted is a metric of its
+own, and a dataset of which nothing was graded is an error and no number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.adapters.slime.generate import player
+from toolroll.rollout.adapters.slime.metrics import rollout_metrics
+from toolroll.rollout.adapters.slime.settings import attribute, check_supported
+from toolroll.rollout.errors import RolloutError, UsageError
+
+
+async def evaluate(args: Any, rollout_id: int) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
+    """All of `args.eval_datasets`, one after another; data by name, and metrics."""
+    datasets = attribute(args, "eval_datasets", [])
+    if not datasets:
+        raise UsageError("there is nothing to evaluate: --eval-prompt-data NAME FILE names a file of `toolroll tasks`")
+    data: dict[str, dict[str, list[Any]]] = {}
+    metrics: dict[str, float] = {}
+    for dataset in datasets:
+        data[dataset.name], found = await _evaluate_one(args, dataset)
+        metrics |= found
+    return data, metrics
+
+
+async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], dict[str, float]]:
+    playing = player(args)
+    check_supported(args, playing.settings, evaluation=True)
+    params = eval_sampling_params(args, dataset)
+    samples = read_samples(dataset)
+
+    async def one(sample: Any) -> list[Any]:
+        async with playing.limit:
+            return await playing.play(sample, params)
+
+    async with asyncio.TaskGroup() as tasks:
+        played = [tasks.create_task(one(sample)) for sample in samples]
+    episodes = [task.result() for task in played]
+    aborted = type(samples[0]).Status.ABORTED
+    graded = [episode[0] for episode in episodes if episode[0].status is not aborted]
+    if not graded:
+        raise RolloutError(f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; {_error(episodes[-1][0])}")
+    reward_key = attribute(args, "reward_key")
+    eval_key = attribute(args, "eval_reward_key") or reward_key
+    data = {
+        "rewards": [sample.reward[eval_key] if eval_key else sample.reward for sample in graded],
+        "truncated": [sample.status is type(sample).Status.TRUNCATED for sample in graded],
+        "samples": graded,
+    }
+    return data, rollout_metrics([episodes], prefix=f"eval/{dataset.name}/toolroll/")
+
+
+def _error(sample: Any) -> Any:
+    return sample.metadata["toolroll"].get("error") or sample.metadata["toolroll"]["stop_reason"]
+
+
+def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
+    """What slime's own evaluation would sample with."""
+    names = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "repetition_penalty", "min_new_tokens")
+    params = {name: attribute(dataset, name) for name in names}
+    params["max_new_tokens"] = dataset.max_response_len
+    for name in ("stop", "stop_token_ids"):
+        if params[name] is None:
+            params[name] = attribute(args, f"rollout_{name}")
+    return params
+
+
+def read_samples(dataset: Any) -> Sequence[Any]:
+    """The dataset's rows as slime's samples, `n_samples_per_eval_prompt` of each."""
+    make = import_module("slime.utils.types").Sample
+    path = Path(dataset.path)
+    if not path.is_file():
+        raise UsageError(f"evaluation {dataset.name}: there is no file {dataset.path}")
+    samples: list[Any] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        row = orjson.loads(line)
+        key = attribute(dataset, "input_key", "index")
+        if key not in row:
+            raise UsageError(f"{dataset.path}, line {number}: no key {key!r} (--eval-input-key index, for files of `toolroll tasks`)")
+        for _ in range(attribute(dataset, "n_samples_per_eval_prompt", 1)):
+            metadata = {
+                **(row.get(attribute(dataset, "metadata_key", "metadata")) or {}),
+                **attribute(dataset, "metadata_overrides", {}),
+            }
+            samples.append(make(index=len(samples), prompt=row[key], metadata=metadata))
+    if not samples:
+        raise UsageError(f"evaluation {dataset.name}: {dataset.path} holds no tasks")
+    return samples

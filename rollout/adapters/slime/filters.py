@@ -1,0 +1,31 @@
+"""Which groups of samples may be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+
+def leaves(group: Iterable[Any]) -> Iterator[Any]:
+    """The samples of a group, those of forked episodes one by one."""
+    for item in group:
+        if isinstance(item, list):
+            yield from leaves(item)
+        else:
+            yield item
+
+
+def has_aborted(group: Iterable[Any]) -> bool:
+    """Whether an episode of the group has no reward."""
+    return any(sample.reward is None or sample.status.name == "ABORTED" for sample in leaves(group))
+
+
+def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
+    """For `--dynamic-sampling-filter-path`: keep groups whose episodes were all graded, and not all alike.
+
+    slime's normalisation fails on a missing reward, and learns nothing from equal ones.
+    """
+    if has_aborted(samples):
+        return False
+    rewards = {sample.get_reward_value(args) for sample in leaves(samples)}
+    return len(rewards) > 1

@@ -1,0 +1,76 @@
+"""`generate`: one sample's episode, for `--custom-generate-function-path`.
+
+slime names functions and hands over no object, so what they share (connections, tokenizer, certified template) is kept here, one
+`Player` for each event loop and settings: neither survives its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.settings import check_supported, collects_partial, read_settings, rollout_args
+from toolroll.rollout.errors import UsageError
+
+_SLIME_LOOP = "slime.rollout.sglang_rollout"
+
+_players: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Player]] = WeakKeyDictionary()
+
+
+def player(args: Any) -> Player:
+    """The player of the running loop for what `args` says now."""
+    settings = read_settings(args)
+    key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
+    players = _players.setdefault(asyncio.get_running_loop(), {})
+    if key not in players:
+        players[key] = Player(args, settings)
+    return players[key]
+
+
+async def aclose() -> None:
+    """Close the running loop's connections; a trainer that lives as long as its process need not."""
+    for found in _players.pop(asyncio.get_running_loop(), {}).values():
+        await found.aclose()
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False) -> Any:
+    """Play the task whose index is `sample.prompt`; slime's and miles' custom generate function.
+
+    Returns a sample, or a list of samples that share one `rollout_id` where the chat template made the episode fork. An episode
+    that failed for a reason that the model did not cause is ABORTED: no reward, a zero mask, `remove_sample`. Raises
+    `UsageError` for settings that cannot work.
+    """
+    playing = player(args)
+    check_supported(args, playing.settings, evaluation=evaluation)
+    restart = collects_partial(args) and not evaluation
+    if (sample.response or sample.response_length) and not restart:
+        raise UsageError(
+            f"sample {sample.index} already has a response of {sample.response_length} tokens: an episode cannot be continued in the "
+            "middle; pass it without one"
+        )
+    playing.stopped = _slime_stops(args)
+    samples = await playing.play(sample, sampling_params)
+    if restart and any(made.status is type(sample).Status.ABORTED for made in samples):
+        return unplayed(sample)
+    return samples[0] if len(samples) == 1 else samples
+
+
+def unplayed(sample: Any) -> Any:
+    """The sample as if it had never been played: what a restart begins with. slime plays ABORTED samples again."""
+    sample.tokens, sample.response, sample.response_length = [], "", 0
+    sample.loss_mask, sample.rollout_log_probs, sample.reward = None, None, None
+    sample.status = type(sample).Status.ABORTED
+    return sample
+
+
+def _slime_stops(args: Any) -> Callable[[], bool]:
+    """Whether slime's own loop is aborting its rollout; asked before each turn."""
+    module = sys.modules.get(_SLIME_LOOP)
+    if module is None:  # another loop than slime's own calls: ours, or a trainer's of its kind
+        return lambda: False
+    state = module.GenerateState(args)
+    return lambda: bool(state.aborted)

@@ -1,0 +1,206 @@
+"""`generate_rollout`: a whole rollout or evaluation, for `--rollout-function-path` and `--eval-function-path`.
+
+Invariants: a group is trained on only if each of its episodes was graded; a group that failed is replaced by another one, and a
+row of failures ends the rollout with the last one's words; nothing is left running at the engine when it returns; an aborted
+episode enters no evaluation's mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeVar
+
+from toolroll.rollout.adapters.slime.evaluation import evaluate
+from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
+from toolroll.rollout.adapters.slime.generate import aclose, player, unplayed
+from toolroll.rollout.adapters.slime.metrics import rollout_metrics
+from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.samples import KEY
+from toolroll.rollout.adapters.slime.settings import attribute, check_supported, collects_partial
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError
+
+T = TypeVar("T")
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False) -> Any:
+    """slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`; called from a thread without a loop.
+
+    Raises `UsageError` for settings that cannot work, `RolloutError` where too many groups in a row could not be graded.
+    """
+    outputs = import_module("slime.rollout.base_types")
+    if evaluation:
+        data, metrics = _background().run(evaluate(args, rollout_id))
+        return outputs.RolloutFnEvalOutput(data=data, metrics=metrics)
+    groups, metrics = _background().run(collect(args, data_source))
+    return outputs.RolloutFnTrainOutput(samples=groups, metrics=metrics)
+
+
+def close_rollout() -> None:
+    """Close the connections that `generate_rollout` keeps open from one rollout to the next."""
+    _background().run(aclose())
+
+
+class _Background:
+    """An event loop in a thread of its own, which lives as long as the process: connections belong to a loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="toolroll-slime", daemon=True).start()
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """The result; of several errors that episodes ended with at once, the first."""
+        try:
+            return asyncio.run_coroutine_threadsafe(main, self.loop).result()
+        except* ToolrollError as group:
+            error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error
+
+
+@cache
+def _background() -> _Background:
+    return _Background()
+
+
+def train_sampling_params(args: Any) -> dict[str, Any]:
+    """What slime's own loop would sample with."""
+    return {
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+        "top_k": args.rollout_top_k,
+        "max_new_tokens": args.rollout_max_response_len,
+        "stop": attribute(args, "rollout_stop"),
+        "stop_token_ids": attribute(args, "rollout_stop_token_ids"),
+    }
+
+
+async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
+    """`rollout_batch_size` groups from `data_source`, and the metrics."""
+    playing = player(args)
+    check_supported(args, playing.settings, evaluation=False)
+    if attribute(args, "group_rm", False):
+        raise UsageError("--group-rm: rewards come from the environment here; use --custom-generate-function-path for a group's own")
+    batch = _Batch(args, playing, data_source)
+    try:
+        await batch.fill()
+    finally:
+        await batch.stop()
+    groups = sorted(batch.kept, key=lambda group: next(leaves(group)).index or 0)
+    _call(args, "rollout_sample_filter_path", groups)
+    _call(args, "rollout_all_samples_process_path", sorted(batch.played, key=lambda g: next(leaves(g)).index or 0), data_source)
+    dropped = {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in batch.dropped.items()}
+    return groups, rollout_metrics(batch.played) | dropped
+
+
+class _Batch:
+    """The groups of one rollout under way."""
+
+    def __init__(self, args: Any, playing: Player, data_source: Any) -> None:
+        self.kept: list[list[Any]] = []
+        self.played: list[list[Any]] = []
+        self.dropped: Counter[str] = Counter()
+        self._args = args
+        self._playing = playing
+        self._source = data_source
+        self._wanted: int = args.rollout_batch_size
+        self._filter = _function(attribute(args, "dynamic_sampling_filter_path"))
+        self._params = train_sampling_params(args)
+        self._pending: dict[asyncio.Task[list[Any]], list[Any]] = {}
+        self._failures = 0
+
+    async def fill(self) -> None:
+        """Play groups until enough of them may be trained on."""
+        while len(self.kept) < self._wanted:
+            if len(self._pending) + len(self.kept) < self._wanted:
+                self._begin(self._source.get_samples(attribute(self._args, "over_sampling_batch_size", self._wanted)))
+            done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._pending.pop(task)
+                self._take(task.result())
+
+    async def stop(self) -> None:
+        """Cancel what is still played: its requests are aborted at the engine, and its groups go back where slime wants them."""
+        for task in self._pending:
+            task.cancel()
+        await asyncio.gather(*self._pending, return_exceptions=True)
+        if self._pending and collects_partial(self._args):
+            self._source.add_samples([[unplayed(sample) for sample in group] for group in self._pending.values()])
+        self._pending.clear()
+
+    def _begin(self, groups: Sequence[list[Any]]) -> None:
+        if not groups:
+            raise UsageError("the data source gave no more samples")
+        for group in groups:
+            self._pending[asyncio.create_task(self._play(group))] = group
+
+    async def _play(self, group: Sequence[Any]) -> list[Any]:
+        async def one(sample: Any) -> Any:
+            async with self._playing.limit:
+                made = await self._playing.play(sample, self._params)
+            return await _hooked(self._args, made[0] if len(made) == 1 else made)
+
+        async with asyncio.TaskGroup() as tasks:
+            played = [tasks.create_task(one(sample)) for sample in group]
+        return [task.result() for task in played]
+
+    def _take(self, group: list[Any]) -> None:
+        self.played.append(group)
+        reason = self._reason_to_drop(group)
+        if reason is None:
+            if len(self.kept) < self._wanted:
+                self.kept.append(group)
+            return
+        self.dropped[reason] += 1
+        if reason != "aborted":
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= self._playing.settings.max_dropped:
+            raise RolloutError(f"{self._failures} groups in a row could not be graded; the last episode: {_error(group)}")
+
+    def _reason_to_drop(self, group: list[Any]) -> str | None:
+        if has_aborted(group):
+            return "aborted"
+        self._failures = 0
+        if self._filter is None:
+            return None
+        found = self._filter(self._args, group)
+        keep = found if isinstance(found, bool) else bool(found.keep)
+        if not keep and not isinstance(found, bool) and attribute(found, "keep_when_insufficient", False):
+            keep = len(self._pending) + len(self.kept) < self._wanted
+        if keep:
+            return None
+        return "filter" if isinstance(found, bool) else str(found.reason or "filter")
+
+
+def _error(group: list[Any]) -> Any:
+    failed = [sample for sample in leaves(group) if sample.reward is None]
+    summary: Mapping[str, Any] = failed[-1].metadata[KEY]
+    return summary.get("error") or summary["stop_reason"]
+
+
+async def _hooked(args: Any, made: Any) -> Any:
+    """slime's own hooks for finished samples, where the command line names some."""
+    if not attribute(args, "rollout_sample_hook_path"):
+        return made
+    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(args, made, evaluation=False)
+
+
+def _function(path: str | None) -> Callable[..., Any] | None:
+    if path is None:
+        return None
+    module, _, name = path.rpartition(".")
+    found: Callable[..., Any] = vars(import_module(module))[name]
+    return found
+
+
+def _call(args: Any, path: str, *given: Any) -> None:
+    function = _function(attribute(args, path))
+    if function is not None:
+        function(args, *given)

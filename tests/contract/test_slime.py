@@ -1,0 +1,495 @@
+"""The slime adapter against slime's own types where it is installed (`peers`), and against a mirror of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support import slime_mirror
+from support.slime_mirror import DataSource, EvalDataset, train_data
+
+from toolroll.rollout.adapters import slime
+from toolroll.rollout.adapters.slime import generate, generate_rollout, keep_group, read_settings, to_samples
+from toolroll.rollout.adapters.slime.training import close_rollout
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.registry import load_environment
+from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.rollout.testing.player import write_action
+from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
+
+DESK = load_environment("desk")
+TASKS = DESK.tasks("test")
+SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "max_new_tokens": 256,
+    "stop": None,
+    "stop_token_ids": None,
+    "skip_special_tokens": False,
+    "no_stop_trim": True,
+    "spaces_between_special_tokens": False,
+}
+
+
+@pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])
+def sample_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """slime's `Sample`: the mirror's, with its modules in slime's place, or the real one."""
+    if request.param == "mirror":
+        slime_mirror.install(monkeypatch)
+        return slime_mirror.Sample
+    return _real("slime.utils.types").Sample
+
+
+def _real(module: str) -> Any:
+    return pytest.importorskip(module, reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}")
+
+
+@pytest.fixture
+def closing() -> Iterator[None]:
+    """Closes what `generate_rollout` leaves open for the next rollout."""
+    yield
+    close_rollout()
+
+
+def reference_lines(index: int) -> list[str]:
+    actions = DESK.reference(TASKS[index])
+    assert actions is not None
+    return [write_action(action) for action in actions]
+
+
+def says(lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int] = lambda session: 0) -> Any:
+    """A policy that plays the reference of the session's task; `lines[session]` in its place."""
+
+    def policy(request: PolicyRequest) -> str | Reply:
+        said = (lines or {}).get(request.routing_key) or reference_lines(task(request.routing_key))
+        return said[request.call] if request.call < len(said) else "Goodbye."
+
+    return policy
+
+
+@asynccontextmanager
+async def serving(policy: Any = None, **engine: Any) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+    """An engine, and the arguments of a trainer that uses it."""
+    async with EmbeddedEngine(load_embedded_tokenizer(), policy or says(), **engine) as embedded:
+        ip, port = embedded.url.removeprefix("http://").split(":")
+        yield embedded, arguments(sglang_router_ip=ip, sglang_router_port=int(port))
+        await slime.aclose()
+
+
+def arguments(**given: Any) -> Namespace:
+    """slime's arguments, as far as a rollout reads them, under slime's names."""
+    values: dict[str, Any] = {
+        "hf_checkpoint": "embedded",
+        "partial_rollout": False,
+        "use_rollout_routing_replay": False,
+        "rollout_seed": 42,
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "rollout_top_k": -1,
+        "rollout_max_response_len": 256,
+        "rollout_max_context_len": None,
+        "rollout_stop": None,
+        "rollout_stop_token_ids": None,
+        "rollout_batch_size": 2,
+        "over_sampling_batch_size": 2,
+        "n_samples_per_prompt": 8,
+        "rollout_num_gpus": 1,
+        "rollout_num_gpus_per_engine": 1,
+        "sglang_server_concurrency": 64,
+        "reward_key": None,
+        "eval_reward_key": None,
+        "group_rm": False,
+        "dynamic_sampling_filter_path": None,
+        "rollout_sample_filter_path": None,
+        "rollout_all_samples_process_path": None,
+        "rollout_sample_hook_path": None,
+        "apply_chat_template_kwargs": None,
+        "toolroll_env": "desk",
+        "toolroll_tool_call_parser": "hermes",
+        "toolroll_verify": "always",
+    }
+    return Namespace(**{**values, **given})
+
+
+# --- generate ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> None:
+    async with serving() as (engine, args):
+        asked = sample_type(index=5, group_index=1, prompt="0", label="L", metadata={"kept": 1}, session_id="s")
+        made = await generate(args, asked, dict(SAMPLING))
+    assert made.status is sample_type.Status.COMPLETED and made.reward == 1.0
+    assert (made.index, made.group_index, made.rollout_id, made.label, made.session_id) == (5, 1, None, "L", "s")
+    assert made.metadata["kept"] == 1 and made.metadata["toolroll"]["stop_reason"] == "done"
+    train_data([made])
+    turns = [entry for entry in engine.log if entry.output_ids]
+    assert len(turns) > 2 and {entry.routing_key for entry in turns} == {"s"}
+    last = [*turns[-1].input_ids.tolist(), *turns[-1].output_ids]
+    assert made.tokens == last
+    cut = len(last) - made.response_length
+    assert cut == len(turns[0].input_ids)
+    mask, logprobs = [0] * len(last), [0.0] * len(last)
+    for turn in turns:
+        at = len(turn.input_ids)
+        mask[at : at + len(turn.output_ids)] = [1] * len(turn.output_ids)
+        logprobs[at : at + len(turn.output_ids)] = turn.logprobs
+    assert made.loss_mask == mask[cut:]
+    assert made.rollout_log_probs == np.array(logprobs[cut:], dtype=np.float32).astype(float).tolist()
+    assert made.weight_versions == ["default"] * len(turns)
+    assert made.prefix_cache_info.total_prompt_tokens == sum(len(turn.input_ids) for turn in turns)
+    assert asked.tokens == [] and asked.reward is None and asked.prefix_cache_info.total_prompt_tokens == 0, (
+        "the sample given was changed"
+    )
+
+
+async def test_both_arities_and_evaluation(sample_type: Any) -> None:
+    # slime passes evaluation by keyword, if the signature has it; miles calls with three arguments.
+    assert "evaluation" in inspect.signature(generate).parameters
+    async with serving() as (_, args):
+        three = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+        four = await generate(args, sample_type(prompt=0), dict(SAMPLING), evaluation=True)
+    assert three.reward == four.reward == 1.0
+
+
+async def test_an_episode_that_failed_has_no_reward_and_a_zero_mask(sample_type: Any) -> None:
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=400, body=b"no") if request.call == 1 else None
+
+    async with serving(faults=faults) as (engine, args):
+        args.toolroll_retries = 0
+        made = await generate(args, sample_type(prompt=0, index=1), dict(SAMPLING))
+        args.toolroll_retries = 1
+        again = await generate(args, sample_type(prompt=0, index=1, session_id="other"), dict(SAMPLING))
+    assert made.status is again.status is sample_type.Status.ABORTED and made.reward is None and made.remove_sample
+    assert set(made.loss_mask) == {0} and len(made.loss_mask) == made.response_length == len(made.rollout_log_probs) > 1
+    assert made.metadata["toolroll"]["error"]["type"] == "EngineError"
+    assert [entry.status for entry in engine.log if entry.routing_key == "other"].count(400) == 2, "it was to be played once more"
+
+
+async def test_a_failure_before_the_first_token_still_makes_a_sample(sample_type: Any) -> None:
+    async with serving(faults=lambda request: Fault(status=400)) as (engine, args):
+        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+    assert made.response_length == 1 and made.loss_mask == [0] and made.rollout_log_probs == [0.0]
+    assert made.tokens == engine.log[0].input_ids.tolist()
+    nothing = InteractionResult("", None, [], {}, status=Status.ABORTED, stop_reason=StopReason.USER_ERROR)
+    [made] = to_samples(sample_type(index=0), nothing, filler=7)
+    assert (made.tokens, made.response_length, made.loss_mask, made.remove_sample) == ([7, 7], 1, [0], True)
+
+
+async def test_an_abort_by_the_engine_gives_back_an_aborted_sample(sample_type: Any) -> None:
+    async with serving(faults=lambda request: Fault(abort_after=3) if request.call == 1 else None) as (engine, args):
+        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+    assert made.status is sample_type.Status.ABORTED and made.reward is None and set(made.loss_mask) == {0}
+    assert len(engine.log) == 2, "an abort is the trainer's will and is neither resumed nor played again"
+
+
+async def test_no_turn_begins_once_slime_stops_its_rollout(sample_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Namespace(aborted=False)
+    module = ModuleType("slime.rollout.sglang_rollout")
+    vars(module)["GenerateState"] = lambda args: state
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def policy(request: PolicyRequest) -> str:
+        state.aborted = True
+        return reference_lines(0)[request.call]
+
+    async with serving(policy) as (engine, args):
+        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+    assert made.status is sample_type.Status.ABORTED and len(engine.log) == 1
+
+
+async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
+    async with serving(faults=lambda request: Fault(abort_after=3) if request.index == 1 else None) as (_, args):
+        begun = sample_type(prompt=0, index=3, response="Hello", response_length=1, tokens=[1, 2], status=sample_type.Status.ABORTED)
+        with pytest.raises(UsageError, match="sample 3 already has a response of 1 tokens"):
+            await generate(args, begun, dict(SAMPLING))
+        args.partial_rollout = True
+        with pytest.raises(UsageError, match="toolroll_partial: restart"):
+            await generate(args, sample_type(prompt=0), dict(SAMPLING))
+        args.toolroll_partial = "restart"
+        cut = await generate(args, sample_type(prompt=0, metadata={"a": 1}), dict(SAMPLING))
+        assert (cut.status.name, cut.response, cut.response_length, cut.tokens, cut.reward) == ("ABORTED", "", 0, [], None)
+        again = await generate(args, cut, dict(SAMPLING))
+        assert again.reward == 1.0 and again.metadata["a"] == 1
+
+
+def _trajectory(n: int, cut: int, *, reason: str | None = None, source: Any = "engine") -> Trajectory:
+    mask = np.array([0] * cut + [1] * (n - cut), dtype=np.uint8)
+    logprobs = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
+    return Trajectory(np.arange(n, dtype=np.int32), mask, logprobs, (), cut, source, reason)
+
+
+def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
+    paths = (_trajectory(6, 3), _trajectory(9, 5, reason="the template rewrote history"))
+    result = InteractionResult("", 1.0, [], {}, trajectories=paths, metrics={"prompt_tokens": 10.0, "cached_tokens": 4.0})
+    asked = sample_type(index=17, group_index=2, prompt="4")
+    first, second = to_samples(asked, result)
+    assert first.rollout_id == second.rollout_id == 17 and first.group_index == second.group_index == 2
+    assert (first.response_length, second.response_length) == (3, 4) and first.reward == second.reward == 1.0
+    assert second.rollout_log_probs == [-0.5] * 4
+    assert [sample.prefix_cache_info.total_prompt_tokens for sample in (first, second)] == [10, 0]
+    assert to_samples(sample_type(index=17, rollout_id=99), result)[1].rollout_id == 99
+    [alone] = to_samples(asked, dataclasses.replace(result, trajectories=paths[:1]))
+    assert alone.rollout_id is None
+    with pytest.raises(UsageError, match="neither rollout_id nor index"):
+        to_samples(sample_type(), result)
+
+
+def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
+    excluded = dataclasses.replace(_trajectory(6, 3), loss_mask=np.zeros(6, dtype=np.uint8))
+    [made] = to_samples(sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,)))
+    assert made.remove_sample and made.reward == 1.0
+    text = _trajectory(6, 3, source="transcript")
+    with pytest.raises(UsageError, match="transcript"):
+        to_samples(sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(text,)))
+
+
+def test_a_reward_key_is_kept(sample_type: Any) -> None:
+    [made] = to_samples(
+        sample_type(index=0), InteractionResult("", 0.5, [], {}, trajectories=(_trajectory(6, 3),)), reward_key="score"
+    )
+    assert made.get_reward_value(Namespace(reward_key="score")) == 0.5
+
+
+# --- settings ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"toolroll_evn": "desk"}, "did you mean toolroll_env"),
+        ({"toolroll_max_turns": 0}, "toolroll_max_turns"),
+        ({"toolroll_history": "keep"}, "toolroll_history"),
+        ({"toolroll_zzz": 1}, "there are agent, chat_template"),
+        ({"toolroll_env": None}, "no environment is named"),
+        ({"toolroll_env": "dask"}, "did you mean 'desk'"),
+        ({"toolroll_user_settings": {"model": "m"}}, "toolroll_user does not say"),
+        ({"use_rollout_routing_replay": True}, "routed experts"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p"),
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_in_words(sample_type: Any, given: dict[str, Any], words: str) -> None:
+    async with serving() as (engine, args):
+        vars(args).update(given)
+        with pytest.raises(UsageError, match=words):
+            await generate(args, sample_type(prompt=0), dict(SAMPLING))
+        assert engine.log == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [("hello", "--input-key index"), ([{"role": "user"}], "--input-key"), (999, "has tasks 0 to 32"), (-1, "tasks 0")],
+)
+async def test_prompts_that_are_no_task_are_refused(sample_type: Any, prompt: Any, words: str) -> None:
+    async with serving() as (_, args):
+        with pytest.raises(UsageError, match=words):
+            await generate(args, sample_type(prompt=prompt), dict(SAMPLING))
+
+
+def test_every_setting_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "slime.md").read_text(encoding="utf-8")
+    for name in slime.SlimeSettings.model_fields:
+        assert f"`toolroll_{name}`" in page, name
+    assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+
+
+# --- generate_rollout: a trainer's loop --------------------------------------------------------------------------------------
+
+
+async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closing: None) -> None:
+    """Two iterations, groups of 8, the weights updated in the middle of the first rollout."""
+
+    def policy(request: PolicyRequest) -> str:
+        group, at = map(int, request.routing_key.split("/"))
+        lines = reference_lines(group % 2)
+        if at % 2:  # half of each group give up at once
+            return "I cannot help you. Goodbye."
+        return lines[request.call] if request.call < len(lines) else "Goodbye."
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(weight_version="2", switch_after=4) if request.routing_key == "0/0" and request.call == 1 else None
+
+    async with serving(policy, faults=faults, weight_version="1") as (engine, args):
+        args.dynamic_sampling_filter_path = "toolroll.rollout.adapters.slime.keep_group"
+        source = DataSource(sample_type, [{"prompt": 0}, {"prompt": 1}], n=8)
+        outputs = [await asyncio.to_thread(generate_rollout, args, 0, source)]
+        engine.weight_version = "3"
+        outputs.append(await asyncio.to_thread(generate_rollout, args, 1, source))
+    for output in outputs:
+        assert type(output).__name__ == "RolloutFnTrainOutput"
+        assert [len(group) for group in output.samples] == [8, 8]
+        train_data([sample for group in output.samples for sample in group])
+        for group in output.samples:
+            assert len({sample.group_index for sample in group}) == 1
+            assert {sample.reward for sample in group} == {0.0, 1.0}
+        indices = [sample.index for group in output.samples for sample in group]
+        assert indices == sorted(indices)
+    first = {sample.session_id: sample for group in outputs[0].samples for sample in group}
+    assert first["0/0"].weight_versions[:3] == ["1", "1", "2"], "a turn that saw the update has both versions"
+    assert outputs[0].metrics["toolroll/weight_version_staleness_max"] == 1.0
+    assert outputs[0].metrics["toolroll/mixed_version_share"] > 0
+    assert outputs[1].metrics["toolroll/weight_version_staleness_max"] == 0.0
+    for name in ("turns", "invalid_calls", "tool_errors", "cached_share", "token_mismatches", "episodes", "aborted"):
+        assert f"toolroll/{name}" in outputs[0].metrics
+    assert outputs[0].metrics["toolroll/episodes"] == 16.0 and outputs[0].metrics["toolroll/cached_share"] > 0.5
+    _every_sampled_token_is_as_served(outputs, engine)
+
+
+def _every_sampled_token_is_as_served(outputs: list[Any], engine: EmbeddedEngine) -> None:
+    served = {}
+    for entry in engine.log:
+        for at, (index, logprob) in enumerate(zip(entry.output_ids, entry.logprobs, strict=True)):
+            served[entry.routing_key, len(entry.input_ids) + at] = (index, np.float32(logprob))
+    for sample in (sample for output in outputs for group in output.samples for sample in group):
+        cut = len(sample.tokens) - sample.response_length
+        for at, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
+            if mask:
+                assert served[sample.session_id, cut + at] == (sample.tokens[cut + at], np.float32(logprob))
+            else:
+                assert logprob == 0.0
+
+
+async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, closing: None) -> None:
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=400) if request.routing_key == "1/1" else None
+
+    async with serving(faults=faults) as (_, args):
+        args.n_samples_per_prompt = 2
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 2]
+    assert output.metrics["rollout/dynamic_filter/drop_aborted"] == 1.0 and output.metrics["toolroll/aborted"] == 1.0
+
+
+async def test_a_rollout_of_failures_ends_with_their_words(sample_type: Any, closing: None) -> None:
+    async with serving(faults=lambda request: Fault(status=400, body=b"out of order")) as (_, args):
+        args.toolroll_max_dropped = 3
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        with pytest.raises(RolloutError, match=r"3 groups in a row.*EngineError"):
+            await asyncio.to_thread(generate_rollout, args, 0, source)
+        with pytest.raises(UsageError, match="--input-key index"):
+            await asyncio.to_thread(generate_rollout, args, 0, DataSource(sample_type, [{"prompt": "x"}], n=2))
+
+
+async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(sample_type: Any, closing: None) -> None:
+    gate = asyncio.Event()
+
+    async def policy(request: PolicyRequest) -> str:
+        if request.routing_key.startswith("2/"):
+            await gate.wait()  # never within the rollout
+        return says()(request)
+
+    async with serving(policy) as (engine, args):
+        args.over_sampling_batch_size, args.partial_rollout, args.toolroll_partial = 3, True, "restart"
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+        assert [group[0].group_index for group in output.samples] == [0, 1]
+        [back] = source.buffer
+        assert {sample.group_index for sample in back} == {2} and {sample.tokens == [] for sample in back} == {True}
+        for _ in range(200):
+            if all(entry.aborted for entry in engine.log if entry.routing_key.startswith("2/")):
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("requests of a cancelled group were left running")
+        gate.set()
+        args.over_sampling_batch_size = 2
+        output = await asyncio.to_thread(generate_rollout, args, 1, source)
+        assert [group[0].group_index for group in output.samples] == [2, 3]
+
+
+async def test_evaluation_counts_graded_episodes_only(sample_type: Any, closing: None, tmp_path: Path) -> None:
+    rows = [{"index": at, "metadata": {"env": "desk", "split": "test"}} for at in (0, 1, 2)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    first: dict[str, int] = {}
+
+    def policy(request: PolicyRequest) -> str | Reply:
+        index = first.setdefault(request.routing_key, len(first) % 6) // 2
+        lines = reference_lines(index)
+        return lines[request.call] if request.call < len(lines) else "Goodbye."
+
+    async with serving(policy) as (_, args):
+        args.toolroll_concurrency, args.toolroll_env = 1, None  # one after another: sessions come in the order of the rows
+        args.eval_datasets = [EvalDataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)]
+        output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+    assert type(output).__name__ == "RolloutFnEvalOutput"
+    data = output.data["desk-three"]
+    assert data["rewards"] == [1.0] * 6 and data["truncated"] == [False] * 6
+    assert [sample.index for sample in data["samples"]] == list(range(6))
+    assert output.metrics["eval/desk-three/toolroll/aborted"] == 0.0
+
+
+async def test_an_evaluation_of_failures_is_no_number(sample_type: Any, closing: None, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"index": 0}\n{"index": 1}\n', encoding="utf-8")
+    failing = {"on": True}
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=400) if failing["on"] or first.setdefault(request.routing_key, len(first)) == 0 else None
+
+    first: dict[str, int] = {}
+    async with serving(faults=faults) as (_, args):
+        args.toolroll_concurrency, args.toolroll_retries = 1, 0
+        args.eval_datasets = [EvalDataset("d", str(path))]
+        with pytest.raises(RolloutError, match="none of 2 episodes could be graded"):
+            await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+        failing["on"] = False
+        output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+        assert len(output.data["d"]["rewards"]) == len(output.data["d"]["samples"]) == 1
+        assert output.metrics["eval/d/toolroll/aborted"] == 1.0
+        for wrong, words in (({"path": "/nowhere"}, "no file"), ({"input_key": "text"}, "no key 'text'")):
+            args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]
+            with pytest.raises(UsageError, match=words):
+                await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+
+
+def test_groups_that_teach_nothing_are_dropped(sample_type: Any) -> None:
+    args, completed, aborted = Namespace(reward_key=None), sample_type.Status.COMPLETED, sample_type.Status.ABORTED
+    of = lambda *rewards: [sample_type(reward=reward, status=completed) for reward in rewards]
+    assert keep_group(args, of(0.0, 1.0))
+    assert not keep_group(args, of(1.0, 1.0))
+    assert keep_group(args, [of(0.0, 0.0), *of(1.0)])
+    assert not keep_group(args, [*of(0.0, 1.0), sample_type(status=aborted)])
+
+
+# --- the mirror ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_the_mirror_is_slime_s_sample() -> None:
+    types, base = _real("slime.utils.types"), _real("slime.rollout.base_types")
+    for mirror, real in (
+        (slime_mirror.Sample, types.Sample),
+        (slime_mirror.Sample.PrefixCacheInfo, types.Sample.PrefixCacheInfo),
+        (slime_mirror.Sample.SpecInfo, types.Sample.SpecInfo),
+        (slime_mirror.RolloutFnTrainOutput, base.RolloutFnTrainOutput),
+        (slime_mirror.RolloutFnEvalOutput, base.RolloutFnEvalOutput),
+    ):
+        assert [field.name for field in dataclasses.fields(mirror)] == [field.name for field in dataclasses.fields(real)]
+    assert {status.name: status.value for status in slime_mirror.Sample.Status} == {s.name: s.value for s in types.Sample.Status}
+    ours, theirs = slime_mirror.Sample(), types.Sample()
+    for field in dataclasses.fields(types.Sample):
+        if field.name not in ("status", "spec_info", "prefix_cache_info"):
+            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+
+
+@pytest.mark.peers
+async def test_slime_s_own_checks_accept_our_samples() -> None:
+    real = _real("slime.utils.types").Sample
+    async with serving() as (_, args):
+        made = await generate(args, real(prompt=0, index=0), dict(SAMPLING))
+    made._validate_response_metadata_lengths()
+    assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
+    made.append_response_tokens(tokens=[1, 2], trainable=False)  # what slime adds to it later still fits

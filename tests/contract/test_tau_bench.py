@@ -1,0 +1,305 @@
+"""tau-bench through our environment: against a small package with its interface, and against the real one (marked `peers`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tau import BOTH, MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
+
+from toolroll.agents.tau_bench import TauBenchFactory
+from toolroll.agents.users import ScriptedUser
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.types import Action, EnvironmentOptions, Task
+
+BYE = Action("Goodbye.")
+
+
+@pytest.fixture(params=BOTH)
+def tau(request: pytest.FixtureRequest) -> TauBench:
+    """The small package, and the real one."""
+    return needed(request.param)
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------------
+
+
+async def test_reference_actions_pass_and_doing_nothing_has_its_floor(tau: TauBench) -> None:
+    for (domain, split), (count, floor) in tau.counts.items():
+        factory = tau.factory(domain)
+        tasks = factory.tasks(split)
+        passed = [(await play(factory.make(scripted()), task, factory.reference(task))).reward for task in tasks]
+        idle = [(await play(factory.make(scripted()), task, [BYE])).reward for task in tasks]
+        assert (len(tasks), sum(filter(None, passed)), sum(filter(None, idle))) == (count, count, floor), (domain, split)
+
+
+def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:
+    """Some of `actions`: one left out, one done twice, or one with its arguments changed."""
+    kind, at = rng.choice(["drop", "twice", "change", "type"]), rng.randrange(len(actions))
+    if kind == "drop" or not actions[at].tool_calls:
+        return [*actions[:at], *actions[at + 1 :]]
+    if kind == "twice":
+        return [*actions[: at + 1], *actions[at:]]
+    found = actions[at].tool_calls[0]
+    arguments = dict(found.arguments or {})
+    if arguments:
+        name = rng.choice(sorted(arguments))
+        value = arguments[name]
+        if kind == "type" and isinstance(value, int):
+            arguments[name] = float(value)
+        else:
+            arguments[name] = value[:-1] if isinstance(value, str | list) else 99
+    return [*actions[:at], Action("", (ToolCall(found.name, arguments, ""),)), *actions[at + 1 :]]
+
+
+async def test_reward_infos_are_those_of_the_package(tau: TauBench) -> None:
+    rng, seen = random.Random(7), set()
+    for (domain, split), (count, _) in tau.counts.items():
+        factory = tau.factory(domain)
+        tasks = factory.tasks(split)
+        for task in rng.sample(tasks, min(count, 20)):
+            for actions in (factory.reference(task), [BYE], [*_spoilt(factory.reference(task), rng), BYE]):
+                ours = await play(factory.make(scripted()), task, actions)
+                theirs = _stock(tau, domain, task, actions)
+                assert ours.info["reward_info"] == theirs, (task, actions)
+                seen.add(ours.reward)
+    assert seen == {0.0, 1.0}
+
+
+def _stock(tau: TauBench, domain: str, task: Task, actions: Sequence[Action]) -> dict[str, Any]:
+    """The package's own reward info for the same actions."""
+    env = tau.stock_env(domain, task.split, task.index)
+    env.reset(task.index)
+    for action in actions:
+        made = [tau.stock_action(c.name, json.loads(json.dumps(c.arguments))) for c in action.tool_calls]
+        response = env.step(made[0] if made else tau.stock_action("respond", {"content": action.content}))
+        if response.done:
+            break
+    info: dict[str, Any] = response.info.reward_info.model_dump()
+    return info
+
+
+async def test_a_changed_type_is_a_changed_database() -> None:
+    factory = MINI.factory()
+    task = factory.tasks("test")[5]  # 1 point is granted
+    for points, reward in ((1, 1.0), (1.0, 0.0), (True, 0.0)):
+        result = await play(factory.make(scripted()), task, [call("grant", member="m5", points=points), BYE])
+        assert result.reward == reward, points
+
+
+@pytest.mark.peers
+async def test_recorded_conversations_replay_to_their_rewards() -> None:
+    needed(REAL)
+    recorded = _recorded()
+    factory = REAL.factory("airline")
+    tasks = factory.tasks("test")
+    assert len(recorded) == 40
+    for entry in recorded:
+        messages = entry["traj"]
+        lines = [message["content"] for message in messages if message["role"] == "user"]
+        actions = [_recorded_action(message) for message in messages if message["role"] == "assistant"]
+        result = await play(factory.make(scripted(*lines, default=None)), tasks[entry["task_id"]], actions)
+        reward = result.reward if result.done else 0.0  # some ran out of their 30 steps
+        assert reward == entry["reward"], entry["task_id"]
+
+
+def _recorded() -> list[dict[str, Any]]:
+    folder = os.environ.get("TOOLROLL_TEST_DATA")
+    path = Path(folder or "", "tau_bench", "gpt-4o-airline-40.json")
+    if folder is None or not path.is_file():
+        pytest.skip("TOOLROLL_TEST_DATA does not name a folder with tau_bench/gpt-4o-airline-40.json")
+    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return entries
+
+
+def _recorded_action(message: dict[str, Any]) -> Action:
+    calls = message.get("tool_calls")
+    if not calls:
+        return Action(message["content"])
+    function = calls[0]["function"]  # the recorded agent executed the first call only
+    return Action("", (ToolCall(function["name"], json.loads(function["arguments"]), ""),))
+
+
+# --- one episode and many ----------------------------------------------------------------------------------------------
+
+
+async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench) -> None:
+    factory = tau.factory()
+    tasks = factory.tasks("test")
+    plans = [(task, factory.reference(task) if at % 2 else [BYE]) for at, task in enumerate((tasks * 64)[:64])]
+
+    async def slow(task: Task, actions: Sequence[Action]) -> float | None:
+        env = factory.make(scripted())
+        await env.reset(task, 0)
+        for action in actions:
+            await asyncio.sleep(0)  # the others go on between any two steps
+            result = await env.step(action)
+        return result.reward
+
+    alone = [(await play(factory.make(scripted()), task, actions)).reward for task, actions in plans]
+    assert await asyncio.gather(*(slow(*plan) for plan in plans)) == alone
+    assert set(alone) == {0.0, 1.0}
+
+
+async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:
+    factory = tau.factory()
+    env = factory.make(scripted())
+    await env.reset(factory.tasks("test")[0], 0)
+    transfer = ToolCall("transfer_to_human_agents", {"summary": "no"}, "", id="a")
+    result = await env.step(Action("", (transfer, ToolCall(tau.read[0], tau.read[1], "", id="b"))))
+    assert (result.done, result.reward) == (True, 0.0)
+    assert [message["tool_call_id"] for message in result.messages] == ["a", "b"]
+    assert result.messages[1]["content"].startswith("Not executed")
+    with pytest.raises(EnvironmentFailure, match="after the end"):
+        await env.step(BYE)
+    # The package itself gives 1.0 for one more step: that is what the latch is for.
+    stock = tau.stock_env("retail", "test", 0)
+    stock.reset(0)
+    assert stock.step(tau.stock_action("transfer_to_human_agents", {"summary": "no"})).reward == 0.0
+    assert stock.step(tau.stock_action("respond", {"content": "bye"})).reward == 1.0
+
+
+async def test_a_transfer_ends_the_episode_even_with_wrong_arguments(tau: TauBench) -> None:
+    factory = tau.factory()
+    env = factory.make(scripted())
+    await env.reset(factory.tasks("test")[0], 0)
+    result = await env.step(call("transfer_to_human_agents", wrong=1))
+    assert result.done and result.messages[0]["content"].startswith("Error: ")
+
+
+async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench) -> None:
+    factory = tau.factory()
+    env = factory.make(scripted())
+    await env.reset(factory.tasks("test")[0], 0)
+    stock = tau.stock_env("retail", "test", 0)
+    stock.reset(0)
+    name, arguments = tau.read
+    for wrong, given in ((name, {}), (name, {**arguments, "more": 1}), (name, {"data": {}}), ("no_such_tool", {}), ("calculate", {})):
+        ours = (await env.step(call(wrong, **given))).messages[0]["content"]
+        assert ours == stock.step(tau.stock_action(wrong, given)).observation, (wrong, given)
+    assert env.metrics()["tool_errors"] == 5.0
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(""),
+        Action("  \n"),
+        call("respond", content="hello"),
+        call("respond"),
+        call("respond", content=None),
+        Action("", (ToolCall("calculate", [1], "[1]"),)),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_the_model_did_wrong_goes_back_to_it_and_not_to_the_user(tau: TauBench, action: Action) -> None:
+    factory = tau.factory()
+    user = ScriptedUser(["Hi"])
+    env = factory.make(EnvironmentOptions(user=lambda seed: user))
+    await env.reset(factory.tasks("test")[0], 0)
+    with pytest.raises(ActionError):
+        await env.step(action)
+    assert user.metrics() == {"user_calls": 1.0}, "the user heard of it"
+
+
+async def test_tasks_out_of_range_are_refused(tau: TauBench) -> None:
+    for (domain, split), (count, _) in tau.counts.items():
+        factory = tau.factory(domain)
+        for index in (-1, count, count + 1):
+            with pytest.raises(UsageError, match=f"tasks 0 to {count - 1}, not {index}"):
+                await factory.make(scripted()).reset(Task("x", index, split), 0)
+    with pytest.raises(UsageError, match="no split 'trian'"):
+        tau.factory().tasks("trian")
+
+
+async def test_tasks_are_as_the_package_has_them_and_are_never_changed(tau: TauBench) -> None:
+    factory = tau.factory()
+    before = json.dumps([dict(task.data) for task in factory.tasks("test")])
+    for task in factory.tasks("test"):
+        await play(factory.make(scripted()), task, factory.reference(task))
+    assert json.dumps([dict(task.data) for task in factory.tasks("test")]) == before
+    stock = tau.stock_env("retail", "test", 0)
+    assert json.dumps([task.model_dump() for task in stock.tasks]) == before
+    assert [task.id for task in factory.tasks("test")][:2] == ["test-0", "test-1"]
+
+
+async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> None:
+    factory = tau.factory()
+    env = factory.make(scripted("I want something."))
+    first = await env.reset(factory.tasks("test")[1], 0)
+    stock = tau.stock_env("retail", "test", 1)
+    assert first.messages == [{"role": "system", "content": stock.wiki}, {"role": "user", "content": "I want something."}]
+    assert first.tools == stock.tools_info
+    assert first.info["task"] == stock.task.model_dump()
+
+
+async def test_a_silent_user_is_a_failure_and_no_reward(tau: TauBench) -> None:
+    factory = tau.factory()
+    env = factory.make(scripted("Hi", default="  "))
+    await env.reset(factory.tasks("test")[0], 0)
+    with pytest.raises(UserSimulatorError, match="said nothing"):
+        await env.step(BYE)
+
+
+def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
+    with pytest.raises(UsageError, match="--user-model"):
+        tau.factory().make(EnvironmentOptions())
+    with pytest.raises(UsageError, match="colour"):
+        tau.factory().make(EnvironmentOptions(settings={"colour": 1}))
+
+
+# --- the import --------------------------------------------------------------------------------------------------------
+
+_IMPORT = """
+import os, sys
+def no_network(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        raise SystemExit(f"network: {args}")
+sys.addaudithook(no_network)
+before = dict(os.environ)
+from support.tau import MINI, REAL
+tau = {"mini": MINI, "real": REAL}[sys.argv[1]]
+factory = tau.factory()
+assert tau.package + ".envs" not in sys.modules, "imported before it was asked for"
+factory.tasks("test")
+assert tau.package + ".envs.user" in sys.modules
+assert "litellm" not in sys.modules, "the stand-in was left behind"
+assert dict(os.environ) == before
+"""
+
+
+def test_the_package_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
+    root = Path(__file__).parents[2]
+    which = "mini" if tau is MINI else "real"
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT, which],
+        env={**os.environ, "PYTHONPATH": str(root / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_package_of_that_name_is_not_taken_for_it() -> None:
+    factory = TauBenchFactory("retail", ("test",), "", package="json")
+    assert factory.missing() is not None and "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
+    with pytest.raises(UsageError, match="tau-bench is not installed: pip install"):
+        factory.tasks("test")
+
+
+def test_the_raw_environment_plays_as_it_is(tau: TauBench) -> None:
+    from toolroll.agents.tau_style import TauStyleEnvironment
+
+    env = TauStyleEnvironment(tau.stock_env("retail", "test", 0), make_action=tau.stock_action)
+    first = env.reset(Task("0", 0), 0)
+    assert first.messages[1] == {"role": "user", "content": SyncUser().reset()}
+    assert env.step(BYE).messages[0]["content"] == STOP

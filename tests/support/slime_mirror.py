@@ -1,0 +1,174 @@
+"""slime's types as its rollouts see them, after slime at commit 624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
+
+`tests/contract/test_slime.py` compares it with the real ones where slime is installed, and checks samples by slime's rules.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+COMMIT = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
+
+
+@dataclass
+class Sample:
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    multimodal_train_input_id: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    teacher_log_probs: list[float] | None = None
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    generate_function_path: str | None = None
+    custom_rm_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    non_generation_time: float = 0.0
+
+    @dataclass
+    class SpecInfo:
+        spec_accept_token_num: int = 0
+        spec_draft_token_num: int = 0
+        spec_verify_ct: int = 0
+        completion_token_num: int = 0
+
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+
+    @dataclass
+    class PrefixCacheInfo:
+        cached_tokens: int = 0
+        total_prompt_tokens: int = 0
+
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+    def get_reward_value(self, args: Any) -> Any:
+        return self.reward[args.reward_key] if args.reward_key else self.reward
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    samples: list[list[Sample]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class EvalDataset:
+    """The fields of slime's `EvalDatasetConfig` that a rollout reads."""
+
+    name: str
+    path: str
+    input_key: str | None = "index"
+    metadata_key: str | None = "metadata"
+    n_samples_per_eval_prompt: int | None = 1
+    temperature: float | None = 0.0
+    top_p: float | None = 1.0
+    top_k: int | None = -1
+    max_response_len: int | None = 256
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_new_tokens: int | None = None
+    repetition_penalty: float | None = None
+    metadata_overrides: dict[str, Any] = field(default_factory=dict)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the mirror importable as slime, whether or not slime is installed."""
+    modules: dict[str, dict[str, Any]] = {
+        "slime": {},
+        "slime.utils": {},
+        "slime.utils.types": {"Sample": Sample},
+        "slime.rollout": {},
+        "slime.rollout.base_types": {"RolloutFnTrainOutput": RolloutFnTrainOutput, "RolloutFnEvalOutput": RolloutFnEvalOutput},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+class DataSource:
+    """Groups of `n` samples of each prompt, in order and from the beginning again; what is added comes first."""
+
+    def __init__(self, make: Any, prompts: Sequence[Any], n: int) -> None:
+        self.buffer: list[list[Any]] = []
+        self.given: list[list[Any]] = []
+        self._make = make
+        self._prompts = prompts
+        self._n = n
+        self._groups = self._index = 0
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        groups, self.buffer = self.buffer[:num_samples], self.buffer[num_samples:]
+        while len(groups) < num_samples:
+            prompt = self._make(**copy.deepcopy(self._prompts[self._groups % len(self._prompts)]))
+            group = []
+            for at in range(self._n):
+                sample = copy.deepcopy(prompt)
+                sample.group_index, sample.index = self._groups, self._index
+                sample.session_id = f"{self._groups}/{at}"
+                group.append(sample)
+                self._index += 1
+            self._groups += 1
+            groups.append(group)
+        self.given += groups
+        return groups
+
+    def add_samples(self, groups: list[list[Any]]) -> None:
+        self.buffer += groups
+
+
+def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
+    """What slime makes of a rollout's samples before it trains, with the conditions that it asserts or silently relies on."""
+    for sample in samples:
+        assert isinstance(sample.status, Enum) and type(sample.status).__name__ == "Status"
+        assert sample.reward is not None and sample.response_length >= 1
+        assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length < len(sample.tokens)
+        assert all(type(value) is int for value in [*sample.tokens, *sample.loss_mask])
+        assert all(type(value) is float and value == value for value in sample.rollout_log_probs)
+        if sample.remove_sample:
+            sample.loss_mask = [0] * sample.response_length
+    return {
+        "tokens": [sample.tokens for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
+        "rewards": [sample.reward for sample in samples],
+        "loss_masks": [sample.loss_mask for sample in samples],
+        "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
+    }

@@ -1,0 +1,127 @@
+"""The domain behind both environments: a shop's orders and members, six tools, and tasks over them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.tau_mini.types import Action, Task
+
+
+def load() -> dict[str, Any]:
+    """A fresh database, made of text as the original's is."""
+    members = {f"m{i}": {"name": f"Member {i}", "city": "Ghent", "points": i, "orders": [f"o{i}"]} for i in range(40)}
+    orders = {f"o{i}": {"member": f"m{i}", "status": "open", "lines": [{"item": "cup", "price": 1.5 * i}]} for i in range(40)}
+    loaded: dict[str, Any] = json.loads(json.dumps({"orders": orders, "members": members, "holidays": ["1 May", "25 December"]}))
+    return loaded
+
+
+def _tool(name: str, /, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": name.replace("_", " "), "parameters": schema}}
+
+
+class FindMember:
+    @staticmethod
+    def invoke(data: dict[str, Any], name: str) -> str:
+        found = [key for key, member in data["members"].items() if member["name"] == name]
+        return found[0] if found else "Error: no such member"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("find_member", name="string")
+
+
+class ShowOrder:
+    @staticmethod
+    def invoke(data: dict[str, Any], order: str) -> str:
+        return json.dumps(data["orders"][order]) if order in data["orders"] else "Error: no such order"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("show_order", order="string")
+
+
+class CancelOrder:
+    @staticmethod
+    def invoke(data: dict[str, Any], order: str, reasons: list[str]) -> str:
+        data["orders"][order]["status"] = "cancelled"
+        data["orders"][order]["reasons"] = reasons
+        return json.dumps(data["orders"][order])
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("cancel_order", order="string", reasons="array")
+
+
+class Move:
+    @staticmethod
+    def invoke(data: dict[str, Any], member: str, city: str) -> str:
+        data["members"][member]["city"] = city
+        data["holidays"].append(f"{city} fair")
+        return "moved"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("move", member="string", city="string")
+
+
+class Grant:
+    @staticmethod
+    def invoke(data: dict[str, Any], member: str, points: Any) -> str:
+        data["members"][member]["points"] = points
+        return "granted"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("grant", member="string", points="integer")
+
+
+class Calculate:
+    @staticmethod
+    def invoke(data: dict[str, Any], expression: str) -> str:
+        if not all(char in "0123456789+-*/(). " for char in expression):
+            return "Error: invalid characters in expression"
+        try:
+            return str(round(float(eval(expression, {"__builtins__": None}, {})), 2))
+        except Exception as error:
+            return f"Error: {error}"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("calculate", expression="string")
+
+
+class Transfer:
+    @staticmethod
+    def invoke(data: dict[str, Any], summary: str) -> str:
+        return "Transfer successful"
+
+    @staticmethod
+    def get_info() -> dict[str, Any]:
+        return _tool("transfer_to_human_agents", summary="string")
+
+
+TOOLS = [FindMember, ShowOrder, CancelOrder, Move, Grant, Calculate, Transfer]
+
+
+def _task(number: int, outputs: tuple[str, ...], *actions: tuple[str, dict[str, Any]]) -> Task:
+    made = [Action(name=name, kwargs=kwargs) for name, kwargs in actions]
+    return Task(user_id=f"m{number}", actions=made, instruction=f"You are Member {number}.", outputs=list(outputs))
+
+
+def tasks(first: int, count: int) -> list[Task]:
+    """Of every six tasks: a cancellation, a move with something to be told, nothing to do, a look, a transfer, points."""
+    made: list[Task] = []
+    for i in range(first, first + count):
+        kinds = (
+            _task(i, (), ("cancel_order", {"order": f"o{i}", "reasons": ["broken"]})),
+            _task(i, ("1250.5",), ("move", {"member": f"m{i}", "city": "Bruges"}), ("show_order", {"order": f"o{i}"})),
+            _task(i, ()),
+            _task(i, (), ("find_member", {"name": f"Member {i}"}), ("show_order", {"order": "nowhere"}), ("show_order", {})),
+            _task(i, (), ("move", {"member": f"m{i}", "city": "Mons"}), ("transfer_to_human_agents", {"summary": "angry"})),
+            _task(i, (), ("grant", {"member": f"m{i}", "points": 1})),
+        )
+        made.append(kinds[i % 6])
+    return made

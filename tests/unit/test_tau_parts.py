@@ -1,0 +1,258 @@
+"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tau import MINI
+
+from toolroll.agents.tau_bench import TauBenchUsers
+from toolroll.agents.tau_bench.calculate import Calculate
+from toolroll.agents.tau_bench.database import Database
+from toolroll.agents.tau_bench.grading import Bench
+from toolroll.agents.tau_bench.package import Domain, import_module
+from toolroll.rollout.errors import UsageError, UserSimulatorError
+
+shop: Any = import_module(f"{MINI.package}.envs.shop")
+consistent_hash = import_module(f"{MINI.package}.envs.base").consistent_hash
+to_hashable = import_module(f"{MINI.package}.envs.base").to_hashable
+
+# --- calculate -----------------------------------------------------------------------------------------------------------
+
+CASES = (
+    "2 + 2|1/3|(1.5 - 2) * -4|1 / 0|1.0 / 0|2**10|2**-1|7//2|7.5//2|-7//2|--3|+(2)|1.|.5|1..2|007|()|...|2(3)|(1)(2)|* 2|1 +|((1)|"
+    "(-8)**0.5|0**-1|10**400/10**399|10**400|1.0*10**400|10.0**400|  5 |0.1+0.2|1e5|abc|1_0|2 3|()+1|()*3|-()|.||-|1 if 1"
+)
+
+
+@pytest.mark.parametrize("expression", CASES.split("|"))
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_calculate_answers_as_the_original(expression: str) -> None:
+    assert Calculate.invoke({}, expression) == shop.Calculate.invoke({}, expression)
+
+
+NUMBERS = st.one_of(st.integers(0, 999).map(str), st.floats(0, 99, allow_nan=False, width=16).map(lambda f: f"{f:.2f}"))
+OPERATORS = st.sampled_from(["+", "-", "*", "/", "//", " + ", " - ", "*-", "**2*", "/(1)/"])
+
+
+@given(st.lists(st.tuples(NUMBERS, OPERATORS, st.booleans()), min_size=1, max_size=8), NUMBERS)
+@settings(max_examples=150, deadline=None)
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, str, bool]], last: str) -> None:
+    text = "".join(f"({number}){operator}" if bracket else number + operator for number, operator, bracket in parts) + last
+    assert Calculate.invoke({}, text) == shop.Calculate.invoke({}, text)
+
+
+@given(st.text(alphabet="0123456789+-*/(). ", max_size=12))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
+    if text.count("**") > 1 or any(len(part) > 4 for part in text.replace("**", "^").split("^")[1:]):
+        return  # the original may not end
+    assert Calculate.invoke({}, text) == shop.Calculate.invoke({}, text)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9**9**9",
+        "9**9**7",
+        "(9**9**9)(1)",
+        "-(2**99999999)",
+        "2**-9**9**9",
+        "(2**60000)*(2**60000)",
+        "1+" * 4000 + "1",
+        "(" * 900,
+        "-" * 1999 + "1",
+    ],
+)
+def test_calculate_is_bounded(expression: str) -> None:
+    began = time.process_time()
+    assert Calculate.invoke({}, expression).startswith(("Error: ", "-1.0"))
+    assert time.process_time() - began < 1.0
+
+
+def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
+    assert Calculate.invoke({}, ["1"]) == shop.Calculate.invoke({}, ["1"])  # type: ignore[arg-type]
+    for tool in (Calculate, shop.Calculate):
+        with pytest.raises(TypeError, match="'int' object is not iterable"):
+            tool.invoke({}, 5)  # type: ignore[arg-type]
+
+
+# --- the database --------------------------------------------------------------------------------------------------------
+
+RECORDS = st.dictionaries(
+    st.sampled_from("abcdef"), st.one_of(st.integers(0, 2), st.booleans(), st.floats(0, 2, width=16), st.text(max_size=2)), max_size=3
+)
+DATA = st.fixed_dictionaries(
+    {"rows": st.dictionaries(st.sampled_from("klmnop"), RECORDS, max_size=5), "list": st.lists(RECORDS, max_size=3)}
+)
+
+
+def _database(data: dict[str, Any]) -> Database:
+    return Database(data, to_hashable, consistent_hash)
+
+
+def _changed(data: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
+    for kind, key, value in edits:
+        rows = data["rows"]
+        if kind == "set":
+            rows[key] = value
+        elif kind == "drop":
+            rows.pop(key, None)
+        elif kind == "edit" and key in rows:
+            rows[key]["new"] = value
+        elif kind == "undo" and key in rows:
+            rows[key].pop("new", None)
+        elif kind == "reorder" and key in rows:
+            rows[key] = dict(reversed(rows[key].items()))
+        elif kind == "list":
+            data["list"].append({"a": 1})
+
+
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["set", "drop", "edit", "undo", "reorder", "list"]), st.sampled_from("klmq"), RECORDS), max_size=5
+)
+
+
+@given(DATA, EDITS, EDITS)
+@settings(max_examples=200, deadline=None)
+def test_copies_are_databases_and_changes_decide_as_the_hash_does(data: dict[str, Any], one: Any, two: Any) -> None:
+    database = _database(data)
+    copies, plain = [], []
+    for edits in (one, two):
+        mine, theirs = database.copy(), copy.deepcopy(data)
+        _changed(mine, copy.deepcopy(edits))
+        _changed(theirs, copy.deepcopy(edits))
+        copies.append(database.changes(mine))
+        plain.append(consistent_hash(to_hashable(theirs)))
+        assert database.hash(copies[-1]) == plain[-1]
+        assert mine == theirs and json.dumps(mine) == json.dumps(theirs)
+    assert (copies[0] == copies[1]) == (plain[0] == plain[1])
+
+
+READS = [
+    lambda table: table["k"]["n"],
+    lambda table: [record["n"] for record in table.values()],
+    lambda table: {key: record["n"] for key, record in table.items()},
+    lambda table: table.get("k", {}).get("n"),
+    lambda table: table.get("zz", 3),
+    lambda table: dict(table)["k"]["n"],
+    lambda table: {**table}["k"]["n"],
+    lambda table: (table | {"x": 1})["k"]["n"],
+    lambda table: copy.deepcopy(table)["k"]["n"],
+    lambda table: copy.copy(table)["k"]["n"],
+    lambda table: table.copy()["k"]["n"],
+    lambda table: table.pop("k")["n"],
+    lambda table: table.popitem()[1]["n"],
+    lambda table: table.setdefault("k", {})["n"],
+    lambda table: json.dumps(table, sort_keys=True),
+    lambda table: sorted(table),
+    lambda table: repr(table),
+    lambda table: table == {"k": {"n": 1}, "l": {"n": 2}},
+    lambda table: table != {"k": {"n": 1}, "l": {"n": 2}},
+    lambda table: next(reversed(table.items()))[1]["n"],
+    lambda table: "k" in table and len(table),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_every_way_of_reading_a_table_gives_its_records(read: Any) -> None:
+    data = {"rows": {"k": {"n": 1}, "l": {"n": 2}}}
+    assert read(_database(data).copy()["rows"]) == read(copy.deepcopy(data)["rows"])
+
+
+def test_what_is_read_once_stays_the_same_object_and_belongs_to_one_copy() -> None:
+    database = _database({"rows": {"k": {"n": 1}}})
+    mine, other = database.copy(), database.copy()
+    record = mine["rows"]["k"]
+    record["n"] = 2
+    assert mine["rows"]["k"] is record and mine["rows"].get("k") is record and next(iter(mine["rows"].values())) is record
+    assert other["rows"]["k"] == {"n": 1} and database.copy()["rows"]["k"] == {"n": 1}
+
+
+def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
+    def keep(data: dict[str, Any], things: list[str]) -> str:
+        things.append("changed")
+        data["rows"]["k"]["things"] = things
+        return "kept"
+
+    action = SimpleNamespace(name="keep", kwargs={"things": ["a"]}, model_dump=dict)
+    task = SimpleNamespace(actions=[action], outputs=[])
+    data = {"rows": {"k": {}}}
+    domain = Domain("d", "test", [task], {}, {"keep": keep}, [], frozenset(), "", "", to_hashable, consistent_hash)
+    bench = Bench(domain, _database(data))
+    assert bench.compute_expected(0) == bench.compute_expected(0)
+    assert action.kwargs == {"things": ["a"]}
+
+
+# --- tau-bench's own users -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A litellm that answers what `replies` holds, and an environment that has it."""
+    module = ModuleType("litellm")
+    vars(module).update(replies=[], threads=set(), gate=None, calls=[])
+
+    def completion(*, model: str, custom_llm_provider: str, messages: list[Any]) -> Any:
+        vars(module)["threads"].add(threading.get_ident())
+        vars(module)["calls"].append((model, custom_llm_provider, [dict(message) for message in messages]))
+        gate = vars(module)["gate"]
+        if gate is not None:
+            gate.wait(20)
+        reply = vars(module)["replies"].pop(0) if vars(module)["replies"] else "Something."
+        if isinstance(reply, Exception):
+            raise reply
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=reply))])
+
+    vars(module)["completion"] = completion
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    return module
+
+
+def _users(**given: Any) -> TauBenchUsers:
+    return TauBenchUsers("gpt", "openai", package=MINI.package, **given)
+
+
+async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
+    async with _users(concurrency=3) as users:
+        played = [users.make(seed) for seed in range(3)]
+        vars(litellm)["gate"] = threading.Barrier(3)  # passes only where three wait at once
+        lines = await asyncio.gather(*(user.reset("Order a cup.") for user in played))
+        vars(litellm)["gate"] = None
+        assert lines == ["Something."] * 3
+        vars(litellm)["replies"] += ["<think>###STOP###</think>Not yet.", "###STOP###"]
+        assert await played[0].step("Which one?") == "Not yet."
+        assert await played[0].step("Done.") == "###STOP###"
+        assert threading.get_ident() not in vars(litellm)["threads"]
+        model, provider, messages = vars(litellm)["calls"][-1]
+        assert (model, provider, messages[-1]) == ("gpt", "openai", {"role": "user", "content": "Done."})
+        assert "Order a cup." in messages[0]["content"]
+        assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
+
+
+@pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])
+async def test_a_failing_litellm_user_is_a_user_error(litellm: ModuleType, reply: Any) -> None:
+    async with _users() as users:
+        user = users.make()
+        await user.reset("x")
+        vars(litellm)["replies"].append(reply)
+        with pytest.raises(UserSimulatorError, match=r"rate limit|nothing visible"):
+            await user.step("y")
+        assert user.metrics()["user_errors"] == 1.0
+
+
+async def test_unknown_strategies_are_refused() -> None:
+    with pytest.raises(UsageError, match="llm, verify"):
+        _users(strategy="human")
