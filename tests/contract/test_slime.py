@@ -366,7 +366,7 @@ async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, clo
         return Fault(status=400) if request.routing_key == "1/1" else None
 
     async with serving(faults=faults) as (_, args):
-        args.n_samples_per_prompt = 2
+        args.over_sampling_batch_size = 1
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 2]

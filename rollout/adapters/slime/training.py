@@ -117,7 +117,7 @@ class _Batch:
     async def fill(self) -> None:
         """Play groups until enough of them may be trained on."""
         while len(self.kept) < self._wanted:
-            if len(self._pending) + len(self.kept) < self._wanted:
+            while len(self._pending) + len(self.kept) < self._wanted:
                 self._begin(self._source.get_samples(attribute(self._args, "over_sampling_batch_size", self._wanted)))
             done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
