@@ -1,106 +1,94 @@
-"""Hermes and Qwen 2.5/3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; and Intern-S1's form of the same.
+
+One or several JSON objects, or a list of them, in each block; text between blocks is content.
+"""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from toolroll.parsers.base import Source, ToolCallParser
-from toolroll.parsers.types import CallStatus, ToolCall
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.collect import Collector
+from toolroll.parsers.json_text import call_of, decode, scan_json
+from toolroll.parsers.schema import Offered
+from toolroll.parsers.source import Source, Steps
+from toolroll.parsers.types import ToolCall
 
 
 class HermesParser(ToolCallParser):
-    """One or several JSON objects in each block; text between blocks is content."""
+    """See the module."""
 
     name = "hermes"
-    aliases = ("qwen", "qwen25")
+    aliases: ClassVar[tuple[str, ...]] = ("qwen", "qwen25", "trinity")
+    opener: ClassVar[str] = "<tool_call>"
+    closer: ClassVar[str] = "</tool_call>"
+    openers = ("<tool_call>",)
+    markers = ("<tool_call>", "</tool_call>")
 
-    def scan(self, source: Source, begin: int) -> tuple[str, list[ToolCall]]:
-        """See `ToolCallParser.scan`."""
-        text = source.text
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        at = begin
-        while (opener := source.find(OPEN, at)) >= 0:
-            content.append(text[at:opener])
-            found, at = self._block(source, opener)
-            calls += found
-        content.append(text[at:])
-        return "".join(content).strip() if calls else text[begin:].strip(), calls
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        while True:
+            begin, marker = yield from source.until(at, (self.opener,), out.content)
+            if not marker:
+                return
+            at = yield from self._block(source, out, begin)
 
-    def _block(self, source: Source, opener: int) -> tuple[list[ToolCall], int]:
-        """The calls of the block at `opener`, and where the text goes on."""
-        text = source.text
-        start = opener + len(OPEN)
-        objects, end, problem = _objects(text, start)
-        if problem is None:
-            closes = text.startswith(CLOSE, end)  # behind the JSON, a spelled-out closer is one too: it can be nothing else
-            stop = end + len(CLOSE) if closes else len(text)
-            if closes or end == len(text):
-                span = (opener, stop)
-                status = CallStatus.OK if closes else CallStatus.UNCLOSED
-                return [_call(value, raw, span, status) for value, raw in objects], stop
-            problem = f"text follows the JSON object at character {end - start}"
-        close = source.find(CLOSE, start)
-        if close < 0:
-            raw = text[start:]
-            error = "the reply ended inside the tool call: it is not closed with </tool_call>"
-            return [ToolCall(_name_in(raw), None, raw, CallStatus.UNCLOSED, error, span=(opener, len(text)))], len(text)
-        raw = text[start:close]
-        stop = close + len(CLOSE)
+    def _block(self, source: Source, out: Collector, begin: int) -> Steps[int]:
+        """Put the calls of the block that opens at `begin`; where the text goes on."""
+        start = at = begin + len(self.opener)
+        found: list[tuple[Any, int, int]] = []
+        while True:
+            at = yield from source.skip(at)
+            char = yield from source.char(at)
+            if found and char not in ("{", "["):
+                break
+            scanned = yield from scan_json(source, at)
+            problem = scanned.problem
+            if problem is None:
+                try:
+                    found.append((decode(source.text[at : scanned.stop]), at, scanned.stop))
+                except ValueError as error:
+                    problem = str(error)
+            if problem is not None:
+                return (
+                    yield from self._broken(source, out, begin, start, f"{problem} (character {scanned.stop - start} of the call)")
+                )
+            at = scanned.stop
+        # Behind the JSON a spelled-out closer is one too: it can be nothing else.
+        closes = yield from source.starts(at, self.closer, spelled=True)
+        if closes:
+            stop = at + len(self.closer)
+        elif at == len(source.text) or (yield from source.starts(at, self.opener)):
+            stop = at
+        else:
+            return (yield from self._broken(source, out, begin, start, f"text follows the JSON object at character {at - start}"))
+        for call in _calls(source, found):
+            spanned = replace(call, span=(begin, stop))
+            out.call(spanned if closes else unclosed(spanned, self.closer))
+        return stop
+
+    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str) -> Steps[int]:
         error = f"the tool call is not valid JSON: {problem}"
-        return [ToolCall(_name_in(raw), None, raw, CallStatus.INVALID_JSON, error, span=(opener, stop))], stop
+        call, stop = yield from broken_call(source, begin, start, error, close=self.closer, opener=self.opener)
+        out.call(call)
+        return stop
 
 
-def _objects(text: str, at: int) -> tuple[list[tuple[Any, str]], int, str | None]:
-    """The JSON values from `at` on, each with its text; where they end, white space included; and why reading stopped there
-    (None: at something that is no JSON value's beginning, after at least one)."""
-    found: list[tuple[Any, str]] = []
-    while True:
-        while at < len(text) and text[at].isspace():
-            at += 1
-        if found and (at == len(text) or text[at] != "{"):
-            return found, at, None
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            return found, at, str(error) or type(error).__name__
-        found.append((value, text[at:end]))
-        at = end
+class InternParser(HermesParser):
+    """InternLM 2 and Intern-S1: `<|action_start|> <|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
+
+    name = "interns1"
+    aliases = ()
+    opener = "<|action_start|> <|plugin|>"
+    closer = "<|action_end|>"
+    openers = ("<|action_start|> <|plugin|>",)
+    markers = ("<|action_start|> <|plugin|>", "<|action_end|>")
 
 
-def _call(value: Any, raw: str, span: tuple[int, int], status: CallStatus) -> ToolCall:
-    if not isinstance(value, dict):
-        return ToolCall("", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span)
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
-            arguments = _DECODER.decode(arguments)
-        except (ValueError, RecursionError):
-            return ToolCall(str(name or ""), None, raw, CallStatus.INVALID_JSON, "arguments must be a JSON object", span=span)
-    if not isinstance(name, str) or not name:
-        fitting = arguments if isinstance(arguments, dict) else None
-        return ToolCall("", fitting, raw, CallStatus.MISSING_NAME, 'the tool call has no "name"', span=span)
-    if not isinstance(arguments, dict):
-        error = f"the arguments of {name} must be a JSON object, not {type(arguments).__name__}"
-        return ToolCall(name, None, raw, CallStatus.BAD_ARGUMENTS, error, span=span)
-    if status is CallStatus.UNCLOSED:
-        return ToolCall(name, arguments, raw, status, "the tool call is not closed with </tool_call>", span=span)
-    return ToolCall(name, arguments, raw, span=span)
-
-
-def _name_in(raw: str) -> str:
-    """The name in a call that cannot be read, for its answer; "" where even that is not there."""
-    _, found, rest = raw.partition('"name"')
-    parts = rest.split('"', 2)
-    return parts[1] if found and len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100 else ""
+def _calls(source: Source, found: list[tuple[Any, int, int]]) -> list[ToolCall]:
+    calls = []
+    for value, start, stop in found:
+        raw = source.text[start:stop]
+        calls += [call_of(one, raw, (start, stop)) for one in (value if isinstance(value, list) and value else [value])]
+    return calls

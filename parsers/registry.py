@@ -8,9 +8,9 @@ from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.hermes import HermesParser, InternParser
 
-_BUILT_IN: tuple[type[ToolCallParser], ...] = (HermesParser,)
+_BUILT_IN: tuple[type[ToolCallParser], ...] = (HermesParser, InternParser)
 GROUP = "toolroll.parsers"
 
 

@@ -137,7 +137,9 @@ class Dialogue:
     def _parsed(self, said: str, ids: IdArray) -> ParsedReply:
         plain = [int(index) for index in ids]
         offsets = self.template.encoder.offsets(plain, said)
-        return self.served.parser.parse(said, ids=plain, offsets=offsets, tools=self.tools, in_reasoning=self.template.opens_reasoning)
+        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all the same.
+        opened = self.template.opens_reasoning or None
+        return self.served.parser.parse(said, ids=plain, offsets=offsets, tools=self.tools, in_reasoning=opened)
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
 
