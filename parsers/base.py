@@ -140,19 +140,19 @@ class ReplyStream:
 
 
 def broken_call(
-    source: Source, begin: int, start: int, problem: str, *, close: str, opener: str, name: str | None = None
+    source: Source, begin: int, start: int, problem: str, *, closes: tuple[str, ...], openers: tuple[str, ...], name: str = ""
 ) -> Steps[tuple[ToolCall, int]]:
-    """A call, begun at `begin`, that cannot be read from `start` on because of `problem`; and where the text goes on.
+    """A call, begun at `begin`, that cannot be read because of `problem`, and where the text goes on; `raw` begins at `start`.
 
-    It ends behind the next `close`, or before the next `opener`, or with the text; the last two leave it unclosed.
+    It ends behind the next of `closes`, or before the next of `openers`, or with the text; the last two leave it unclosed.
     """
-    at, marker = yield from source.until(start, (close, opener))
+    at, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:at]
-    known = name_in(raw) if name is None else name
-    if marker == close:
-        stop = at + len(close)
+    known = name or name_in(raw)
+    if marker in closes:
+        stop = at + len(marker)
         return ToolCall(known, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)), stop
-    error = f"the reply ended inside the tool call: it is not closed with {close}"
+    error = f"the reply ended inside the tool call: it is not closed with {closes[0]}"
     return ToolCall(known, None, raw, CallStatus.UNCLOSED, error, span=(begin, at)), at
 
 

@@ -23,6 +23,7 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _NUMERIC = re.compile(r"[-+0-9.eE]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX = re.compile(r"[0-9A-Fa-f]{4}")
+_SURROGATE = re.compile(r"\\u[dD][89A-Fa-f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 
@@ -166,11 +167,23 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text. Raises `ValueError` for what is none, for numbers out of range and for nesting too deep."""
+    """The value of a JSON text. Raises `ValueError` for what is none, for what no JSON document can hold (numbers out of range,
+    halves of a surrogate pair) and for nesting too deep."""
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError(f"nested more than {MAX_DEPTH} deep") from error
+    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether `value` is nested more than `depth` deep."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (depth == 0 or any(_deeper(one, depth - 1) for one in inner))
 
 
 @dataclass(frozen=True, slots=True)
