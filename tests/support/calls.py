@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -61,3 +62,33 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
+
+
+# --- ordinary calls, without hypothesis: many, quickly, the same each time --------------------------------------------------
+
+_WORDS = ("order", "Zürich", " ", "\n", '"', "'", "{", "}", "[x]", "é", "𝛑", "-", "1.5", ", ", "#W12", "a@b.de", "null", "true", "10")
+
+
+def ordinary_calls(form: Format, picks: random.Random) -> list[Call]:
+    """Calls whose strings spell no marker of any format."""
+    number = picks.choice((1, 1, 2, 3)) if form.parallel else 1
+    names = picks.sample(("get_order", "cancel", "search_flights", "book2", "x"), number)
+    return [
+        (name, {key: _value(picks, 2) for key in picks.sample(("id", "city", "Rooms", "n_max"), picks.randint(0, 3))})
+        for name in names
+    ]
+
+
+def _value(picks: random.Random, depth: int) -> Any:
+    kind = picks.choice(("text", "text", "integer", "float", "boolean", "null", "list", "object") if depth else ("text", "integer"))
+    if kind == "text":
+        return "".join(picks.choice(_WORDS) for _ in range(picks.randint(0, 5)))
+    if kind == "integer":
+        return picks.choice((0, 7, -3, 10**9, 2**53 + 1))
+    if kind == "float":
+        return picks.choice((0.5, -1.25, 1e22, 3.0))
+    if kind == "boolean":
+        return picks.random() < 0.5
+    if kind == "list":
+        return [_value(picks, depth - 1) for _ in range(picks.randint(0, 3))]
+    return {key: _value(picks, depth - 1) for key in picks.sample(("a", "b", "c"), picks.randint(0, 2))} if kind == "object" else None

@@ -18,7 +18,8 @@ Case = tuple[str, str, list[dict[str, Any]]]
 
 
 def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """`theirs`: `{text, calls: [[name, arguments or null]]}` for each case; `ours`: `{content, calls: [[name, status, error]]}`."""
+    """`theirs`: `{text, calls: [[name, arguments or null]]}` for each case, calls null where it
+    raised; `ours`: `{content, calls: [[name, status, error]]}`."""
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
@@ -48,7 +49,11 @@ def _main() -> None:
     cases = json.load(sys.stdin)
     theirs = []
     for name, text, tools in cases["theirs"]:
-        content, items = FunctionCallParser([Tool(**tool) for tool in tools], name).parse_non_stream(text)
+        try:
+            content, items = FunctionCallParser([Tool(**tool) for tool in tools], name).parse_non_stream(text)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            theirs.append({"text": repr(error), "calls": None})
+            continue
         theirs.append({"text": content, "calls": [[item.name, _arguments(item.parameters)] for item in items]})
     ours = []
     for name, text, tools in cases["ours"]:
