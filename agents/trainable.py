@@ -28,7 +28,7 @@ from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template.transcript import last_message_delta
+from toolroll.rollout.template import last_message_delta
 from toolroll.rollout.types import (
     Action,
     InteractionResult,
