@@ -92,6 +92,17 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     assert engine.log[0].sampling_params == reply.node.sampling_params, "what is recorded is what was sent"
 
 
+async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
+    async with talking(tokenizer, call(at="x")) as (dialogue, _, _):
+        ids = []
+        for _ in range(3):
+            reply = await dialogue.reply(PARAMS)
+            ids += [made.id for made in reply.parsed.tool_calls]
+            dialogue.extend([{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}])
+    assert len(set(ids)) == 3
+    assert all(len(made) == 9 and made.isalnum() for made in ids), "nine of [A-Za-z0-9]: Mistral's template takes no other"
+
+
 async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
     async with talking(tokenizer) as (dialogue, engine, served):
         await dialogue.reply(PARAMS)
@@ -208,6 +219,7 @@ async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: 
         assert under_way
         dialogue.cancel_checks()
         await asyncio.gather(*under_way, return_exceptions=True)
+        assert all(check.cancelled() for check in under_way)
     assert dialogue.mismatches == {}
 
 
