@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -212,14 +213,16 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
 
 
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
-    async with talking(tokenizer, verify="always") as (dialogue, _, _):
+    release = threading.Event()
+    async with talking(tokenizer, verify="always") as (dialogue, _, served):
+        served.template.check = lambda *args: str(release.wait(30))  # type: ignore[method-assign]
         await exchange(dialogue, 4)
         await dialogue.reply(PARAMS)
-        under_way = list(dialogue._checks)
-        assert under_way
+        [under_way] = dialogue._checks
         dialogue.cancel_checks()
-        await asyncio.gather(*under_way, return_exceptions=True)
-        assert all(check.cancelled() for check in under_way)
+        await asyncio.gather(under_way, return_exceptions=True)
+        release.set()
+        assert under_way.cancelled()
     assert dialogue.mismatches == {}
 
 
