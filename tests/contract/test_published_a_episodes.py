@@ -19,6 +19,7 @@ from support.worlds import ListedWorld
 from toolroll.agents import TrainableAgentMixin, TrainableToolCallingAgent, agent_factory, call_to_action_sglang
 from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.args import read_args
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
 
@@ -266,20 +267,20 @@ async def test_a21_no_marker_of_one_family_is_wired_in(tokenizer: Any, template:
 async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokenizer: Any) -> None:
     """The template is rendered to learn the frames of the first turns, and from then on no more."""
     renders: Counter[int] = Counter()
-    turn = [0]
+    world = ListedWorld(user_texts=["Hi"] * 30, tool_texts=["R"] * 30)
 
-    class Counting(TrainableToolCallingAgent):
-        def _reformulate_tool_call(self, text: str) -> str:
-            renders[turn[0]] += 1  # applied to the head of each render
-            return text
+    def tick() -> str:
+        renders[len(world.seen)] += 1
+        return ""
 
-    def step(action: Action) -> None:
-        turn[0] += 1
-
-    world = ListedWorld(user_texts=["Hi"] * 12, tool_texts=["R"] * 12, on_step=step)
-    await episode(tokenizer, world, ["Hello.", call(at="x")] * 8, kind=Counting, steps=14)
-    assert turn[0] == 14
-    assert sum(renders[at] for at in range(4, 15)) == 0, dict(renders)
+    say = lambda request: "Hello." if request.call % 2 else call(at="x")
+    async with serving(tokenizer, say) as (engine, served):
+        source = "{{- tick() -}}" + served.template.renderer.source
+        served.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
+        result = await agent(served, verify="off").asolve(world, None, max_num_steps=40, task=Task("t", 0), session_id="s")
+    judge(result, engine, "s")
+    assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
+    assert sum(renders[at] for at in range(8, 41)) == 0, dict(renders)
 
 
 @pytest.mark.parametrize("content", [None, ""])

@@ -81,14 +81,14 @@ async def test_a02_a_tool_call_that_was_cut_is_nothing_said_to_the_user(on_lengt
 
 
 def _holds_result(tokenizer: Any, trajectory: Trajectory) -> None:
-    assert RESULT in text_of(tokenizer, trajectory)
+    assert text_of(tokenizer, trajectory).count(RESULT) == 7
     said = [tokenizer.decode(trajectory.input_ids[turn.start : turn.stop]) for turn in trajectory.turns]
     assert not any("<think>" in text for text in said)
 
 
 async def test_a03_no_reasoning_is_put_into_a_turn_and_no_character_of_a_result_is_lost() -> None:
-    tokenizer, said = qwen("qwen3"), [call(at="here"), "It shipped."]
-    world = lambda: ListedWorld(user_texts=["Where is it?"], tool_texts=["ORDER-1"])
+    tokenizer, said = qwen("qwen3"), [call(at="here")] * 7 + ["It shipped."]
+    world = lambda: ListedWorld(user_texts=["Where is it?"], tool_texts=["ORDER-1"] * 7)
     result, engine = await episode(tokenizer, world(), said)
     for trajectory in result.trajectories:
         _holds_result(tokenizer, trajectory)
