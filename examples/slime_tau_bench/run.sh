@@ -9,7 +9,7 @@ HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 SLIME="${SLIME:?the folder of the slime checkout}"
 MEGATRON="${MEGATRON:?the folder of the Megatron-LM checkout that slime is used with}"
 CHECKPOINTS="${CHECKPOINTS:?the folder with Qwen3-4B-Instruct-2507 and, converted by slime, Qwen3-4B-Instruct-2507_torch_dist}"
-DATA="${DATA:-$HERE/data}"
+DATA="${DATA:-$PWD/data}"
 NUM_GPUS="${NUM_GPUS:-2}"
 MODEL="$CHECKPOINTS/Qwen3-4B-Instruct-2507"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -78,3 +81,24 @@ def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("page", ["migrating.md", "slime.md"])
+def test_every_name_on_a_page_is_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"\btoolroll(?:\.[A-Za-z_]+)+", text))
+    assert len(named) > 2
+    assert [name for name in sorted(named) if not _is_there(name)] == []
+    for module, names in re.findall(r"from (toolroll\.[a-z.]+) import ([A-Za-z_, ]+)", text):
+        assert [name for name in names.replace(" ", "").split(",") if name and not _is_there(f"{module}.{name}")] == []
+
+
+def _is_there(name: str) -> bool:
+    """Whether `name` is a module, a name of one, or a group of entry points."""
+    if entry_points(group=name):
+        return True
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
