@@ -62,11 +62,12 @@ class ChatTemplate:
         now: datetime | None = None,
         stop_token_ids: Sequence[int] = (),
         head_hook: HeadHook | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
         self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
-        self.encoder = Encoder(tokenizer)
+        self.encoder = encoder or Encoder(tokenizer)  # shared where it can be: it may hold a second copy of the vocabulary
         self.features = Features(self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
@@ -84,6 +85,7 @@ class ChatTemplate:
             now=renderer.now,
             stop_token_ids=self.stop_token_ids,
             head_hook=hook,
+            encoder=self.encoder,
         )
 
     @property
