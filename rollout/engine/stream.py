@@ -29,16 +29,22 @@ async def read_stream(response: aiohttp.ClientResponse, progress: Progress) -> M
         data = [event.partition(b"data:")[2].strip() for event in events if event.lstrip().startswith(b"data:")]
         fresh = [item for item in data if item != _DONE]
         if fresh:
-            last = orjson.loads(fresh[-1])  # cumulative: those before it say nothing that it does not
-            failure = _failure(last)
+            event: Mapping[str, Any] = orjson.loads(fresh[-1])  # cumulative: those before it say nothing that it does not
+            failure = _failure(event)
             if failure is not None:
                 return failure
-            progress(last.get("output_ids") or ())
+            progress(event.get("output_ids") or ())
+            last = event
         if _DONE in data:
             break
-    if last is None or (last.get("meta_info") or {}).get("finish_reason") is None:
+    if last is None or not _ended(last):
         return Failure(message="the engine's stream broke off", status=None, retry=True)
     return last
+
+
+def _ended(event: Mapping[str, Any]) -> bool:
+    meta: Mapping[str, Any] = event.get("meta_info") or {}
+    return meta.get("finish_reason") is not None
 
 
 def _failure(event: Mapping[str, Any]) -> Failure | None:
@@ -47,8 +53,9 @@ def _failure(event: Mapping[str, Any]) -> Failure | None:
         error = event["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
         return from_response(code if isinstance(code, int) else 400, orjson.dumps(event))
-    finish = (event.get("meta_info") or {}).get("finish_reason")
+    meta: Mapping[str, Any] = event.get("meta_info") or {}
+    finish = meta.get("finish_reason")
     status = finish.get("status_code") if isinstance(finish, Mapping) and finish.get("type") == "abort" else None
-    if isinstance(status, int) and status >= 400:
+    if isinstance(finish, Mapping) and isinstance(status, int) and status >= 400:
         return from_response(status, orjson.dumps({"error": {"message": finish.get("message")}}))
     return None
