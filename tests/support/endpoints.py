@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -26,6 +26,7 @@ class Bench:
     endpoint: Endpoint
     server: EndpointServer
     http: aiohttp.ClientSession
+    clients: list[AsyncOpenAI] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -34,7 +35,9 @@ class Bench:
     def client(self, session: str | None = "s", **options: Any) -> AsyncOpenAI:
         """The SDK's own client, with a session in its address."""
         path = f"/sessions/{session}/v1" if session else "/v1"
-        return AsyncOpenAI(**{"base_url": self.url + path, "api_key": "unused", "max_retries": 0, **options})
+        client = AsyncOpenAI(**{"base_url": self.url + path, "api_key": "unused", "max_retries": 0, **options})
+        self.clients.append(client)
+        return client
 
     async def get(self, path: str) -> Any:
         async with self.http.get(self.url + path) as response:
@@ -57,7 +60,10 @@ async def endpoint(tokenizer: Any, policy: Any, *, settings: dict[str, Any] | No
     async with serving(tokenizer, policy, **engine) as (embedded, served):
         core = Endpoint(served, EndpointSettings(**{"port": 0, "grace": 5.0, "verify": "always", **(settings or {})}))
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
-            yield Bench(embedded, served, core, server, http)
+            bench = Bench(embedded, served, core, server, http)
+            yield bench
+            for client in bench.clients:
+                await client.close()
 
 
 def judge(trajectories: list[dict[str, Any]], engine: EmbeddedEngine, session: str, *, refused: int = 0) -> None:

@@ -19,7 +19,8 @@ from toolroll.rollout.testing import EmbeddedEngine
 async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
     async with EmbeddedEngine(tokenizer, lambda request: "Hello.") as engine:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from toolroll.rollout.cli import main; main()", "serve", "--model", "embedded", "--engine", engine.url, "--port", "0",
+            sys.executable, "-c", "from toolroll.rollout.cli import main; main()",
+            "serve", "--model", "embedded", "--engine", engine.url, "--port", "0",
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
