@@ -57,7 +57,11 @@ class Works(Generic[T]):
     @property
     def in_flight(self) -> int:
         """How many are not done."""
-        return sum(not work.task.done() for works in self._works.values() for work in works)
+        return sum(not work.task.done() for work in self.all())
+
+    def all(self) -> list[Work[T]]:
+        """Those in flight, and those whose answers are kept for a retry."""
+        return [work for works in self._works.values() for work in works]
 
     def start(self, key: bytes, choices: int, run: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
         """Begin a new one: `run` is given it, to report progress."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Bench:
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         async with self.http.post(self.url + path, json=body, headers=headers) as response:
             return response.status, await response.json()
+
+    async def joined(self, session: str, *, retry: int) -> None:
+        """Wait until a retry of this number, or a later one, has joined a request of `session`."""
+        while not any(work.joined >= retry for work in self.endpoint.sessions.find(session).works.all()):
+            await asyncio.sleep(0.01)
 
     async def trajectories(self, session: str = "s", *, refused: int = 0) -> list[dict[str, Any]]:
         """The session's trajectories, judged; `refused`: how many answers of the engine must be trained nowhere."""
