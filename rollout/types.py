@@ -116,6 +116,8 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: Any = None
+    top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
+    """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked for them."""
 
     @property
     def weight_version(self) -> str | None:

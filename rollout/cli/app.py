@@ -16,6 +16,7 @@ from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
 from toolroll.rollout.cli.display import remarks, results_table, show_environments
 from toolroll.rollout.cli.play import run as run_environment
+from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.cli.settings import json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.errors import ToolrollError
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
 console = Console()
+app.command(name="serve")(serve_endpoint)
 
 
 def main() -> None:

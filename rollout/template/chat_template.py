@@ -88,6 +88,19 @@ class ChatTemplate:
             encoder=self.encoder,
         )
 
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with `kwargs` over its own switches."""
+        renderer = self.renderer
+        return ChatTemplate(
+            self.tokenizer,
+            chat_template=renderer.chat_template,
+            kwargs={**renderer.kwargs, **kwargs},
+            history=self.history,
+            now=renderer.now,
+            stop_token_ids=self.stop_token_ids,
+            head_hook=renderer.head_hook,
+        )
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end an assistant turn: the tokenizer's, and those that the template closes a turn with."""
