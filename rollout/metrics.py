@@ -25,7 +25,8 @@ class Summary:
     statuses: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
-    rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    samples: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """Graded rewards by task and sample."""
     aborted: Counter[str] = field(default_factory=Counter)
     """Aborted episodes by task."""
     turn_seconds: list[float] = field(default_factory=list)
@@ -47,9 +48,14 @@ class Summary:
             self.graded += 1
             self.reward += result.reward
             self.passed += result.reward >= PASSED
-            self.rewards[episode.task_id].append(result.reward)
+            self.samples[episode.task_id][episode.sample] = result.reward
         else:
             self.aborted[episode.task_id] += 1
+
+    @property
+    def rewards(self) -> dict[str, list[float]]:
+        """Graded rewards by task, in the order of the samples."""
+        return {task: [found[sample] for sample in sorted(found)] for task, found in self.samples.items()}
 
     def mean(self, name: str) -> float:
         """A metric per episode."""

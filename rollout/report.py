@@ -16,6 +16,7 @@ import orjson
 
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.rates import Estimate, UnequalSamplesError, mean_over_tasks, pass_estimates
+from toolroll.rollout.run_folder import write_whole
 
 FILE_NAME = "summary.json"
 SCHEMA_VERSION = 1
@@ -27,27 +28,31 @@ def report(
     floor: Summary | None = None,
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    expected: int | None = None,
     allow_unequal: bool = False,
 ) -> dict[str, Any]:
     """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on the same tasks.
 
-    `seconds`: the wall time of the last run that added episodes.
+    `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a finished run has.
     """
     warnings = _warnings(summary)
+    if expected is not None and summary.episodes < expected:
+        warnings.insert(0, f"the run is not finished: {summary.episodes} of {expected} episodes")
+    rewards = summary.rewards
     rates: dict[str, dict[int, Estimate]] | None = None
     if summary.graded:
         try:
-            rates = pass_estimates(summary.rewards, allow_unequal=allow_unequal)
+            rates = pass_estimates(rewards, allow_unequal=allow_unequal)
         except UnequalSamplesError as error:
             warnings.append(f"no pass@k and no pass^k: {error}")
-    task_means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]
+    task_means = [sum(found) / len(found) for found in rewards.values()]
     return {
         "trainable": summary.trainable,
         "episodes": summary.episodes,
         "graded": summary.graded,
         "aborted": summary.statuses["aborted"],
         "reruns": int(summary.totals["reruns"]),
-        "tasks": len(summary.rewards),
+        "tasks": len(rewards),
         "reward": _plain(mean_over_tasks(task_means)) if task_means else None,
         "pass_at_k": _by_k(rates, "pass@k"),
         "pass_hat_k": _by_k(rates, "pass^k"),
@@ -106,8 +111,9 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
 
 def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
     """Each task's graded rewards, in the order of their samples, and how many of its episodes were aborted."""
-    names = sorted({*summary.rewards, *summary.aborted}, key=_natural)
-    return {name: {"rewards": list(summary.rewards.get(name, ())), "aborted": summary.aborted[name]} for name in names}
+    rewards = summary.rewards
+    names = sorted({*rewards, *summary.aborted}, key=_natural)
+    return {name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]} for name in names}
 
 
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -115,9 +121,7 @@ def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Pat
     path = folder / FILE_NAME
     known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
     data = {"schema_version": SCHEMA_VERSION, "environments": known | {name: dict(part) for name, part in reports.items()}}
-    draft = path.with_suffix(".json.new")
-    draft.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE))
-    draft.replace(path)
+    write_whole(path, data)
     return path
 
 
@@ -128,7 +132,7 @@ def _warnings(summary: Summary) -> list[str]:
     if summary.statuses["aborted"]:
         kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _INFRASTRUCTURE)
         found.append(f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count in no reward: {kinds}")
-    lost = [name for name in summary.aborted if name not in summary.rewards]
+    lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
         found.append(f"{len(lost)} tasks have no graded episode and are in no rate: {', '.join(sorted(lost, key=_natural)[:5])}")
     if summary.mismatches:
