@@ -19,6 +19,7 @@ from toolroll.rollout.cli.display import remarks, results_table
 from toolroll.rollout.cli.play import Outcome
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.testing.serve import serve
@@ -114,6 +115,21 @@ def check_template(
     show_template_report(found, console, as_json=as_json)
     if not found.exact:
         raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path | None, typer.Option(help="the page; default: view.html in the folder")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="in place of the run's own model: folder, name or `embedded`")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="of so many episodes the tokens are in the page")] = 500,
+) -> None:
+    """Write a page that shows a run: a table of episodes, their conversations, and their tokens. It needs no network."""
+    page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    for line in said:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    size = page.stat().st_size / 1e6
+    console.print(f"{page}: {count} episodes, {size:.1f} MB; open it in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
