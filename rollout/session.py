@@ -91,8 +91,6 @@ class Session:
         _check_logprobs(completion)
         if self._head is None:
             raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
-        if completion.routed_experts is not None:
-            _drop_experts(self._head)
         return self._append(completion.output_ids, completion=completion, sampling_params=dict(sampling_params))
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
@@ -126,6 +124,8 @@ class Session:
         return node
 
     def _add(self, parent: Node | None, ids: IdArray, completion: Completion | None, sampling_params: Mapping[str, Any]) -> Node:
+        if completion is not None and completion.routed_experts is not None:
+            _drop_experts(parent)
         node = Node(parent, parent.stop if parent is not None else 0, ids, completion, sampling_params)
         if parent is not None:
             parent.children += 1
