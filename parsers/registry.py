@@ -27,6 +27,7 @@ from toolroll.parsers.kimi_k2 import KimiK2Parser
 from toolroll.parsers.llama3 import Llama3Parser
 from toolroll.parsers.minimax import DotsParser, MiniMaxM2Parser
 from toolroll.parsers.mistral import MistralParser
+from toolroll.parsers.plain import PlainParser
 from toolroll.parsers.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.qwen3_coder import MiMoParser, Qwen3CoderParser
 
@@ -34,7 +35,7 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
     DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
     KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
-    ApertusParser,
+    ApertusParser, PlainParser,
 )  # fmt: skip
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
