@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.calls import calls, examples, same
-from support.call_formats import FORMATS, Format, tools_for
+from support.formats import FORMATS, Format, tools_for
 from support.parsing import in_pieces, lost
 
 from toolroll.parsers.registry import get_parser

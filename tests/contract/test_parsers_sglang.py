@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.calls import ordinary_calls, same
-from support.call_formats import FORMATS, Call, Format, tools_for
+from support.formats import FORMATS, Call, Format, tools_for
 from support.sglang_side import Case, ask
 
 from toolroll.parsers.registry import get_parser

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from support.calls import calls, examples, same
-from support.call_formats import FORMATS, tools_for
+from support.formats import FORMATS, tools_for
 from support.qwen import all_templates, tokenizer_for
 
 from toolroll.parsers.infer import infer_parser
