@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import inspect
 import json
 import sys
@@ -24,7 +25,14 @@ from toolroll.rollout.adapters.slime import generate, generate_rollout, keep_gro
 from toolroll.rollout.adapters.slime.training import close_rollout
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.registry import load_environment
-from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    Reply,
+    embedded_tokenizer_path,
+    load_embedded_tokenizer,
+)
 from toolroll.rollout.testing.player import write_action
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
@@ -493,3 +501,48 @@ async def test_slime_s_own_checks_accept_our_samples() -> None:
     made._validate_response_metadata_lengths()
     assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
     made.append_response_tokens(tokens=[1, 2], trainable=False)  # what slime adds to it later still fits
+
+
+@pytest.fixture
+def slime_loop() -> Iterator[Any]:
+    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it stops."""
+    _real("slime.utils.types")
+    module = importlib.import_module("slime.rollout.sglang_rollout")
+    yield module
+    module.GenerateState._instances.clear()
+    sys.modules.pop(module.__name__)
+
+
+@pytest.mark.peers
+async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
+    """Groups as slime begins them, with a weight update in the middle of one, and what it makes of an aborted episode."""
+    sample, filters = _real("slime.utils.types").Sample, _real("slime.rollout.filter_hub.base_types")
+
+    def policy(request: PolicyRequest) -> str | Reply:
+        gives_up = request.routing_key[-1] in "13"
+        return "I cannot help you. Goodbye." if gives_up else says()(request)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        if request.routing_key == "g1-3":
+            return Fault(status=400)
+        return Fault(weight_version="2", switch_after=4) if request.routing_key == "g0-0" and request.call == 1 else None
+
+    async with serving(policy, faults=faults, weight_version="1") as (engine, args):
+        vars(args).update(
+            hf_checkpoint=str(embedded_tokenizer_path()),
+            custom_generate_function_path="toolroll.rollout.adapters.slime.generate",
+            rollout_skip_special_tokens=False,
+            mask_offpolicy_in_partial_rollout=False,
+            sglang_dp_size=None,
+        )
+        groups = [[sample(prompt=0, index=4 * g + at, session_id=f"g{g}-{at}") for at in range(4)] for g in range(2)]
+        params = slime_loop.GenerateState(args).sampling_params
+        played = await asyncio.gather(*(slime_loop.generate_and_rm_group(args, group, dict(params)) for group in groups))
+    first, second = played
+    assert [made.reward for made in first] == [1.0, 0.0, 1.0, 0.0] and first[0].weight_versions[:3] == ["1", "1", "2"]
+    train_data(list(first))
+    assert second[3].status is sample.Status.ABORTED and second[3].reward is None and not any(second[3].loss_mask)
+    kept = [filters.call_dynamic_filter(keep_group, args, list(group)).keep for group in played]
+    assert kept == [True, False]
+    output = Namespace(samples=[list(first)])
+    _every_sampled_token_is_as_served([output], engine)
