@@ -28,8 +28,7 @@ from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.transcript import last_message_delta
+from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     Action,
     InteractionResult,
@@ -62,7 +61,8 @@ class TrainableAgentMixin:
 
     `served` shares one `ServedModel` between agents; without it the agent opens its own from `rollout_args`, and closes it with
     `aclose`. `on_length`: what a turn cut by max_new_tokens does: "stop" ends the episode (TRUNCATED), "continue" closes the
-    turn, masked 0, and goes on.
+    turn, masked 0, and goes on. `step_timeout`: seconds that one call of the environment may take (user simulator included); beyond
+    them the episode is aborted.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -73,6 +73,7 @@ class TrainableAgentMixin:
     served: ServedModel | None = None
     on_length: Literal["stop", "continue"] = "stop"
     _own_template: ChatTemplate | None = None
+    step_timeout: float | None = None
 
     async def asolve(
         self,
@@ -95,7 +96,7 @@ class TrainableAgentMixin:
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop)
+        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop, self.step_timeout)
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
@@ -189,6 +190,7 @@ class TrainableAgentMixin:
 
     async def _act(self, world: World, dialogue: Dialogue, record: EpisodeRecord, reply: Reply, action: Action) -> StepResult:
         """Execute `action`; what the model did wrong in it is its answer."""
+        record.executed(action.tool_calls)
         try:
             step = await self._execute_tool(world, action)
         except ActionError as error:
