@@ -17,6 +17,7 @@ import pytest
 from support.tau import BOTH, MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
 
 from toolroll.agents.tau_bench import TauBenchFactory
+from toolroll.agents.tau_style import TauStyleEnvironment
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
@@ -325,10 +326,12 @@ def test_another_package_of_that_name_is_not_taken_for_it() -> None:
         factory.tasks("test")
 
 
-def test_the_raw_environment_plays_as_it_is(tau: TauBench) -> None:
-    from toolroll.agents.tau_style import TauStyleEnvironment
-
-    env = TauStyleEnvironment(tau.stock_env("retail", "test", 0), make_action=tau.stock_action)
+@pytest.mark.parametrize("own_action", [True, False])
+def test_the_raw_environment_plays_as_it_is(tau: TauBench, own_action: bool) -> None:
+    raw = tau.stock_env("retail", "test", 0)
+    env = TauStyleEnvironment(raw, make_action=tau.stock_action) if own_action else TauStyleEnvironment(raw)
     first = env.reset(Task("0", 0), 0)
     assert first.messages[1] == {"role": "user", "content": SyncUser().reset()}
-    assert env.step(BYE).messages[0]["content"] == STOP
+    assert env.step(call(tau.read[0], **tau.read[1])).messages[0]["role"] == "tool"
+    ended = env.step(BYE)
+    assert (ended.messages[0]["content"], ended.done, ended.reward) == (STOP, True, 0.0)

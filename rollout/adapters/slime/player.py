@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, ModelFacts
+from toolroll.rollout.engine import ModelFacts
 from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runner import episode_seed
@@ -57,7 +58,7 @@ class StoppableEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One turn; an abort by the engine is resumed while the rollout goes on."""
-        return await generate_resumed(cast(Engine, _Guarded(self.inner, self._stopped)), request, max_resumes=self._max_resumes)
+        return await generate_resumed(_Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post a body as it is."""
@@ -79,7 +80,7 @@ class _Guarded:
         self._engine = engine
         self._stopped = stopped
 
-    async def generate(self, request: GenerateRequest) -> Completion:
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
