@@ -136,7 +136,7 @@ async def measure(factory: TauBenchFactory, count: int) -> bool:
         mine, stock = ours.median(name), theirs.median(name.partition(",")[0])
         budget = BUDGET.get(name)
         kept = kept and (budget is None or mine <= budget)
-        print(f"{name:20} {mine:9.2f} {stock:10.2f} {stock / mine:6.0f}x {budget or '':>7}")
+        print(f"{name:20} {mine:9.2f} {stock:10.2f} {stock / mine:6.1f}x {budget or '':>7}")
     return kept
 
 
