@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support import slime_mirror
 from support.slime_trainer import real_slime
+from support.tau import BOTH, TauBench, needed
 
 from toolroll.rollout.adapters.slime.training import close_rollout
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -17,6 +18,12 @@ from toolroll.rollout.testing import load_embedded_tokenizer
 def tokenizer() -> Any:
     """The embedded tokenizer."""
     return load_embedded_tokenizer()
+
+
+@pytest.fixture(params=BOTH)
+def tau(request: pytest.FixtureRequest) -> TauBench:
+    """The small package, and the real one."""
+    return needed(request.param)
 
 
 @pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])

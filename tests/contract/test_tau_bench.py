@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tau import BOTH, MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
+from support.tau import MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
 
 from toolroll.agents.tau_bench import TauBenchFactory
 from toolroll.agents.tau_style import TauStyleEnvironment
@@ -24,12 +24,6 @@ from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError,
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 BYE = Action("Goodbye.")
-
-
-@pytest.fixture(params=BOTH)
-def tau(request: pytest.FixtureRequest) -> TauBench:
-    """The small package, and the real one."""
-    return needed(request.param)
 
 
 # --- rewards -----------------------------------------------------------------------------------------------------------
