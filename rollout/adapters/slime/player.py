@@ -107,7 +107,7 @@ class Player:
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
         """The sample's episode, as samples: one, or one for each sequence of an episode that forked."""
         await self._open()
-        factory, task = self._find(sample)
+        factory, task = await self._find(sample)
         session = sample.session_id or uuid.uuid4().hex
         params = clean_sampling_params(sampling_params)
         result = await self._episode(factory, task, params, sample.index or 0, session)
@@ -151,16 +151,18 @@ class Player:
                 raise UsageError("toolroll_user_settings is set, but toolroll_user does not say who plays the user (openai, say)")
             self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
 
-    def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
+    async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
         """The environment and the task that the sample names."""
         metadata = sample.metadata or {}
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError("no environment is named: set toolroll_env, or write the tasks with `toolroll tasks ENV` (metadata.env)")
         split = metadata.get("split") or self.settings.split or ""
-        if (name, split) not in self._tasks:
-            factory = load_environment(name)
-            self._tasks[name, split] = factory, factory.tasks(split or factory.splits[0])
+        async with self._opening:
+            if (name, split) not in self._tasks:
+                factory = load_environment(name)
+                # A benchmark's package may be imported, and its database read, for the first time here.
+                self._tasks[name, split] = factory, await self.served.off_loop(factory.tasks, split or factory.splits[0])
         factory, tasks = self._tasks[name, split]
         index = task_index(sample.prompt)
         if not 0 <= index < len(tasks):
