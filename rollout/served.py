@@ -85,6 +85,7 @@ class ServedModel:
             context_length=args.context_length,
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
+            return_routed_experts=args.return_routed_experts,
         )
         return cls(
             Engine(config),
