@@ -8,9 +8,34 @@ from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.cohere import ApertusParser, CohereParser
+from toolroll.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from toolroll.parsers.dsml import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
+    GigaChat35Parser,
+    KimiK3Parser,
+    Step3Parser,
+)
+from toolroll.parsers.gemma4 import Gemma4Parser
+from toolroll.parsers.glm import Glm45Parser, HunyuanParser
+from toolroll.parsers.harmony import HarmonyParser
+from toolroll.parsers.hermes import HermesParser, InternParser
+from toolroll.parsers.kimi_k2 import KimiK2Parser
+from toolroll.parsers.llama3 import Llama3Parser
+from toolroll.parsers.minimax import DotsParser, MiniMaxM2Parser
+from toolroll.parsers.mistral import MistralParser
+from toolroll.parsers.plain import PlainParser
+from toolroll.parsers.pythonic import Lfm2Parser, PythonicParser
+from toolroll.parsers.qwen3_coder import MiMoParser, Qwen3CoderParser
 
-_BUILT_IN: tuple[type[ToolCallParser], ...] = (HermesParser,)
+_BUILT_IN: tuple[type[ToolCallParser], ...] = (
+    HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
+    DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
+    KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
+    ApertusParser, PlainParser,
+)  # fmt: skip
 GROUP = "toolroll.parsers"
 
 

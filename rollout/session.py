@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -124,6 +124,8 @@ class Session:
         return node
 
     def _add(self, parent: Node | None, ids: IdArray, completion: Completion | None, sampling_params: Mapping[str, Any]) -> Node:
+        if completion is not None and completion.routed_experts is not None:
+            _drop_experts(parent)
         node = Node(parent, parent.stop if parent is not None else 0, ids, completion, sampling_params)
         if parent is not None:
             parent.children += 1
@@ -151,7 +153,8 @@ class Session:
     def _extend_buffers(self, ids: IdArray) -> None:
         if not len(ids):
             return
-        self._ids.frombytes(np.ascontiguousarray(ids, dtype=np.intc).tobytes())
+        ids = np.ascontiguousarray(ids, dtype=np.intc)
+        self._ids.frombytes(ids.tobytes())
         if self._json:
             self._json += b","
         self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
@@ -222,6 +225,13 @@ class Session:
         return tuple(_trajectory(path, trained) for path in paths)
 
 
+def _drop_experts(node: Node | None) -> None:
+    """Forget the experts that were given with the turns up to `node`: those of a later turn hold them too."""
+    for step in node.path() if node is not None else ():
+        if step.completion is not None and step.completion.routed_experts is not None:
+            step.completion = replace(step.completion, routed_experts=None)
+
+
 def _check_logprobs(completion: Completion) -> None:
     logprobs = completion.logprobs
     if logprobs is not None and len(logprobs) != len(completion.output_ids):
@@ -262,7 +272,9 @@ def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
         turns.append(_turn(node, completion, excluded))
     first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
     fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
-    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason)
+    last = path[-1].completion
+    experts = last.routed_experts if last is not None else None
+    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=experts)
 
 
 def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:
