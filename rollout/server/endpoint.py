@@ -180,6 +180,8 @@ class Endpoint:
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
                 raise ApiError(503, "engine_aborted", "the engine aborted the request (a weight update, say)", retry=True)
+            if top and completion.top_logprobs is None and len(completion.output_ids):
+                raise ApiError(502, "engine_error", "the engine gave no top logprobs, which were asked for")
             return completion
 
         async with asyncio.timeout(self.settings.timeout):
@@ -275,6 +277,17 @@ class StreamNote:
     session_id: str
     prompt_length: int
     first: int
+
+
+def model_card(endpoint: Endpoint) -> dict[str, Any]:
+    """The served model as `/v1/models` lists it."""
+    length = endpoint.abilities.context_length
+    return {"id": endpoint.model, "object": "model", "created": 0, "owned_by": "toolroll", "max_model_len": length}
+
+
+def retry_number(header: str | None) -> int:
+    """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
+    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
 
 
 def call_place(session_id: str, prompt_length: int, nth: int) -> str:

@@ -99,6 +99,10 @@ class Sessions:
         live = self._sessions.get(session_id)
         return self._touched(live) if live is not None else self.create(session_id)
 
+    def get(self, session_id: str) -> LiveSession | None:
+        """The session, None where there is none; looking at it is no use of it."""
+        return self._sessions.get(session_id)
+
     def find(self, session_id: str) -> LiveSession:
         """The session; a 404 where there is none."""
         live = self._sessions.get(check_id(session_id))
@@ -110,6 +114,12 @@ class Sessions:
         live.used = time.monotonic()
         self._sessions.move_to_end(live.id)
         return live
+
+    def discard(self, session_id: str) -> None:
+        """Forget a session, if it is there; its requests in flight are told to end."""
+        live = self._sessions.pop(session_id, None)
+        if live is not None:
+            live.works.cancel()
 
     async def drop(self, session_id: str) -> None:
         """Forget a session; its requests in flight are aborted."""

@@ -1,8 +1,9 @@
 """`ConversationTree`: which served turn a request goes on from, and the exact tokens of its prompt.
 
-Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps;
-else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no turn is a new root. Only `Session`
-writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn exists once it is committed.
+Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps,
+whatever the client changed behind it; else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no
+turn is a new root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn
+exists once it is committed.
 """
 
 from __future__ import annotations
@@ -106,12 +107,13 @@ class ConversationTree:
         served = turn.messages
         new = with_served_ids(messages[length:], messages[:length], served)
         whole = [*served, *new]
-        reason = self._why_fork(turn, new, tools, tools_key, template)
+        edited = EDITED if any(message["role"] == "assistant" for message in new) else None
+        reason = self._why_fork(turn, tools, tools_key, template)
         if reason is None:
             try:
-                return self._continued(turn, served, new, tools, tools_key, digest, template)
+                return self._continued(turn, served, new, tools, tools_key, digest, template, edited)
             except HistoryRewrittenError as error:
-                reason = error.reason
+                reason = edited or error.reason
         return self._forked(turn, whole, tuple(new), tools, tools_key, digest, template, reason)
 
     def _longest(self, messages: Sequence[Message]) -> tuple[ServedTurn | None, int, Digest]:
@@ -138,11 +140,7 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given[-1]))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(
-        self, turn: ServedTurn, new: Sequence[Message], tools: list[Tool], tools_key: bytes, template: ChatTemplate
-    ) -> str | None:
-        if any(message["role"] == "assistant" for message in new):
-            return EDITED
+    def _why_fork(self, turn: ServedTurn, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
         if template is not turn.template:
             return SWITCHES_CHANGED
         if tools_key != turn.tools_key:
@@ -166,7 +164,9 @@ class ConversationTree:
         tools_key: bytes,
         digest: Digest,
         template: ChatTemplate,
+        edited: str | None,
     ) -> Prompt:
+        """Behind `turn`, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
         history = History(template.features)
         history.extend(served)
         delta: Delta = template.delta_after(
@@ -176,7 +176,7 @@ class ConversationTree:
         check = Check(served, new, tools, turn.sampled, delta.input_ids) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, turn,
-            check=check, preserved=delta.preserved is not None,
+            edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,
         )  # fmt: skip
 
     def _forked(
