@@ -53,7 +53,8 @@ class EpisodeRecord:
         """Take in one step of the environment."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
-        self.info.update(result.info)
+        # None says nothing new: tau-bench sends every field with each step, and most of them are None.
+        self.info.update({key: value for key, value in result.info.items() if value is not None or key not in self.info})
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
         """Count the calls that go to the environment, by tool."""

@@ -120,7 +120,10 @@ class ServedModel:
         return await self.engine.generate(request)
 
     def reformulated(self, hook: Callable[[str], str]) -> ChatTemplate:
-        """The chat template with `hook` applied to the text before the first message (system text and tools)."""
+        """The chat template with `hook` applied to the text before the first message (system text and tools).
+
+        Kept for as long as this object lives: `hook` must be a function that outlives episodes, no method of one episode's agent.
+        """
         if hook not in self._variants:
             self._variants[hook] = self.template.with_head(hook)
         return self._variants[hook]

@@ -128,7 +128,8 @@ class Session:
     def _extend_buffers(self, ids: IdArray) -> None:
         if not len(ids):
             return
-        self._ids.frombytes(np.ascontiguousarray(ids, dtype=np.intc).tobytes())
+        ids = np.ascontiguousarray(ids, dtype=np.intc)
+        self._ids.frombytes(ids.tobytes())
         if self._json:
             self._json += b","
         self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

@@ -10,15 +10,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from toolroll.rollout.cli.check_template import report as template_report
 from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
-from toolroll.rollout.cli.display import remarks, results_table
+from toolroll.rollout.cli.display import remarks, results_table, show_environments
 from toolroll.rollout.cli.play import Outcome
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.registry import environment_names, find_environment
@@ -95,11 +95,23 @@ def run(
 @app.command()
 def envs() -> None:
     """List the environments, and what to install for one that is missing."""
-    table = Table("environment", "splits", "what it is", "to install")
-    for name in environment_names():
-        factory = find_environment(name)
-        table.add_row(name, ", ".join(factory.splits), factory.description, factory.missing() or "[green]ready[/]")
-    console.print(table)
+    show_environments([find_environment(name) for name in environment_names()], console)
+
+
+@app.command()
+def tasks(
+    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
+    tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
+) -> None:
+    """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt data."""
+    lines = task_lines(env, split, tasks)
+    if out is None:
+        typer.echo(b"\n".join(lines))
+    else:
+        write_lines(lines, out)
+        console.print(f"{len(lines)} tasks: {out}", highlight=False)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from toolroll.rollout.metrics import Summary
-from toolroll.rollout.types import Episode
+from toolroll.rollout.types import EnvironmentFactory, Episode
 
 _LINES = 20  # without a terminal: one line for each twentieth of the run
 
@@ -152,3 +152,18 @@ def _time(seconds: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
+    """The environments as a table; under it, whole and on one line each, the commands that install what is missing."""
+    table = Table("environment", "splits", "what it is", "")
+    missing: dict[str, list[str]] = {}
+    for factory in factories:
+        command = factory.missing()
+        if command is not None:
+            missing.setdefault(command, []).append(factory.name)
+        ready = "[green]ready[/]" if command is None else "[yellow]to install[/]"
+        table.add_row(factory.name, ", ".join(factory.splits), factory.description, ready)
+    console.print(table)
+    for command, names in missing.items():
+        console.print(f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,61 @@
+"""Our engine client at the embedded engine, or at a small server of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+from aiohttp import web
+
+from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts
+from toolroll.rollout.testing import EmbeddedEngine, echo
+from toolroll.rollout.types import GenerateRequest
+
+FACTS = ModelFacts(context_length=1000, vocab_size=5000)
+
+
+class Pauses(list[float]):
+    """A `sleep` that takes no time and keeps what was asked for."""
+
+    async def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> GenerateRequest:
+    params = fields.pop("sampling_params", {"max_new_tokens": 16})
+    return GenerateRequest(np.array(ids, dtype=np.int32), params, session, **fields)
+
+
+@asynccontextmanager
+async def client(url: str, *, facts: ModelFacts | None = FACTS, sleep: Any = None, **config: Any) -> AsyncIterator[Engine]:
+    async with Engine(EngineConfig(url=url, **config), facts=facts, sleep=Pauses() if sleep is None else sleep) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def embedded(
+    tokenizer: Any, policy: Any = echo, *, config: dict[str, Any] | None = None, sleep: Any = None, **engine: Any
+) -> Any:
+    async with EmbeddedEngine(tokenizer, policy, **engine) as served, client(served.url, sleep=sleep, **(config or {})) as calls:
+        yield served, calls
+
+
+def flaky(*answers: web.Response | dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+    """A handler that gives `answers` in turn (the last one for ever), and the bodies that it got."""
+    seen: list[dict[str, Any]] = []
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        seen.append(orjson.loads(await http.read()))
+        answer = answers[min(len(seen), len(answers)) - 1]
+        if isinstance(answer, dict):
+            return web.Response(body=orjson.dumps(answer))
+        return web.Response(status=answer.status, body=answer.body, headers=dict(answer.headers))
+
+    return seen, handle
+
+
+def refusal(status: int, body: Any = None, **headers: str) -> web.Response:
+    return web.Response(status=status, body=body if isinstance(body, bytes) else orjson.dumps(body), headers=headers)

@@ -1,0 +1,53 @@
+"""Small HTTP servers for tests: what a router or a broken engine says, decided by the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def http_server(routes: Mapping[str, Handler]) -> AsyncIterator[str]:
+    """A server at the yielded address; `routes` maps paths to handlers of any method, all else is a 404."""
+    app = web.Application(client_max_size=1 << 28)
+    for path, handler in routes.items():
+        app.router.add_route("*", path, handler)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def says(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Handler:
+    """A handler with one answer: bytes as they are, all else as JSON."""
+    body = data if isinstance(data, bytes) else orjson.dumps(data)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response(body=body, status=status, headers=dict(headers or {}))
+
+    return handle
+
+
+def completion(ids: list[int], **meta: Any) -> dict[str, Any]:
+    """An answer of SGLang's `/generate` that samples `ids`; `meta` replaces fields of `meta_info`."""
+    info = {
+        "id": "r",
+        "finish_reason": {"type": "stop", "matched": ids[-1]} if ids else {"type": "length", "length": 0},
+        "completion_tokens": len(ids),
+        "output_token_logprobs": [[-0.5 - at, index, None] for at, index in enumerate(ids)],
+        "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}] if ids else [],
+        "cached_tokens": 0,
+        **meta,
+    }
+    return {"text": "", "output_ids": ids, "meta_info": info}

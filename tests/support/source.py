@@ -1,0 +1,92 @@
+"""The library's own source, for tests of its structure: its modules, their imports, their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = ("parsers", "rollout", "agents")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file: its import name, its text and its syntax tree."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def floor(self) -> str:
+        """parsers, rollout, agents, or "" for the façade."""
+        return [*self.name.split("."), ""][1]
+
+    def imports(self) -> Iterator[tuple[str, ast.AST]]:
+        """The full name of everything that is imported anywhere in the file, in functions and under TYPE_CHECKING too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield alias.name, node
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.name}:{node.lineno}: a relative import"
+                for alias in node.names:
+                    yield f"{node.module}.{alias.name}", node
+
+
+def read_module(path: Path, root: Path = ROOT) -> Module:
+    """The module in `path`; its name follows from its place under `root`."""
+    parts = list(path.relative_to(root).with_suffix("").parts)
+    if parts[:2] == ["src", "toolroll"]:
+        parts = parts[2:]
+    if parts[-1] == "__init__":
+        parts.pop()
+    text = path.read_text(encoding="utf-8")
+    return Module(".".join(["toolroll", *parts]), path, text, ast.parse(text, filename=str(path)))
+
+
+def library(root: Path = ROOT) -> dict[str, Module]:
+    """Every module of the library, by name."""
+    paths = [root / "src" / "toolroll" / "__init__.py"]
+    for floor in FLOORS:
+        paths += sorted((root / floor).rglob("*.py"))
+    found = [read_module(path, root) for path in paths if path.is_file()]
+    return {module.name: module for module in found}
+
+
+def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
+    """Which of `modules` each of them imports: `from a.b import c` is a.b.c where that is a module, else a.b."""
+    graph: dict[str, set[str]] = {}
+    for module in modules.values():
+        graph[module.name] = set()
+        for name, _ in module.imports():
+            while name and name not in modules:
+                name = name.rpartition(".")[0]
+            if name and name != module.name:
+                graph[module.name].add(name)
+    return graph
+
+
+def a_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """One import cycle in `graph`, [] where there is none."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))]
+        path.append(start)
+        while stack and start not in done:
+            name, following = stack[-1]
+            step = next(following, None)
+            if step is None:
+                done.add(name)
+                path.pop()
+                stack.pop()
+            elif step in path:
+                return [*path[path.index(step) :], step]
+            elif step not in done:
+                path.append(step)
+                stack.append((step, iter(sorted(graph.get(step, ())))))
+    return []

@@ -1,0 +1,137 @@
+"""`parse_completion`: what the engine said is kept as it is, and what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.http import completion
+
+from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.types import GenerateRequest, WeightVersion
+
+ASKED = GenerateRequest(np.array([1, 2, 3], dtype=np.int32), {}, "s")
+LOGPROB = st.floats(-50, 0, width=32)
+SAMPLED = st.lists(st.tuples(st.integers(0, 2**31 - 1), LOGPROB), min_size=1, max_size=50)
+
+
+def body(sampled: list[tuple[int, float]], **meta: Any) -> dict[str, Any]:
+    ids = [index for index, _ in sampled]
+    items = [[value, index, None] for index, value in sampled]
+    made = completion(ids, output_token_logprobs=items, prompt_tokens=3, **meta)
+    return dict(orjson.loads(orjson.dumps(made)))
+
+
+@given(sampled=SAMPLED)
+def test_ids_and_logprobs_come_through_bit_for_bit(sampled: list[tuple[int, float]]) -> None:
+    found = parse_completion(body(sampled), ASKED)
+    assert found.output_ids.dtype == np.int32 and found.output_ids.tolist() == [index for index, _ in sampled]
+    assert found.logprobs is not None and found.logprobs.dtype == np.float32
+    assert found.logprobs.tolist() == [value for _, value in sampled]
+
+
+SPOILED: dict[str, Callable[[list[Any], int], Any]] = {
+    "drop": lambda items, at: items.pop(at),
+    "double": lambda items, at: items.insert(at, items[at]),
+    "another id": lambda items, at: items[at].__setitem__(1, items[at][1] ^ 1),
+    "nan": lambda items, at: items[at].__setitem__(0, math.nan),
+    "positive": lambda items, at: items[at].__setitem__(0, 0.01),
+    "null": lambda items, at: items[at].__setitem__(0, None),
+    "short": lambda items, at: items[at].__delitem__(slice(1, None)),
+}
+
+
+@given(sampled=SAMPLED, at=st.integers(0, 49), how=st.sampled_from(sorted(SPOILED)))
+def test_a_spoiled_logprob_is_refused(sampled: list[tuple[int, float]], at: int, how: str) -> None:
+    answer = body(sampled)
+    items = answer["meta_info"]["output_token_logprobs"]
+    SPOILED[how](items, at % len(items))
+    with pytest.raises(CompletionError):
+        parse_completion(answer, ASKED)
+
+
+@given(sampled=st.lists(st.tuples(st.integers(0, 9), LOGPROB), min_size=2, max_size=9, unique_by=lambda pair: pair[0]))
+def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[int, float]]) -> None:
+    answer = body(sampled)
+    items = answer["meta_info"]["output_token_logprobs"]
+    items.append(items.pop(0))
+    with pytest.raises(CompletionError, match="logprob 0 belongs to token"):
+        parse_completion(answer, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        ({"completion_tokens": 3}, "counts 3 sampled tokens and sent 2"),
+        ({"prompt_tokens": 4}, "read a prompt of 4 tokens where 3 were sent"),
+        ({"finish_reason": None}, "no finish_reason"),
+        ({"finish_reason": "stop"}, "no finish_reason"),
+        ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
+        ({"weight_versions": [{"version": "a", "start": 0, "end": 1}]}, "cover 1 of 2"),
+        ({"weight_versions": [{"version": "a", "start": 1, "end": 2}]}, "gap or overlap at token 0"),
+        ({"weight_versions": [{"version": v, "start": 0, "end": 2} for v in "ab"]}, "gap or overlap at token 2"),
+        ({"weight_versions": [{"version": "a", "start": 0, "end": 3}]}, "cover 3 of 2"),
+    ],
+)
+def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -> None:
+    answer = completion([7, 8], **meta)
+    with pytest.raises(CompletionError, match=words):
+        parse_completion(answer, ASKED)
+
+
+def test_logprobs_that_nobody_asked_for_are_not_read() -> None:
+    asked = GenerateRequest(ASKED.input_ids, {}, "s", return_logprob=False)
+    answer = completion([7, 8], output_token_logprobs=None)
+    assert parse_completion(answer, asked).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason", "matched"),
+    [
+        ({"type": "stop", "matched": 151645}, "stop", 151645),
+        ({"type": "stop", "matched": "lo"}, "stop", "lo"),
+        ({"type": "length", "length": 2}, "length", None),
+        ({"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}, "abort", None),
+    ],
+)
+def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, matched: Any) -> None:
+    found = parse_completion(completion([7, 8], finish_reason=finish), ASKED)
+    assert (found.finish_reason, found.matched) == (reason, matched)
+
+
+def test_an_abort_in_the_queue_has_no_counts() -> None:
+    meta = {"id": "r", "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "7"}
+    found = parse_completion({"text": "", "output_ids": [], "meta_info": meta}, ASKED)
+    assert (found.finish_reason, len(found.output_ids), found.weight_versions) == ("abort", 0, ())
+    assert found.logprobs is not None and len(found.logprobs) == 0
+    assert (found.prompt_tokens, found.cached_tokens) == (3, 0)
+
+
+def test_weight_versions_are_spans_of_the_sampled_tokens() -> None:
+    spans = [{"version": "step9", "start": 0, "end": 1}, {"version": "step20", "start": 1, "end": 3}]
+    found = parse_completion(completion([7, 8, 9], weight_versions=spans), ASKED)
+    assert found.weight_versions == (WeightVersion("step9", 0, 1), WeightVersion("step20", 1, 3))
+    assert found.weight_version == "step20"
+    older = parse_completion(completion([7, 8, 9], weight_versions=None, weight_version="4"), ASKED)
+    assert older.weight_versions == (WeightVersion("4", 0, 3),)
+    assert parse_completion(completion([7], weight_versions=None), ASKED).weight_versions == ()
+
+
+def test_a_logprob_a_hair_above_zero_is_rounding() -> None:
+    """The log-softmax of bf16 logits may end there."""
+    found = parse_completion(body([(7, 5e-4)]), ASKED)
+    assert found.logprobs is not None and found.logprobs[0] == np.float32(5e-4)
+
+
+def test_minus_infinity_is_a_logprob() -> None:
+    """A forced token's; JSON has no word for it, but a parsed body may hold it."""
+    answer = completion([7], output_token_logprobs=[[-math.inf, 7, None]])
+    found = parse_completion(answer, ASKED)
+    assert found.logprobs is not None and found.logprobs[0] == -math.inf

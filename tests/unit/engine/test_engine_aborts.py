@@ -1,0 +1,121 @@
+"""`Engine`: what it leaves behind at the engine where a call is cut off: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from support.client import FACTS, client, embedded, request
+from support.http import completion, http_server, says
+
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.testing import PolicyRequest, Reply
+
+# --- time limits and aborts -----------------------------------------------------------------------------------------------
+
+
+async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer: Any) -> None:
+    """Else the abandoned request would go on sampling beside its successor."""
+    hold = asyncio.Event()
+
+    def policy(seen: PolicyRequest) -> Reply:
+        return Reply("Hello.", hold=hold) if seen.index == 0 else Reply("Hello.")
+
+    async with embedded(tokenizer, policy, config={"attempt_timeout": 0.3}) as (engine, calls):
+        answer = await calls.generate(request())
+    assert answer.attempts == 2 and answer.output_ids.tolist() == engine.log[1].output_ids
+    first, second = engine.log
+    assert first.aborted and not second.aborted
+    assert first.rid != second.rid
+
+
+async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt() -> None:
+    """SGLang notices a client that has left only seconds later."""
+    order: list[tuple[str, str]] = []
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        order.append(("generate", orjson.loads(await http.read())["rid"]))
+        if len(order) == 1:
+            await asyncio.Event().wait()
+        return web.Response(body=orjson.dumps(completion([3])))
+
+    async def abort(http: web.Request) -> web.StreamResponse:
+        order.append(("abort", orjson.loads(await http.read())["rid"]))
+        return web.Response()
+
+    async with http_server({"/generate": generate, "/abort_request": abort}) as url, client(url, attempt_timeout=0.3) as calls:
+        await calls.generate(request())
+    assert [what for what, _ in order] == ["generate", "abort", "generate"]
+    assert order[0][1] == order[1][1] != order[2][1]
+
+
+async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+    async with embedded(tokenizer, lambda seen: Reply("Hello.", hold=hold)) as (engine, calls):
+        doomed, kept = (asyncio.create_task(calls.generate(request(session=name))) for name in ("doomed", "kept"))
+        await engine.until(lambda e: e.held == 2)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), 30)
+        hold.set()
+        assert (await kept).finish_reason == "stop"
+        assert calls._in_flight == set()
+    assert {entry.routing_key: entry.aborted for entry in engine.log} == {"doomed": True, "kept": False}
+
+
+async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
+    """Routers answer 404 to /abort_request."""
+    aborted: list[tuple[str, str]] = []
+    arrived = asyncio.Event()
+
+    def worker(name: str) -> Any:
+        async def abort(http: web.Request) -> web.StreamResponse:
+            aborted.append((name, orjson.loads(await http.read())["rid"]))
+            return web.Response()
+
+        return abort
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        arrived.rid = orjson.loads(await http.read())["rid"]  # type: ignore[attr-defined]
+        arrived.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with http_server({"/abort_request": worker("a")}) as first, http_server({"/abort_request": worker("b")}) as second:
+        listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
+        async with http_server({"/generate": generate, "/workers": says(listed)}) as url:
+            calls = Engine(EngineConfig(url=url), facts=FACTS)
+            task = asyncio.create_task(calls.generate(request()))
+            await arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await calls.aclose()  # waits for the aborts under way
+    rid = arrived.rid  # type: ignore[attr-defined]
+    assert sorted(aborted) == [("a", rid), ("b", rid)]
+
+
+async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+    held = Reply("one two three", hold=hold, hold_after=2)
+    async with embedded(tokenizer, lambda seen: held) as (engine, calls), client(engine.url) as other:
+        mine = [asyncio.create_task(calls.generate(request(session=f"mine{at}"))) for at in range(3)]
+        others = asyncio.create_task(other.generate(request(session="other")))
+        await engine.until(lambda e: e.held == 4)
+        await calls.abort_all()
+        answers = await asyncio.gather(*mine)
+        hold.set()
+        assert (await others).finish_reason == "stop"
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+    assert all(len(answer.output_ids) == 2 == len(answer.logprobs) for answer in answers)
+
+
+async def test_an_abort_that_fails_is_no_error() -> None:
+    async with http_server({}) as gone:
+        pass
+    async with http_server({"/workers": says([{"url": gone}])}) as url, client(url, abort_timeout=2.0) as calls:
+        await calls.abort("r")

@@ -1,0 +1,132 @@
+"""`Engine`: facts, workers, health, plain posts and the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from aiohttp import web
+from support.client import client, embedded
+from support.http import http_server, says
+
+from toolroll.rollout.engine import EngineConfig, ModelFacts
+from toolroll.rollout.errors import EngineError
+
+# --- facts, workers, health, post -----------------------------------------------------------------------------------------------
+
+
+async def test_facts_are_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
+    async with embedded(tokenizer, context_length=2048) as (engine, _):
+        async with client(engine.url, facts=None, vocab_size=77) as calls:
+            told = await asyncio.gather(*(calls.facts() for _ in range(5)))
+        assert set(told) == {ModelFacts(2048, 77, "default", "embedded", 2042)}
+        async with client(engine.url, facts=None, context_length=512) as calls:
+            assert (await calls.facts()).context_length == 512
+
+
+async def test_five_callers_ask_once() -> None:
+    asked: list[str] = []
+
+    async def info(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        return web.Response(body=b'{"weight_version": "w"}')
+
+    async with http_server({"/model_info": info}) as url, client(url, facts=None) as calls:
+        await asyncio.gather(*(calls.facts() for _ in range(5)))
+    assert asked == ["/model_info"]
+
+
+async def test_facts_where_nobody_tells_them() -> None:
+    async with http_server({}) as url, client(url, facts=None) as calls:
+        assert await calls.facts() == ModelFacts()
+
+
+async def test_facts_come_from_a_worker_behind_a_router(tokenizer: Any) -> None:
+    async with (
+        embedded(tokenizer, context_length=2048) as (engine, _),
+        http_server({"/workers": says({"workers": [{"url": engine.url}]})}) as url,
+        client(url, facts=None) as calls,
+    ):
+        assert (await calls.facts()).context_length == 2048
+
+
+async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
+    workers: list[dict[str, str]] = []
+
+    async def listed(http: web.Request) -> web.StreamResponse:
+        return web.Response(body=orjson.dumps({"workers": workers}))
+
+    async with http_server({"/workers": listed}) as url, client(url) as calls:
+        assert await calls.workers() == [url]
+        workers.append({"url": "http://10.0.0.1:1"})
+        assert await calls.workers() == ["http://10.0.0.1:1"]
+
+
+async def test_health(tokenizer: Any) -> None:
+    async with embedded(tokenizer) as (engine, calls):
+        assert (await calls.health()).ok
+        engine.healthy = False
+        assert "answers 503" in (await calls.health()).why
+
+
+@pytest.mark.parametrize(
+    ("routes", "words"),
+    [
+        ({}, "no /health: this is no SGLang engine or router"),
+        ({"/health": says({"error": {"message": "starting"}}, status=503)}, "answers 503: starting"),
+        (
+            {"/health": says({"error": {"code": "no_available_workers", "message": "all circuits open"}}, status=503)},
+            "--disable-circuit-breaker",
+        ),
+        ({"/health": says(b"", status=500)}, "answers 500: without a word"),
+    ],
+)
+async def test_health_says_why_not(routes: Any, words: str) -> None:
+    async with http_server(routes) as url, client(url) as calls:
+        found = await calls.health()
+    assert not found.ok and words in found.why
+
+
+async def test_health_of_nothing() -> None:
+    async with http_server({}) as url:
+        pass
+    async with client(url) as calls:
+        found = await calls.health()
+    assert not found.ok and "nothing answers at" in found.why
+
+
+async def test_post_gives_the_json_or_an_engine_error() -> None:
+    async with http_server({"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}) as url, client(url) as calls:
+        assert await calls.post(f"{url}/x", {"b": np.arange(2)}) == {"a": 1}
+        with pytest.raises(EngineError, match="no") as raised:
+            await calls.post(f"{url}/bad", {})
+        assert raised.value.status == 422
+    async with client(url) as calls:
+        with pytest.raises(EngineError, match="no answer from the engine"):
+            await calls.post(f"{url}/x", {})
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])
+def test_the_address_has_one_form(url: str) -> None:
+    assert EngineConfig(url=url).url == "http://h:1"
+
+
+def test_a_bad_configuration_is_refused() -> None:
+    with pytest.raises(ValueError, match="must begin with http"):
+        EngineConfig(url="h:1")
+    with pytest.raises(ValueError, match="extra"):
+        EngineConfig(url="http://h", timeout=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="attempts"):
+        EngineConfig(url="http://h", attempts=0)
+
+
+def test_http2_is_refused_in_words() -> None:
+    with pytest.warns(UserWarning, match="use_http2 has no effect") as warned:
+        EngineConfig(url="http://h", use_http2=True)
+    assert len(warned) == 1

@@ -1,0 +1,96 @@
+"""`generate_resumed`: a turn that the engine aborted goes on, and stays one turn."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.client import Pauses, client, request
+
+from toolroll.rollout.engine import generate_resumed
+from toolroll.rollout.engine.resume import join
+from toolroll.rollout.testing import EmbeddedEngine, Fault, FaultPlan, PolicyRequest, Reply, fault_at
+from toolroll.rollout.types import Completion, WeightVersion
+
+IDS = list(range(100, 130))
+
+
+def aborting(cuts: list[int]) -> FaultPlan:
+    """Request n is aborted after `cuts[n]` tokens."""
+    return fault_at({at: Fault(abort_after=cut) for at, cut in enumerate(cuts)})
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 9), max_size=3), resumes=st.integers(0, 4), limit=st.integers(1, 40))
+async def test_the_parts_are_what_one_answer_would_have_been(tokenizer: Any, cuts: list[int], resumes: int, limit: int) -> None:
+    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting(cuts), stop_token_ids=[IDS[-1]])
+    pauses = Pauses()
+    async with engine, client(engine.url) as calls:
+        whole = await generate_resumed(
+            calls, request(input_ids_json=b"5,6,7", sampling_params={"max_new_tokens": limit}), max_resumes=resumes, sleep=pauses
+        )
+    assert whole.output_ids.tolist() == IDS[: len(whole.output_ids)]
+    given_back = [entry for entry in engine.log if entry.status == 200]
+    assert whole.logprobs is not None
+    joined = [value for entry in given_back for value in entry.logprobs]
+    assert np.array_equal(whole.logprobs, np.array(joined, dtype=np.float32))
+    assert len(given_back) <= resumes + 1
+    for part, (earlier, later) in enumerate(pairwise(given_back)):
+        assert later.input_ids.tolist() == [*earlier.input_ids.tolist(), *earlier.output_ids], part
+        assert later.sampling_params["max_new_tokens"] == limit - sum(len(entry.output_ids) for entry in given_back[: part + 1])
+    if whole.finish_reason == "abort":
+        assert len(given_back) == resumes + 1 <= len(cuts) or len(whole.output_ids) == limit
+    else:
+        assert len(whole.output_ids) == min(limit, len(IDS))
+    assert whole.prompt_tokens == 3
+    assert len(pauses) == len(given_back) - 1
+
+
+async def test_the_weight_versions_stay_per_token(tokenizer: Any) -> None:
+    seen: list[int] = []
+
+    def faults(asked: PolicyRequest) -> Fault | None:
+        seen.append(asked.index)
+        return Fault(abort_after=4, weight_version="new", switch_after=2) if asked.index == 0 else None
+
+    engine = EmbeddedEngine(tokenizer, lambda asked: Reply(output_ids=IDS[:10], stop=False), faults=faults)
+    async with engine, client(engine.url) as calls:
+        whole = await generate_resumed(calls, request(sampling_params={"max_new_tokens": 10}), max_resumes=1, sleep=Pauses())
+    assert whole.weight_versions == (WeightVersion("default", 0, 2), WeightVersion("new", 2, 10))
+    assert whole.attempts == 2 and whole.finish_reason == "length"
+
+
+def test_join_without_logprobs_has_none() -> None:
+    part = Completion(np.array([1], dtype=np.int32), None, "abort", text="a")
+    other = Completion(np.array([2], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", text="b", prompt_tokens=4)
+    whole = join(part, other)
+    assert (whole.output_ids.tolist(), whole.logprobs, whole.text, whole.prompt_tokens) == ([1, 2], None, "ab", 3)
+
+
+def test_join_counts_the_prompt_of_the_first_part() -> None:
+    """An abort in the engine's queue tells no prompt_tokens: then it is the second part's, less what the first had sampled."""
+    sampled = Completion(np.array([1, 2], dtype=np.int32), None, "abort", prompt_tokens=7, cached_tokens=3)
+    silent = Completion(np.array([1, 2], dtype=np.int32), None, "abort")
+    rest = Completion(np.array([3], dtype=np.int32), None, "stop", prompt_tokens=9, cached_tokens=8)
+    assert (join(sampled, rest).prompt_tokens, join(sampled, rest).cached_tokens) == (7, 3)
+    assert join(silent, rest).prompt_tokens == 7
+
+
+async def test_an_abort_behind_the_last_token_leaves_nothing_to_resume(tokenizer: Any) -> None:
+    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4]))
+    async with engine, client(engine.url) as calls:
+        whole = await generate_resumed(calls, request(sampling_params={"max_new_tokens": 4}), max_resumes=3, sleep=Pauses())
+    assert len(engine.log) == 1
+    assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
+
+
+@pytest.mark.parametrize("resumes", [0, 1])
+async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int) -> None:
+    engine = EmbeddedEngine(tokenizer)
+    async with engine, client(engine.url) as calls:
+        await generate_resumed(calls, request(), max_resumes=resumes, sleep=Pauses())
+    assert len(engine.log) == 1

@@ -1,0 +1,128 @@
+"""`Engine`: what it sends, and what it never sends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.client import client, embedded, request
+from support.http import completion, http_server, says
+
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
+from toolroll.rollout.testing import Fault, Reply, fault_at, script
+from toolroll.rollout.types import GenerateRequest
+
+# --- what is sent ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300), spliced=st.booleans(), logprobs=st.booleans())
+def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
+    text = orjson.dumps(ids)[1:-1] if spliced else None
+    asked = request(ids, input_ids_json=text, return_logprob=logprobs, extra={"session_id": "x"}, sampling_params={"stop": ['"é']})
+    body = orjson.loads(Engine("http://nowhere")._body(asked, "r1"))
+    assert body == {
+        "input_ids": ids,
+        "sampling_params": {"stop": ['"é']},
+        "return_logprob": logprobs,
+        "stream": False,
+        "rid": "r1",
+        "session_id": "x",
+    }
+
+
+async def test_a_strided_array_is_sent_in_its_own_order() -> None:
+    asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
+    assert orjson.loads(Engine("http://nowhere")._body(asked, "r"))["input_ids"] == [0, 2, 4, 6, 8]
+
+
+async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
+    async with embedded(tokenizer, script({"episode/7": ["Hello."]})) as (engine, calls):
+        answer = await calls.generate(request([5, 6, 7], session="episode/7"))
+    [entry] = engine.log
+    assert entry.input_ids.tolist() == [5, 6, 7]
+    assert entry.routing_key == "episode/7"
+    assert entry.headers["content-type"] == "application/json"
+    assert answer.output_ids.tolist() == entry.output_ids
+    assert np.array_equal(answer.logprobs, np.array(entry.logprobs, dtype=np.float32))
+    assert (answer.finish_reason, answer.matched, answer.text) == ("stop", tokenizer.eos_token_id, "Hello.")
+    assert (answer.prompt_tokens, answer.attempts, answer.rid) == (3, 1, entry.rid)
+    assert answer.latency > 0 and answer.weight_version == "default"
+
+
+async def test_rids_are_fresh_and_no_ones_prefix(tokenizer: Any) -> None:
+    """SGLang aborts every request whose rid begins with the one that is named."""
+    faults = fault_at({0: Fault(status=503), 1: Fault(status=503)})
+    async with embedded(tokenizer, faults=faults) as (engine, calls):
+        await asyncio.gather(*(calls.generate(request(session=f"s{at}")) for at in range(20)))
+    rids = [entry.rid for entry in engine.log]
+    assert len(rids) == 22 and len(set(rids)) == 22
+    assert len({len(rid) for rid in rids}) == 1
+    assert not any(a.startswith(b) for a, b in itertools.permutations(rids, 2))
+
+
+async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
+    async with embedded(tokenizer) as (_, calls):
+        assert (await calls.generate(request(return_logprob=False))).logprobs is None
+
+
+async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any) -> None:
+    """aiohttp's own limit is 100 connections."""
+    release = asyncio.Event()
+    async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
+        tasks = [asyncio.create_task(calls.generate(request(session=str(at)))) for at in range(150)]
+        await asyncio.wait_for(engine.until(lambda e: e.held == 150), 30)
+        release.set()
+        await asyncio.gather(*tasks)
+    assert len(engine.log) == 150
+
+
+# --- what is never sent -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "words"),
+    [
+        (request([]), TokenError, "the prompt is empty"),
+        (request([5, 5000, 7]), TokenError, r"input_ids\[1\] is 5000, outside the vocabulary of 5000"),
+        (request([5, 6, -1]), TokenError, r"input_ids\[2\] is -1"),
+        (request(range(1000)), ContextOverflowError, "of 1000 tokens is not sent: the engine takes at most 999"),
+        (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
+        (request(sampling_params={"bogus": 1}), UsageError, "no sampling parameter 'bogus'; it knows"),
+    ],
+)
+async def test_what_cannot_succeed_is_never_sent(tokenizer: Any, asked: GenerateRequest, kind: type[Exception], words: str) -> None:
+    async with embedded(tokenizer) as (engine, calls):
+        with pytest.raises(kind, match=words):
+            await calls.generate(asked)
+    assert engine.log == [] and engine.killed == 0
+
+
+async def test_an_id_that_the_engine_sampled_may_be_sent_back(tokenizer: Any) -> None:
+    """Models have more rows than tokenizers have tokens, and a random policy samples them."""
+    async with http_server({"/generate": says(completion([5300, 3]))}) as url, client(url) as calls:
+        with pytest.raises(TokenError):
+            await calls.generate(request([5300]))
+        await calls.generate(request([1]))
+        await calls.generate(request([1, 5300, 3]))
+        with pytest.raises(TokenError, match="outside the vocabulary of 5301"):
+            await calls.generate(request([5301]))
+
+
+async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
+    routes = {"/generate": says(completion([3])), "/workers": says({"workers": [{"url": "http://127.0.0.1:9"}]})}
+    asked = request(sampling_params={"logit_bias": {"5": 1.0}})
+    async with http_server(routes) as url, client(url) as calls:
+        await calls.workers()
+        with pytest.raises(UsageError, match="router drops the sampling parameter 'logit_bias'"):
+            await calls.generate(asked)
+    async with http_server({"/generate": says(completion([3]))}) as url, client(url) as calls:
+        await calls.workers()
+        assert (await calls.generate(asked)).output_ids.tolist() == [3]

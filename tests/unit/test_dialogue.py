@@ -1,0 +1,254 @@
+"""`Dialogue`: one conversation, message by message and token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.episodes import call, serving
+from support.worlds import TOOL
+
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.errors import ContextOverflowError, TemplateError
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template.frames import Frame
+from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
+from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
+
+PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
+FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+
+
+def user(text: Any) -> Message:
+    return {"role": "user", "content": text}
+
+
+@asynccontextmanager
+async def talking(
+    tokenizer: Any, said: Any = "Fine.", *, messages: Sequence[Message] = FIRST, tools: Sequence[Tool] = (TOOL,), **settings: Any
+) -> AsyncIterator[tuple[Dialogue, EmbeddedEngine, ServedModel]]:
+    engine = {key: settings.pop(key) for key in ("context_length", "split", "history", "faults") if key in settings}
+    policy = said if callable(said) else lambda request: said
+    async with serving(tokenizer, policy, **engine) as (embedded, served):
+        yield Dialogue(served, messages, tools, session_id="s", **settings), embedded, served
+
+
+async def exchange(dialogue: Dialogue, turns: int, text: str = "And?") -> None:
+    for at in range(turns):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user(f"{text} {at}")])
+
+
+# --- the conversation as it grows -------------------------------------------------------------------------------------------
+
+
+async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer: Any) -> None:
+    async with talking(tokenizer) as (dialogue, engine, served):
+        await exchange(dialogue, 4)
+        await dialogue.reply(PARAMS)
+        await dialogue.settle()
+    expected = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
+    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == expected
+    assert [message["role"] for message in dialogue.messages] == ["system", "user"] + ["assistant", "user"] * 4 + ["assistant"]
+    assert dialogue.mismatches == {} and dialogue.forks == []
+    assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
+
+
+async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
+    first, new = [dict(message) for message in FIRST], user("More.")
+    async with talking(tokenizer, messages=first) as (dialogue, _, _):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([new])
+        first[0]["content"] = new["content"] = "changed behind its back"
+        await dialogue.reply(PARAMS)
+    assert [message["content"] for message in dialogue.messages] == ["Be brief.", "Hello.", "Fine.", "More.", "Fine."]
+
+
+async def test_messages_of_several_extends_are_one_delta(tokenizer: Any) -> None:
+    """Templates group tool results: rendered one by one they would read otherwise."""
+    async with talking(tokenizer, lambda r: call(at="x") + call(at="y") if r.call == 0 else "Fine.") as (dialogue, engine, served):
+        reply = await dialogue.reply(PARAMS)
+        for made in reply.parsed.tool_calls:
+            dialogue.extend([{"role": "tool", "tool_call_id": made.id, "name": made.name, "content": f"seen {made.span}"}])
+        await dialogue.reply(PARAMS)
+    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
+    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+    assert len({made.id for made in reply.parsed.tool_calls}) == 2
+
+
+async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -> None:
+    async with talking(tokenizer, "Let me look. " + call(at="x")) as (dialogue, engine, _):
+        reply = await dialogue.reply({"max_new_tokens": 64, "stop_token_ids": [5]})
+    assert reply.text == "Let me look. " + call(at="x")
+    assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
+    assert reply.message["tool_calls"][0]["function"]["name"] == "look"
+    assert reply.node.ids.tolist() == engine.log[0].output_ids
+    assert reply.node.sampling_params == {"max_new_tokens": 64, "stop_token_ids": sorted([5, tokenizer.eos_token_id])}
+    assert engine.log[0].sampling_params == reply.node.sampling_params, "what is recorded is what was sent"
+
+
+async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
+    async with talking(tokenizer, call(at="x")) as (dialogue, _, _):
+        ids = []
+        for _ in range(3):
+            reply = await dialogue.reply(PARAMS)
+            ids += [made.id for made in reply.parsed.tool_calls]
+            dialogue.extend([{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}])
+    assert len(set(ids)) == 3
+    assert all(len(made) == 9 and made.isalnum() for made in ids), "nine of [A-Za-z0-9]: Mistral's template takes no other"
+
+
+async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
+    async with talking(tokenizer) as (dialogue, engine, served):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])])
+        await dialogue.reply(PARAMS)
+        assert "<|turn|>user\nab<|end|>" in served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+        dialogue.extend([user([{"type": "image_url", "image_url": {"url": "x"}}])])
+        with pytest.raises(TemplateError, match=r"content\[0\] is a part of type 'image_url'"):
+            await dialogue.reply(PARAMS)
+
+
+async def test_a_prompt_without_room_is_not_sent(tokenizer: Any) -> None:
+    async with talking(tokenizer, context_length=256) as (dialogue, engine, _):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user("word " * 300)])
+        with pytest.raises(ContextOverflowError):
+            await dialogue.reply(PARAMS)
+    assert len(engine.log) == 1
+    assert len(dialogue.session.trajectories()[0].turns) == 1
+
+
+async def test_max_new_tokens_is_what_the_context_still_holds(tokenizer: Any) -> None:
+    async with talking(tokenizer, context_length=256) as (dialogue, engine, _):
+        await dialogue.reply({"max_new_tokens": 10_000})
+    assert engine.log[0].sampling_params["max_new_tokens"] == 256 - len(engine.log[0].input_ids)
+
+
+# --- a tool list that changes -------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
+    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
+    async with talking(tokenizer) as (dialogue, engine, served):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user("Again.")], tools=[TOOL, other])
+        await dialogue.reply(PARAMS)
+    assert dialogue.forks == ["the tool list changed, and the template shows it in what was already served"]
+    assert dialogue.tools == [TOOL, other]
+    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
+    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+    first, second = dialogue.session.trajectories()
+    assert first.trained_tokens + second.trained_tokens == sum(len(entry.output_ids) for entry in engine.log)
+
+
+async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
+    async with talking(tokenizer) as (dialogue, _, _):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user("Again.")], tools=[dict(TOOL)])
+        await dialogue.reply(PARAMS)
+    assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
+
+
+# --- verification --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 2), ("always", 37)])
+async def test_how_many_framed_deltas_are_checked(tokenizer: Any, verify: Any, checked: int) -> None:
+    """Of 40 deltas the first three are derived (no history, one earlier exchange, more than one), and all others framed."""
+    async with talking(tokenizer, verify=verify) as (dialogue, _, served):
+        seen: list[int] = []
+        check = served.template.check
+        served.template.check = lambda *args: (seen.append(1), check(*args))[1]  # type: ignore[method-assign]
+        await exchange(dialogue, 41)
+        await dialogue.settle()
+    assert len(seen) == checked
+
+
+@pytest.mark.parametrize("verify", ["sample", "always"])
+async def test_a_frame_that_is_wrong_takes_the_episode_out_of_training(tokenizer: Any, verify: Any) -> None:
+    async with talking(tokenizer, verify=verify) as (dialogue, _, served):
+        await exchange(dialogue, 4)
+        frames = served.template._frames
+        assert frames
+        for key, frame in frames.items():
+            assert frame is not None
+            frames[key] = Frame((*frame.pieces, " "))
+        await exchange(dialogue, 20)
+        await dialogue.settle()
+    assert dialogue.mismatches["delta"] >= 1
+    trajectories = dialogue.session.trajectories()
+    assert sum(trajectory.trained_tokens for trajectory in trajectories) == 0
+    assert {turn.excluded for trajectory in trajectories for turn in trajectory.turns} == {"verification: delta"}
+    assert all(not isinstance(frame, Frame) or frame.pieces[-1] != " " for frame in served.template._frames.values())
+
+
+@pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
+async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
+    async def run(change: Sequence[int]) -> tuple[Dialogue, EmbeddedEngine]:
+        async with talking(tokenizer) as (plain, engine, _):
+            await exchange(plain, 2)
+            await plain.reply(PARAMS)
+        nodes = plain.session.head.path() if plain.session.head else []
+        own = iter([node.ids for node in nodes if not node.sampled][0 if hook == "prompt_hook" else 1 :])
+        given = {hook: lambda messages: [*next(own).tolist(), *change]}
+        async with talking(tokenizer, **given) as (dialogue, engine, _):
+            await exchange(dialogue, 2)
+            await dialogue.reply(PARAMS)
+            await dialogue.settle()
+        return dialogue, engine
+
+    same, _ = await run([])
+    assert same.mismatches == {} and same.session.trajectories()[0].trained_tokens > 0
+    other, engine = await run([7])
+    assert other.mismatches == {hook: 1 if hook == "prompt_hook" else 2}
+    assert sum(trajectory.trained_tokens for trajectory in other.session.trajectories()) == 0
+    assert other.session.trajectories()[0].input_ids.tolist() == [*engine.log[-1].input_ids.tolist(), *engine.log[-1].output_ids]
+
+
+async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
+    release = threading.Event()
+    async with talking(tokenizer, verify="always") as (dialogue, _, served):
+        served.template.check = lambda *args: str(release.wait(30))  # type: ignore[method-assign]
+        await exchange(dialogue, 4)
+        await dialogue.reply(PARAMS)
+        [under_way] = dialogue._checks
+        dialogue.cancel_checks()
+        await asyncio.gather(under_way, return_exceptions=True)
+        release.set()
+        assert under_way.cancelled()
+    assert dialogue.mismatches == {}
+
+
+# --- hooks for generating and parsing --------------------------------------------------------------------------------------------
+
+
+async def test_another_way_to_generate(tokenizer: Any) -> None:
+    asked: list[GenerateRequest] = []
+
+    async def generate(request: GenerateRequest) -> Completion:
+        asked.append(request)
+        ids = np.array([100, tokenizer.eos_token_id], dtype=np.int32)
+        logprobs = np.array(reference_logprobs(request.input_ids, ids.tolist()), dtype=np.float32)
+        return Completion(ids, logprobs, "stop", matched=tokenizer.eos_token_id)
+
+    async with talking(tokenizer, generate=generate) as (dialogue, engine, _):
+        reply = await dialogue.reply(PARAMS)
+        dialogue.extend([user("x")])
+        await dialogue.reply(PARAMS)
+    assert engine.log == [] and reply.text == tokenizer.decode([100])
+    assert asked[0].input_ids_json == ",".join(map(str, asked[0].input_ids.tolist())).encode()
+    assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [*asked[0].input_ids.tolist(), 100, tokenizer.eos_token_id]
+
+
+async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
+    async with talking(tokenizer, "Fine.", parse=lambda said: ParsedReply(content=said.upper())) as (dialogue, engine, _):
+        reply = await dialogue.reply(PARAMS)
+    assert reply.message["content"] == "FINE." and reply.text == "Fine."
+    assert reply.node.ids.tolist() == engine.log[0].output_ids

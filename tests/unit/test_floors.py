@@ -1,0 +1,182 @@
+"""The floors of the library: who may import whom, no cycles, and nothing heavy at import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.source import FLOORS, ROOT, a_cycle, library, own_imports
+
+MAY_IMPORT = {"parsers": {"parsers"}, "rollout": {"parsers", "rollout"}, "agents": set(FLOORS), "": {*FLOORS, ""}}
+
+# Each costs a second or more, or pulls in a CUDA stack, or stands in an extra: wanted at first use, never at import.
+HEAVY = (
+    "torch", "sglang", "transformers", "triton", "xgrammar", "pandas", "datasets", "bfcl_eval", "tau_bench", "litellm", "slime",
+    "verl", "ray", "httpx", "openai",
+)  # fmt: skip
+
+MODULES = library()
+
+
+def broken_floors(root: Path = ROOT) -> list[str]:
+    modules = library(root)
+    return [
+        f"{name} imports {imported}"
+        for name, targets in sorted(own_imports(modules).items())
+        for imported in sorted(targets)
+        if modules[imported].floor not in MAY_IMPORT[modules[name].floor] and imported != "toolroll"
+    ]
+
+
+# --- who imports whom ------------------------------------------------------------------------------------------------
+
+
+def test_each_floor_imports_only_the_floors_below_it() -> None:
+    assert broken_floors() == []
+
+
+def test_no_floor_imports_the_facade() -> None:
+    """The façade imports everything: a module that imports it would be above itself."""
+    assert [name for name, targets in own_imports(MODULES).items() if "toolroll" in targets] == []
+
+
+def test_an_import_upwards_is_found(tmp_path: Path) -> None:
+    for floor in FLOORS:
+        (tmp_path / floor).mkdir()
+    (tmp_path / "agents" / "player.py").write_text("from toolroll.rollout.session import Session\n")
+    (tmp_path / "rollout" / "session.py").write_text("def late():\n    from toolroll.agents.player import Session\n")
+    (tmp_path / "parsers" / "base.py").write_text("import toolroll.rollout.session\n")
+    assert broken_floors(tmp_path) == [
+        "toolroll.parsers.base imports toolroll.rollout.session",
+        "toolroll.rollout.session imports toolroll.agents.player",
+    ]
+    assert a_cycle(own_imports(library(tmp_path))) == [
+        "toolroll.rollout.session",
+        "toolroll.agents.player",
+        "toolroll.rollout.session",
+    ]
+
+
+def test_there_are_no_import_cycles() -> None:
+    """Imports inside functions count as well: a cycle that is hidden in one is still a cycle."""
+    assert a_cycle(own_imports(MODULES)) == []
+
+
+def test_rollout_reaches_agents_by_entry_point_only() -> None:
+    """No module below names one above as text either, as in `import_module("toolroll.agents.desk")`."""
+    for module in MODULES.values():
+        above = {"parsers": ("rollout", "agents"), "rollout": ("agents",)}.get(module.floor, ())
+        for floor in above:
+            assert f'"toolroll.{floor}.' not in module.text, f"{module.name} names toolroll.{floor}"
+
+
+def test_types_and_errors_stand_on_nothing_of_the_rollout() -> None:
+    graph = own_imports(MODULES)
+    assert graph["toolroll.rollout.errors"] == set()
+    assert graph["toolroll.rollout.types"] == {"toolroll.parsers.types"}
+    assert graph["toolroll.parsers.types"] == set()
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        ("toolroll.rollout.engine", ("template", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+        ("toolroll.rollout.template", ("engine", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+        ("toolroll.rollout.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+        ("toolroll.rollout.served", ("dialogue", "runner", "store", "server", "adapters", "cli")),
+        ("toolroll.rollout.dialogue", ("runner", "store", "server", "adapters", "cli")),
+        ("toolroll.rollout.runner", ("server", "adapters", "cli")),
+    ],
+)
+def test_the_floors_inside_rollout(below: str, above: tuple[str, ...]) -> None:
+    forbidden = tuple(f"toolroll.rollout.{name}" for name in above)
+    for name, targets in own_imports(MODULES).items():
+        if name == below or name.startswith(f"{below}."):
+            wrong = [target for target in targets if any(target == stop or target.startswith(f"{stop}.") for stop in forbidden)]
+            assert wrong == [], f"{name} imports {wrong}"
+
+
+def test_the_three_folders_are_no_packages() -> None:
+    """An `agents/__init__.py` at the top would shadow openai-agents for whoever runs from the repository's root."""
+    for floor in FLOORS:
+        assert not (ROOT / floor / "__init__.py").exists()
+        assert (ROOT / floor / "py.typed").is_file()
+        link = ROOT / "src" / "toolroll" / floor
+        assert link.is_symlink() and link.resolve() == ROOT / floor
+
+
+# --- what an import costs -------------------------------------------------------------------------------------------
+
+
+def heavy_after(*modules: str) -> list[str]:
+    """Which heavy packages a fresh interpreter has loaded after importing `modules`."""
+    code = (
+        "import importlib, json, sys\n"
+        f"for name in {list(modules)!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
+    code = "import sys, toolroll; print(sorted(name for name in sys.modules if name.startswith('toolroll.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+    assert heavy_after("toolroll") == []
+
+
+def test_no_module_of_the_library_loads_a_heavy_package() -> None:
+    assert heavy_after(*MODULES) == []
+
+
+def test_using_a_public_name_loads_nothing_heavy() -> None:
+    """Every name of the façade, resolved in one fresh interpreter."""
+    code = (
+        "import json, sys, toolroll\n"
+        "for name in toolroll.__all__: getattr(toolroll, name)\n"
+        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_measurement_sees_a_heavy_import() -> None:
+    assert "transformers" in heavy_after("transformers")
+
+
+# --- what is public --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_public_name_resolves(name: str) -> None:
+    module = importlib.import_module(name)
+    public = getattr(module, "__all__", ())
+    assert len(set(public)) == len(public), "a name stands in __all__ twice"
+    assert [entry for entry in public if not hasattr(module, entry)] == []
+
+
+def test_a_package_that_re_exports_says_so() -> None:
+    silent = []
+    for module in MODULES.values():
+        if module.path.name == "__init__.py" and any(entry.startswith("toolroll.") for entry, _ in module.imports()):
+            silent += [module.name] * (not getattr(importlib.import_module(module.name), "__all__", ()))
+    assert silent == [], "these packages re-export names without an __all__"
+
+
+def test_the_facade_names_each_home_once_and_for_the_type_checker() -> None:
+    import toolroll
+
+    homes = toolroll._HOME_OF
+    assert sorted(homes) == sorted(toolroll.__all__)
+    checked = {
+        entry.rpartition(".")[2]: entry.rpartition(".")[0] for entry, _ in MODULES["toolroll"].imports() if "toolroll." in entry
+    }
+    assert checked == homes
+    assert dir(toolroll) == sorted(toolroll.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = toolroll.Nothing

@@ -1,0 +1,188 @@
+"""The house rules that no linter checks: lengths, docstrings, what may be caught, no state and no environment at import."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.source import Module, library, read_module
+
+MODULES = library()
+FUNCTION_LINES = 60
+MODULE_LINES = 435  # about 400; the longest is one environment in one file, which is its point
+BORDER = re.compile(r"# noqa: BLE001 - \S+ \S+")
+"""What a handler that swallows every exception must say: why this is a border."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Rule = Callable[[Module], Iterator[str]]
+
+
+def too_long(module: Module) -> Iterator[str]:
+    lines = len(module.text.splitlines())
+    if lines > MODULE_LINES:
+        yield f"{module.name} has {lines} lines"
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES:
+                yield f"{module.name}.{node.name} has {length} lines"
+
+
+def swallows_everything(module: Module) -> Iterator[str]:
+    lines = module.text.splitlines()
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = {"BaseException"} if node.type is None else {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
+        raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+        if caught & {"Exception", "BaseException"} and not raises and not BORDER.search(lines[node.lineno - 1]):
+            yield f"{module.name}:{node.lineno} catches {', '.join(sorted(caught))} without a stated border"
+
+
+def prints(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "breakpoint"):
+            yield f"{module.name}:{node.lineno} calls {node.func.id}"
+
+
+def swallows_cancellation(module: Module) -> Iterator[str]:
+    """`CancelledError` passes through: a handler that names it raises again."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            named = {name.attr for name in ast.walk(node.type) if isinstance(name, ast.Attribute)}
+            named |= {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
+            if "CancelledError" in named and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                yield f"{module.name}:{node.lineno} swallows CancelledError"
+
+
+def positional_booleans(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function):
+            for argument in [*node.args.posonlyargs, *node.args.args]:
+                if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "bool":
+                    yield f"{module.name}.{node.name}: {argument.arg} is a boolean and not keyword-only"
+
+
+def acts_at_import(module: Module) -> Iterator[str]:
+    """No environment variable is written, and none is read, while a module is imported; no `global` anywhere."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield f"{module.name}:{node.lineno} has global state: {', '.join(node.names)}"
+    for node in _at_import(module.tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
+            yield f"{module.name}:{node.lineno} touches the environment at import"
+
+
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Function | ast.Lambda):
+            yield child
+            yield from _at_import(child)
+
+
+def guesses(module: Module) -> Iterator[str]:
+    """No `hasattr` as design: what an object can do stands in its type."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr":
+            yield f"{module.name}:{node.lineno} asks hasattr"
+
+
+def machine_paths(module: Module) -> Iterator[str]:
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if re.search(r"(?<![\w.{}])/(home|root|work|Users)/\w", line):
+            yield f"{module.name}:{number} holds a machine's path"
+
+
+def without_docstrings(module: Module) -> Iterator[str]:
+    """A module, and each public class, function and method in it. An override may leave its docstring to what it overrides."""
+    if not ast.get_docstring(module.tree):
+        yield f"{module.name} has no docstring"
+    loaded = importlib.import_module(module.name)
+    for node in module.tree.body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+            found = getattr(loaded, node.name, None)
+            if found is None:
+                continue
+            if not inspect.getdoc(found) or _generated(found):
+                yield f"{module.name}.{node.name} has no docstring"
+            if isinstance(node, ast.ClassDef):
+                for method in node.body:
+                    public = isinstance(method, Function) and not method.name.startswith("_")
+                    if public and not any(_documents(base, method.name) for base in found.__mro__):
+                        yield f"{module.name}.{node.name}.{method.name} has no docstring"
+
+
+def _generated(found: object) -> bool:
+    """A dataclass without a docstring gets its signature for one."""
+    return isinstance(found, type) and (found.__doc__ or "").startswith(f"{found.__name__}(")
+
+
+def _documents(kind: type, name: str) -> bool:
+    return name in vars(kind) and bool(inspect.getdoc(vars(kind)[name]))
+
+
+RULES: dict[Rule, str] = {
+    too_long: "def f():\n" + "    x = 1\n" * 61,
+    swallows_everything: "try:\n    f()\nexcept Exception:\n    pass\n",
+    prints: "print('x')\n",
+    swallows_cancellation: "try:\n    f()\nexcept asyncio.CancelledError:\n    pass\n",
+    positional_booleans: "def f(flag: bool) -> None: ...\n",
+    acts_at_import: "import os\nos.environ['X'] = '1'\n",
+    guesses: "if hasattr(x, 'y'):\n    pass\n",
+    machine_paths: "path = '/home/somebody/data'\n",
+}
+"""Each rule, with a module that breaks it."""
+
+
+@pytest.mark.parametrize("rule", [*RULES, without_docstrings], ids=lambda rule: rule.__name__)
+def test_the_library_keeps_the_rule(rule: Rule) -> None:
+    assert [words for module in MODULES.values() for words in rule(module)] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_finds_what_breaks_it(rule: Rule, tmp_path: Path) -> None:
+    (tmp_path / "rollout").mkdir()
+    broken = tmp_path / "rollout" / "broken.py"
+    broken.write_text(RULES[rule])
+    assert len(list(rule(read_module(broken, tmp_path)))) == 1
+
+
+def test_a_handler_that_states_its_border_or_raises_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "rollout").mkdir()
+    fine = tmp_path / "rollout" / "fine.py"
+    fine.write_text(
+        "try:\n    f()\nexcept Exception as error:  # noqa: BLE001 - the episode's border\n    pass\n"
+        "try:\n    f()\nexcept Exception as error:\n    raise ValueError from error\n"
+    )
+    assert list(swallows_everything(read_module(fine, tmp_path))) == []
+    fine.write_text("try:\n    f()\nexcept Exception:  # noqa: BLE001\n    pass\n")
+    assert len(list(swallows_everything(read_module(fine, tmp_path)))) == 1, "a bare noqa gives no reason"
+
+
+def test_the_docstring_rule_sees_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+from dataclasses import dataclass
+class Base:
+    def told(self):
+        "Says it."
+class Named(Base):
+    "It."
+    def told(self): ...
+    def bare(self): ...
+    def _own(self): ...
+@dataclass
+class Data:
+    x: int
+def bare_function(): ...
+"""
+    (tmp_path / "a_bare_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = Module("a_bare_module", tmp_path / "a_bare_module.py", text, ast.parse(text))
+    assert [words.removeprefix("a_bare_module").split(" has")[0] for words in without_docstrings(module)] == [
+        "", ".Base", ".Named.bare", ".Data", ".bare_function",
+    ]  # fmt: skip

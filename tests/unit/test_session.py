@@ -1,0 +1,281 @@
+"""`Session`: the single writer of ids, mask and logprobs, against a plain model of what it should hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.session import CONTEXT, Session
+from toolroll.rollout.types import Completion, WeightVersion
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+
+
+def said(ids: list[int], *, logprobs: bool = True, version: str = "v", **fields: Any) -> Completion:
+    """A completion of `ids`, the logprob of each its own."""
+    values = np.array([-0.25 * (at + 1) for at in range(len(ids))], dtype=np.float32) if logprobs else None
+    spans = (WeightVersion(version, 0, len(ids)),) if ids else ()
+    return Completion(np.array(ids, dtype=np.int32), values, fields.pop("finish_reason", "stop"), weight_versions=spans, **fields)
+
+
+def played(*steps: tuple[str, list[int]]) -> Session:
+    session = Session("s")
+    for kind, ids in steps:
+        if kind == "observe":
+            session.observe(ids)
+        else:
+            session.sample(said(ids), {"temperature": 1.0})
+    return session
+
+
+# --- one path ----------------------------------------------------------------------------------------------------------
+
+
+@given(first=IDS.filter(bool), steps=st.lists(st.tuples(st.sampled_from(["observe", "sample"]), IDS), max_size=12))
+def test_a_path_is_the_concatenation_of_its_steps(first: list[int], steps: list[tuple[str, list[int]]]) -> None:
+    session = Session("s")
+    whole: list[int] = []
+    sampled: list[tuple[int, int]] = []
+    for kind, ids in [("observe", first), *steps]:
+        before = session.input_ids.tolist()
+        if kind == "observe":
+            session.observe(ids)
+        else:
+            node = session.sample(said(ids), {})
+            assert (node.start, node.stop) == (len(whole), len(whole) + len(ids))
+            sampled += [(len(whole), len(ids))] if ids else []
+        whole += ids
+        assert session.input_ids.tolist() == whole and len(session) == len(whole)
+        assert session.input_ids.tolist()[: len(before)] == before  # I1
+        assert orjson.loads(b"[" + session.input_ids_json + b"]") == whole
+    [trajectory] = session.trajectories()
+    stop = sampled[-1][0] + sampled[-1][1] if sampled else None
+    mask, logprobs = np.zeros(len(whole), dtype=np.uint8), np.full(len(whole), np.nan, dtype=np.float32)
+    for start, length in sampled:
+        mask[start : start + length] = 1
+        logprobs[start : start + length] = said([0] * length).logprobs
+    if stop is None:  # nothing was sampled: the prompt as it is, without the turns' ends
+        assert not trajectory.loss_mask.any() and trajectory.turns == ()
+        assert trajectory.prompt_length == len(trajectory)
+        return
+    assert trajectory.input_ids.tolist() == whole[:stop]
+    assert np.array_equal(trajectory.loss_mask, mask[:stop])
+    assert np.array_equal(trajectory.logprobs, logprobs[:stop], equal_nan=True)
+    assert [(turn.start, turn.length) for turn in trajectory.turns] == sampled
+    assert trajectory.prompt_length == sampled[0][0]
+    assert trajectory.input_ids.dtype == np.int32 and trajectory.logprobs.dtype == np.float32
+
+
+def test_what_is_behind_the_last_sampled_token_is_left_out() -> None:
+    session = played(("observe", [1]), ("sample", [2]), ("observe", [3, 4]))
+    assert session.trajectories()[0].input_ids.tolist() == [1, 2]
+    assert session.input_ids.tolist() == [1, 2, 3, 4]
+
+
+def test_an_abort_that_sampled_nothing_is_no_turn() -> None:
+    session = played(("observe", [1]), ("sample", [2]), ("observe", [3]), ("sample", []))
+    [trajectory] = session.trajectories()
+    assert trajectory.input_ids.tolist() == [1, 2] and len(trajectory.turns) == 1
+
+
+def test_the_weight_versions_are_moved_to_their_place() -> None:
+    session = Session("s")
+    session.observe([1, 2, 3])
+    spans = (WeightVersion("a", 0, 1), WeightVersion("b", 1, 2))
+    session.sample(Completion(np.array([4, 5], dtype=np.int32), None, "stop", weight_versions=spans), {})
+    session.observe([6])
+    session.sample(said([7], version="c"), {})
+    [trajectory] = session.trajectories()
+    assert trajectory.weight_versions == (WeightVersion("a", 3, 4), WeightVersion("b", 4, 5), WeightVersion("c", 6, 7))
+
+
+def test_a_turn_says_how_it_was_sampled() -> None:
+    session = Session("s")
+    session.observe([1])
+    params = {"temperature": 0.5}
+    completion = said([2], finish_reason="length", matched=None, prompt_tokens=1, cached_tokens=7, latency=0.5)
+    session.sample(completion, params)
+    params["temperature"] = 9.0
+    [turn] = session.trajectories()[0].turns
+    assert (turn.finish_reason, turn.prompt_tokens, turn.cached_tokens, turn.latency) == ("length", 1, 7, 0.5)
+    assert turn.sampling_params == {"temperature": 0.5}, "the recorded parameters are the session's own"
+
+
+def test_sampled_tokens_without_logprobs_are_trained_and_have_none() -> None:
+    session = Session("s")
+    session.observe([1])
+    session.sample(said([2, 3], logprobs=False), {})
+    [trajectory] = session.trajectories()
+    assert trajectory.loss_mask.tolist() == [0, 1, 1] and np.isnan(trajectory.logprobs).all()
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    session = Session("s")
+    with pytest.raises(TokenError, match="observe its prompt before it"):
+        session.sample(said([1]), {})
+    session.observe([1])
+    wrong = Completion(np.array([1, 2], dtype=np.int32), np.zeros(3, dtype=np.float32), "stop")
+    with pytest.raises(TokenError, match="2 sampled ids came with 3 logprobs"):
+        session.sample(wrong, {})
+    assert session.input_ids.tolist() == [1]
+
+
+def test_the_ids_that_are_handed_out_are_copies() -> None:
+    session = played(("observe", [1, 2]))
+    handed = session.input_ids
+    session.observe([3])
+    handed[0] = 99
+    assert session.input_ids.tolist() == [1, 2, 3]
+
+
+def test_the_json_is_kept_for_any_integer_type() -> None:
+    session = Session("s")
+    session.observe(np.array([1, 2], dtype=np.int64))
+    session.observe(np.array([3, 9, 4, 9], dtype=np.int32)[::2])
+    assert session.input_ids_json == b"1,2,3,4"
+
+
+# --- excluding ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_excluded_turn_stays_where_it_is_untrained_and_says_why() -> None:
+    session = Session("s")
+    session.observe([1])
+    bad = session.sample(said([2]), {})
+    session.observe([3])
+    session.sample(said([4]), {})
+    session.exclude("invalid call", [bad])
+    session.exclude("a later reason", [bad])
+    [trajectory] = session.trajectories()
+    assert trajectory.loss_mask.tolist() == [0, 0, 0, 1]
+    assert not np.isnan(trajectory.logprobs[1])
+    assert [turn.excluded for turn in trajectory.turns] == ["invalid call", None]
+    assert trajectory.prompt_length == 1
+    session.exclude("verification: delta")
+    assert session.trajectories()[0].trained_tokens == 0
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_trains_only_what_it_adds() -> None:
+    session = played(("observe", [1, 2]), ("sample", [3]), ("observe", [4]), ("sample", [5]))
+    session.fork([1, 2, 3, 9, 9], "reasoning is stripped")
+    session.sample(said([6]), {})
+    first, second = session.trajectories()
+    assert first.input_ids.tolist() == [1, 2, 3, 4, 5] and first.loss_mask.tolist() == [0, 0, 1, 0, 1]
+    assert second.input_ids.tolist() == [1, 2, 3, 9, 9, 6] and second.loss_mask.tolist() == [0, 0, 0, 0, 0, 1]
+    assert [turn.excluded for turn in second.turns] == [CONTEXT, None]
+    assert (first.fork_reason, second.fork_reason) == (None, "reasoning is stripped")
+    assert second.prompt_length == 5
+    assert second.logprobs[2] == first.logprobs[2], "the context keeps its logprobs"
+
+
+def test_a_fork_shares_whole_steps_only() -> None:
+    """Half a sampled turn cannot be kept: its other half was sampled behind it."""
+    session = played(("observe", [1]), ("sample", [2, 3]), ("observe", [4]))
+    node = session.fork([1, 2, 9], "rewritten")
+    assert node.start == 1 and node.ids.tolist() == [2, 9]
+    session.sample(said([5]), {})
+    first, second = session.trajectories()
+    assert first.loss_mask.tolist() == [0, 1, 1]
+    assert second.loss_mask.tolist() == [0, 0, 0, 1] and [turn.start for turn in second.turns] == [3]
+
+
+def test_a_fork_that_shares_nothing_is_a_root_of_its_own() -> None:
+    session = played(("observe", [1]), ("sample", [2]))
+    session.fork([7, 8], "the tool list changed")
+    session.sample(said([3]), {})
+    first, second = session.trajectories()
+    assert first.input_ids.tolist() == [1, 2] and second.input_ids.tolist() == [7, 8, 3]
+    assert orjson.loads(b"[" + session.input_ids_json + b"]") == [7, 8, 3]
+
+
+def test_a_fork_on_which_nothing_was_sampled_is_no_trajectory() -> None:
+    session = played(("observe", [1]), ("sample", [2]))
+    session.fork([7], "rewritten")
+    assert [trajectory.input_ids.tolist() for trajectory in session.trajectories()] == [[1, 2]]
+    bare = Session("s")
+    bare.observe([1, 2])
+    [only] = bare.trajectories()
+    assert only.input_ids.tolist() == [1, 2] and only.prompt_length == 2 and only.turns == ()
+    assert Session("s").trajectories() == ()
+
+
+@dataclass
+class Model:
+    """What a session should hold: its current path as steps, and which steps were trained by an earlier path."""
+
+    path: list[tuple[int, bool, list[int]]] = field(default_factory=list)
+    paths: list[list[tuple[int, bool, list[int]]]] = field(default_factory=list)
+    next_step: int = 0
+
+    def append(self, sampled: bool, ids: list[int]) -> None:
+        self.path = [*self.path, (self.next_step, sampled, ids)]
+        self.next_step += 1
+
+    def fork(self, ids: list[int]) -> None:
+        self.paths.append(self.path)
+        kept, at = [], 0
+        for step in self.path:
+            if at + len(step[2]) > len(ids) or ids[at : at + len(step[2])] != step[2]:
+                break
+            kept.append(step)
+            at += len(step[2])
+        self.path = kept
+        self.append(False, ids[at:])
+
+    def ids(self) -> list[int]:
+        return [index for _, _, ids in self.path for index in ids]
+
+
+SMALL = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("observe"), SMALL),
+        st.tuples(st.just("sample"), SMALL),
+        st.tuples(st.just("fork"), st.tuples(st.integers(0, 12), SMALL)),
+    ),
+    max_size=16,
+)
+
+
+@given(first=SMALL, steps=STEPS)
+def test_no_sampled_token_is_trained_twice_and_none_is_lost(first: list[int], steps: list[tuple[str, Any]]) -> None:
+    session, model = Session("s"), Model()
+    session.observe(first)
+    model.append(False, first)
+    for kind, what in steps:
+        if kind == "observe":
+            session.observe(what)
+            model.append(False, what)
+        elif kind == "sample":
+            session.sample(said(what), {})
+            model.append(True, what)
+        else:
+            keep, rest = what
+            prompt = [*model.ids()[:keep], *rest]
+            session.fork(prompt, "rewritten")
+            model.fork(prompt)
+        assert session.input_ids.tolist() == model.ids()
+        assert orjson.loads(b"[" + session.input_ids_json + b"]") == model.ids()
+    trajectories = session.trajectories()
+    trained = sum(trajectory.trained_tokens for trajectory in trajectories)
+    sampled: dict[int, int] = {}
+    for path in [*model.paths, model.path]:
+        sampled |= {step: len(ids) for step, was_sampled, ids in path if was_sampled}
+    assert trained == sum(sampled.values())
+    for trajectory in trajectories:
+        inside = np.zeros(len(trajectory), dtype=bool)
+        for turn in trajectory.turns:
+            inside[turn.start : turn.stop] = True
+            assert bool(trajectory.loss_mask[turn.start : turn.stop].all()) is (turn.excluded is None)
+        assert not trajectory.loss_mask[~inside].any() and np.isnan(trajectory.logprobs[~inside]).all()  # I2
+        assert not trajectory.loss_mask[: trajectory.prompt_length].any()
