@@ -119,7 +119,7 @@ import asyncio
 import pytest
 
 from toolroll import InteractionResult, Task, load_environment
-from toolroll.rollout.testing import play_episode
+from toolroll.rollout.trial import play_episode
 from @PACKAGE@ import @CONSTANT@
 
 TASKS = @CONSTANT@.tasks("test")

@@ -1,7 +1,6 @@
 """Public test doubles: an embedded engine that speaks SGLang's `/generate`, and a small tokenizer."""
 
 from toolroll.rollout.testing.engine import EmbeddedEngine
-from toolroll.rollout.testing.episode import play_episode
 from toolroll.rollout.testing.faults import Fault, FaultPlan, drop_ids, drop_logprob, fault_at, shift_logprobs
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
@@ -26,7 +25,6 @@ __all__ = [
     "embedded_tokenizer_path",
     "fault_at",
     "load_embedded_tokenizer",
-    "play_episode",
     "play_references",
     "random_split",
     "reference_logprob",
