@@ -14,6 +14,7 @@ import json
 import re
 import sqlite3
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -341,12 +342,13 @@ class Desk(Environment):
         self._user: UserSimulator | None = None
         self._done = False
         self._replies: list[str] = []
-        self._tool_errors = 0
+        self._tool_errors: Counter[str] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing here is random, so `seed` changes nothing."""
         await self.close()
-        self._task, self._done, self._replies, self._tool_errors = task, False, [], 0
+        self._task, self._done, self._replies = task, False, []
+        self._tool_errors.clear()
         self._db = open_database()
         self._user = self._options.user(seed) if self._options.user else DeskUser(task.data)
         data = task.data
@@ -386,14 +388,15 @@ class Desk(Environment):
             content = json.dumps(call_tool(db, call.name, call.arguments), ensure_ascii=False)
             self._done = call.name == "transfer_to_person"
         except ToolError as error:
-            self._tool_errors += 1
+            self._tool_errors[call.name] += 1
             content = f"Error: {error}"
         return message | {"content": content}
 
     def metrics(self) -> Mapping[str, float]:
-        """`tool_errors`, and the user's own."""
+        """`tool_errors`, in all and by tool, and the user's own."""
         user = self._user.metrics() if self._user else {}
-        return {"tool_errors": float(self._tool_errors), **user}
+        errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
+        return {"tool_errors": float(self._tool_errors.total()), **errors, **user}
 
     async def close(self) -> None:
         """Drop the database and let the user go."""

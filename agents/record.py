@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from toolroll.agents.world import World
+from toolroll.parsers.types import ToolCall
 from toolroll.rollout.dialogue import Reply
 from toolroll.rollout.errors import (
     ContextOverflowError,
     EngineError,
     EnvironmentFailure,
     TemplateError,
+    TimeLimitError,
     TokenError,
     UserSimulatorError,
     describe,
@@ -51,7 +53,13 @@ class EpisodeRecord:
         """Take in one step of the environment."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
-        self.info.update(result.info)
+        # None says nothing new: tau-bench sends every field with each step, and most of them are None.
+        self.info.update({key: value for key, value in result.info.items() if value is not None or key not in self.info})
+
+    def executed(self, calls: Sequence[ToolCall]) -> None:
+        """Count the calls that go to the environment, by tool."""
+        for call in calls:
+            self.counts[f"executed_calls/{call.name}"] += 1
 
     def invalid_reply(self) -> None:
         """Count a reply that could not be acted on."""
@@ -94,6 +102,7 @@ _REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason]
     (ContextOverflowError, StopReason.CONTEXT_FULL),
     (EngineError, StopReason.ENGINE_ERROR),
     (UserSimulatorError, StopReason.USER_ERROR),
+    (TimeLimitError, StopReason.TIME_LIMIT),
     ((TokenError, TemplateError), StopReason.TOKEN_ERROR),
     (EnvironmentFailure, StopReason.ENVIRONMENT_ERROR),
 )

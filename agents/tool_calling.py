@@ -87,10 +87,12 @@ _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
 def make_agent(served: ServedModel, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
-    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length` and `verify`."""
+    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`, `step_timeout` and `verify`."""
     own = dict(settings)
     on_length = own.pop("on_length", "stop")
     verify = own.pop("verify", "sample")
+    step_timeout = own.pop("step_timeout", None)
     agent = TrainableToolCallingAgent(rollout_args={"verify": verify}, policy=CallPolicy(**own), served=served)
     agent.on_length = on_length
+    agent.step_timeout = step_timeout
     return agent

@@ -28,7 +28,7 @@ from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template.transcript import last_message_delta
+from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     Action,
     InteractionResult,
@@ -51,12 +51,18 @@ TOOL_INSTRUCTION = (
 _INVITATION = "You may call one or more functions to assist with the user query."
 
 
+def one_call_a_turn(text: str) -> str:
+    """`text`, the head of a prompt, with `TOOL_INSTRUCTION` in the place of the sentence that invites several calls."""
+    return text.replace(_INVITATION, TOOL_INSTRUCTION)
+
+
 class TrainableAgentMixin:
     """Subclasses give `tools_info`, `wiki`, `rollout_args`, `sampling_params`.
 
     `served` shares one `ServedModel` between agents; without it the agent opens its own from `rollout_args`, and closes it with
     `aclose`. `on_length`: what a turn cut by max_new_tokens does: "stop" ends the episode (TRUNCATED), "continue" closes the
-    turn, masked 0, and goes on.
+    turn, masked 0, and goes on. `step_timeout`: seconds that one call of the environment may take (user simulator included); beyond
+    them the episode is aborted.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -66,6 +72,8 @@ class TrainableAgentMixin:
     policy: CallPolicy = CallPolicy()
     served: ServedModel | None = None
     on_length: Literal["stop", "continue"] = "stop"
+    _own_template: ChatTemplate | None = None
+    step_timeout: float | None = None
 
     async def asolve(
         self,
@@ -88,7 +96,7 @@ class TrainableAgentMixin:
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop)
+        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop, self.step_timeout)
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
@@ -156,7 +164,7 @@ class TrainableAgentMixin:
         """Close the served model, if this agent opened it."""
         if self.served is not None and "served" in vars(self):
             await self.served.aclose()
-            self.served = None
+            self.served = self._own_template = None
 
     async def _begin(self, served: ServedModel, world: World, record: EpisodeRecord, session_id: str) -> Dialogue:
         """Reset the environment through the published hooks, and open the conversation."""
@@ -172,7 +180,7 @@ class TrainableAgentMixin:
             self._build_initial_messages(first),
             tools,
             session_id=session_id,
-            template=served.reformulated(self._reformulate_tool_call) if self._reformulates() else None,
+            template=self._template(served),
             verify=read_args(self.rollout_args).verify,
             generate=generate_through(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
             parse=parse_through(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
@@ -182,6 +190,7 @@ class TrainableAgentMixin:
 
     async def _act(self, world: World, dialogue: Dialogue, record: EpisodeRecord, reply: Reply, action: Action) -> StepResult:
         """Execute `action`; what the model did wrong in it is its answer."""
+        record.executed(action.tool_calls)
         try:
             step = await self._execute_tool(world, action)
         except ActionError as error:
@@ -195,10 +204,16 @@ class TrainableAgentMixin:
         if self.policy.mask_invalid:
             dialogue.session.exclude("invalid call", [reply.node])
 
-    def _reformulates(self) -> bool:
-        """Whether the text before the first message is rewritten: by an override, or because one call a turn is the rule."""
-        overridden = type(self)._reformulate_tool_call is not TrainableAgentMixin._reformulate_tool_call
-        return overridden or self.policy.parallel_calls != "all"
+    def _template(self, served: ServedModel) -> ChatTemplate | None:
+        """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
+
+        None: the served one as it is. The rule's own is shared by all agents, an override's belongs to its agent.
+        """
+        if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
+            return served.reformulated(one_call_a_turn) if self.policy.parallel_calls != "all" else None
+        if self._own_template is None:
+            self._own_template = served.template.with_head(self._reformulate_tool_call)
+        return self._own_template
 
     def _finish(
         self,
@@ -226,7 +241,7 @@ class TrainableAgentMixin:
 
     def _reformulate_tool_call(self, text: str) -> str:
         """Rewrite the head of the prompt (system text and tools) for one call a turn; idempotent."""
-        return text.replace(_INVITATION, TOOL_INSTRUCTION)
+        return one_call_a_turn(text)
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
         """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's JSON.

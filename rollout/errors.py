@@ -69,6 +69,10 @@ class UserSimulatorError(RolloutError):
     """The user simulator failed: its server, its time limit, or an empty answer."""
 
 
+class TimeLimitError(RolloutError):
+    """An episode, or one step of its environment, took longer than it may."""
+
+
 class ActionError(ToolrollError):
     """Raised by an environment where the model's action is at fault; the text goes back to the model as the
     observation."""

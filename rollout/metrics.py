@@ -1,20 +1,16 @@
-"""What a run came to, in numbers.
+"""`Summary`: what a run came to, summed up episode by episode.
 
-Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown apart (I9); pass^k and pass@k are
-estimated without bias from n samples of each task.
+Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown apart (I9).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import comb
 
+from toolroll.rollout.rates import PASSED
 from toolroll.rollout.types import Episode, Status
-
-PASSED = 1.0 - 1e-6
-"""A reward at or above this is a pass (tau-bench's rule)."""
 
 
 @dataclass(slots=True)
@@ -29,7 +25,13 @@ class Summary:
     statuses: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
-    rewards: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    samples: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """Graded rewards by task and sample."""
+    aborted: Counter[str] = field(default_factory=Counter)
+    """Aborted episodes by task."""
+    turn_seconds: list[float] = field(default_factory=list)
+    """The engine's latency of every turn."""
+    trainable: bool = True
 
     def add(self, episode: Episode) -> None:
         """Take one episode in."""
@@ -39,11 +41,21 @@ class Summary:
         self.stop_reasons[result.stop_reason] += 1
         for name, value in result.metrics.items():
             self.totals[name] += value  # type: ignore[assignment]
+        # A fork's history holds turns of the sequence before it: "context".
+        self.turn_seconds += [turn.latency for part in result.trajectories for turn in part.turns if turn.excluded != "context"]
+        self.trainable = self.trainable and result.info.get("trainable", True) is not False
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1
             self.reward += result.reward
             self.passed += result.reward >= PASSED
-            self.rewards[episode.task_id].append(result.reward)
+            self.samples[episode.task_id][episode.sample] = result.reward
+        else:
+            self.aborted[episode.task_id] += 1
+
+    @property
+    def rewards(self) -> dict[str, list[float]]:
+        """Graded rewards by task, in the order of the samples."""
+        return {task: [found[sample] for sample in sorted(found)] for task, found in self.samples.items()}
 
     def mean(self, name: str) -> float:
         """A metric per episode."""
@@ -65,12 +77,14 @@ class Summary:
         prompts = self.totals["prompt_tokens"]
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
+    def named(self, prefix: str) -> dict[str, int]:
+        """The totals of `prefix/NAME`, by name."""
+        return {name[len(prefix) + 1 :]: int(count) for name, count in self.totals.items() if name.startswith(f"{prefix}/") and count}
+
     @property
     def mismatches(self) -> dict[str, int]:
         """Verification mismatches by kind."""
-        return {
-            name.partition("/")[2]: int(count) for name, count in self.totals.items() if name.startswith("token_mismatches/") and count
-        }
+        return self.named("token_mismatches")
 
 
 def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
@@ -79,28 +93,3 @@ def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
     for episode in episodes:
         summaries.setdefault(episode.env, Summary(episode.env)).add(episode)
     return summaries
-
-
-def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass^k: the chance that k samples of a task all pass, averaged over tasks: mean of C(c, k) / C(n, k).
-
-    `rewards[task]` are the task's graded rewards; tasks with fewer than k of them raise `ValueError`.
-    """
-    return _mean_over_tasks(rewards, k, lambda n, c: comb(c, k) / comb(n, k))
-
-
-def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass@k: the chance that at least one of k samples passes, averaged over tasks: mean of 1 - C(n - c, k) / C(n, k)."""
-    return _mean_over_tasks(rewards, k, lambda n, c: 1.0 - comb(n - c, k) / comb(n, k))
-
-
-def _mean_over_tasks(rewards: Sequence[Sequence[float]], k: int, estimate: Callable[[int, int], float]) -> float:
-    if not rewards:
-        raise ValueError("there is no graded task")
-    values = []
-    for task in rewards:
-        if len(task) < k or k < 1:
-            raise ValueError(f"k = {k} needs at least {k} graded samples of every task, one has {len(task)}")
-        passed = sum(reward >= PASSED for reward in task)
-        values.append(estimate(len(task), passed))
-    return sum(values) / len(values)

@@ -1,7 +1,8 @@
 """`Runner`: plays (task, sample) pairs of one environment, many at once, in one event loop.
 
-Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request behind at the engine and records no
-unfinished episode; the seed of an episode follows from the run's seed, its task and its sample, not from the order of play.
+Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request behind at the engine and gives out no
+unfinished episode; the seed of an episode follows from the run's seed, its task and its sample, not from the order of play; an
+episode that infrastructure failed is played again under the same seed and session, and only its last attempt is given out.
 """
 
 from __future__ import annotations
@@ -9,19 +10,56 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Episode, Task
+from toolroll.rollout.errors import RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.types import (
+    Agent,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+    status_of,
+)
 
 logger = logging.getLogger(__name__)
+
+EpisodeKey = tuple[str, int]
+"""Task id and sample: what an episode of one environment is known by."""
+
+RERUN = frozenset(
+    {
+        StopReason.ENGINE_ABORT,
+        StopReason.ENGINE_ERROR,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.USER_ERROR,
+        StopReason.TIME_LIMIT,
+    }
+)
+"""What another attempt may mend. `token_error` and `internal_error` would come again."""
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+
+
+class RunStoppedError(RolloutError):
+    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each."""
+    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each.
+
+    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an episode that infrastructure failed is
+    played again, after a pause that doubles from `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns
+    included, end the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
+    --enable-deterministic-inference).
+    """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 1
@@ -29,11 +67,21 @@ class RunSettings:
     concurrency: int = 64
     seed: int = 0
     model: str = ""
+    episode_timeout: float | None = None
+    reruns: int = 0
+    rerun_pause: float = _FIRST_PAUSE
+    give_up_after: int | None = None
+    sampling_seed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_num_steps", "concurrency"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.reruns < 0 or self.rerun_pause < 0:
+            raise UsageError(f"reruns and rerun_pause must be at least 0, not {self.reruns} and {self.rerun_pause}")
+        for name in ("episode_timeout", "give_up_after"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be above 0, or None for no limit, not {getattr(self, name)}")
 
 
 def episode_seed(seed: int, task_id: str, sample: int) -> int:
@@ -48,7 +96,7 @@ def session_id(env: str, task_id: str, sample: int) -> str:
 
 
 class Runner:
-    """Plays `factory`'s tasks; `make_agent()` gives the agent of one episode."""
+    """Plays `factory`'s tasks; `make_agent()` gives the agent of one attempt at an episode."""
 
     def __init__(
         self,
@@ -61,34 +109,94 @@ class Runner:
         self.settings = settings
         self._make_agent = make_agent
         self._options = options or EnvironmentOptions()
+        self._failed_in_a_row = 0
 
-    async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None]) -> None:
-        """Play every (task, sample); `on_episode` takes each finished episode in, in the order of finishing.
+    async def run(
+        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+    ) -> None:
+        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode in, in the order of finishing.
 
-        Raises `UsageError` as soon as one episode shows that the settings cannot work; the others are cancelled.
+        Raises `UsageError` as soon as one episode shows that the settings cannot work, and `RunStoppedError` as soon as
+        `give_up_after` attempts in a row have failed; the others are cancelled, and their requests aborted at the engine. So are
+        they when this call is cancelled.
         """
-        todo = ((task, sample) for sample in range(self.settings.samples) for task in tasks)
-        count = min(self.settings.concurrency, len(tasks) * self.settings.samples)
+        todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
+        rest = iter(todo)
         async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(self._work(todo, on_episode))
+            for _ in range(min(self.settings.concurrency, len(todo))):
+                group.create_task(self._work(rest, on_episode))
 
     async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:
         for task, sample in todo:
             on_episode(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
-        """One episode."""
+        """One episode: its first attempt that infrastructure did not fail, else its last; `metrics["reruns"]` counts the others."""
+        settings = self.settings
+        pause = settings.rerun_pause
+        for attempt in range(settings.reruns + 1):
+            episode = await self._attempt(task, sample)
+            self._watch(episode)
+            episode.result.metrics["reruns"] = float(attempt)
+            if episode.result.stop_reason not in RERUN or attempt == settings.reruns:
+                return episode
+            logger.info("episode %s is played again: %s", session_id(episode.env, task.id, sample), episode.result.stop_reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise AssertionError("the loop returns")
+
+    async def _attempt(self, task: Task, sample: int) -> Episode:
         name, settings = self.factory.name, self.settings
         seed = episode_seed(settings.seed, task.id, sample)
-        result = await self._make_agent().asolve(
-            self.factory.make(self._options),
-            None,
-            settings.sampling_params,
-            task.index,
-            settings.max_num_steps,
-            task=task,
-            seed=seed,
-            session_id=session_id(name, task.id, sample),
-        )
+        limit = asyncio.timeout(settings.episode_timeout)
+        try:
+            async with limit:
+                result = await self._solve(task, sample, seed)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            result = _failed(StopReason.TIME_LIMIT, TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"))
         return Episode(name, task.id, task.index, sample, seed, result, settings.model)
+
+    async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
+        name, settings = self.factory.name, self.settings
+        params = {**settings.sampling_params, "sampling_seed": seed} if settings.sampling_seed else settings.sampling_params
+        reason = StopReason.ENVIRONMENT_ERROR
+        try:
+            env = self.factory.make(self._options)
+            reason = StopReason.INTERNAL_ERROR
+            return await self._make_agent().asolve(
+                env,
+                None,
+                params,
+                task.index,
+                settings.max_num_steps,
+                task=task,
+                seed=seed,
+                session_id=session_id(name, task.id, sample),
+            )
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
+            logger.warning("episode %s ended with %s: %r", session_id(name, task.id, sample), reason, error)
+            return _failed(reason, error)
+
+    def _watch(self, episode: Episode) -> None:
+        """Count failures in a row; raises `RunStoppedError`."""
+        if episode.result.status is not Status.ABORTED:
+            self._failed_in_a_row = 0
+            return
+        self._failed_in_a_row += 1
+        limit = self.settings.give_up_after
+        if limit is not None and self._failed_in_a_row >= limit:
+            error = episode.result.info.get("error", {})
+            raise RunStoppedError(
+                f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with {episode.result.stop_reason}: "
+                f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there."
+            )
+
+
+def _failed(reason: StopReason, error: Exception) -> InteractionResult:
+    """The result of an episode of which nothing is left: no sample, no reward."""
+    info = {"error": describe(error)}
+    return InteractionResult("", None, [], info, status=status_of(reason), stop_reason=reason)

@@ -198,8 +198,7 @@ class EpisodeStore:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        self.repaired = cut_torn_line(self.path)
-        """How many bytes of a torn last line were cut off."""
+        cut_torn_line(self.path)
         self._file = self.path.open("ab")
 
     def append(self, episode: Episode) -> None:

@@ -116,6 +116,8 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: Any = None
+    top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
+    """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked for them."""
 
     @property
     def weight_version(self) -> str | None:
@@ -151,13 +153,23 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageSpan:
+    """Tokens [start, stop) that show the messages `first` to `last` of a transcript."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
     `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that place; `logprobs`
     float32 [n], NaN where the token was not sampled. `prompt_length` tokens precede the first sampled one that may be
     trained. `source` is "engine", or "transcript" where the tokens were made from text: RL adapters refuse those.
-    `fork_reason` says why this sequence was begun anew; None for the first.
+    `fork_reason` says why this sequence was begun anew; None for the first. `spans`, of a transcript: which messages stand where.
     """
 
     input_ids: IdArray
@@ -167,6 +179,7 @@ class Trajectory:
     prompt_length: int
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
+    spans: tuple[MessageSpan, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)

@@ -60,7 +60,8 @@ class BfclEnvironment(Environment):
         self._turn_steps = 0
         self._turn_calls = 0
         self._results: list[str] = []
-        self._calls = self._errors = 0
+        self._calls = 0
+        self._errors: Counter[str] = Counter()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """The first user message and the tools of that turn. Nothing here is random."""
@@ -86,15 +87,18 @@ class BfclEnvironment(Environment):
         return 0.0
 
     def metrics(self) -> Mapping[str, float]:
-        """Calls, calls that gave an error, and user turns begun."""
-        return {"env_calls": float(self._calls), "tool_errors": float(self._errors), "user_turns": float(self._turn + 1)}
+        """Calls, calls that gave an error (in all and by tool), and user turns begun."""
+        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
+        turns = float(self._turn + 1)
+        return {"env_calls": float(self._calls), "tool_errors": float(self._errors.total()), "user_turns": turns, **errors}
 
     def _execute(self, call: ToolCall) -> Message:
         # A function that is still held back can be called all the same, as in BFCL: one ground truth does it.
         result = self._world.call(call.name, call.arguments or {})
         self._calls += 1
         self._turn_calls += 1
-        self._errors += result.startswith(("Error during execution", '{"error"'))
+        if result.startswith(("Error during execution", '{"error"')):
+            self._errors[call.name] += 1
         self._results.append(result)
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 

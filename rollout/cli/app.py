@@ -10,16 +10,18 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from toolroll.rollout.cli.check_template import report as template_report
 from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
-from toolroll.rollout.cli.display import remarks, results_table
+from toolroll.rollout.cli.display import remarks, results_table, show_environments
+from toolroll.rollout.cli.play import Outcome
 from toolroll.rollout.cli.play import run as run_environment
+from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.cli.tasks import task_lines, write_lines
+from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
-from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.testing.serve import serve
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 
 app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
 console = Console()
+app.command(name="serve")(serve_endpoint)
 
 
 def main() -> None:
@@ -71,26 +74,46 @@ def run(
     user_url: Annotated[str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")] = None,
     user_api_key_env: Annotated[str | None, typer.Option(help="the variable that holds its key")] = None,
     context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="a baseline: an OpenAI-compatible address; --model is its model")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the baseline's key")] = None,
+    episode_timeout: Annotated[float | None, typer.Option(help="seconds for one attempt at an episode")] = None,
+    step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
+    reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
+    give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
+    sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
+    floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
+    allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for episodes.jsonl")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
 ) -> None:
-    """Play an environment against an engine, and print what it came to."""
+    """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
     given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
     given["stop"] = given["stop"] or None
     given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
     settings = load_config(config, given)
-    summary, seconds = _run(run_environment(settings, console))
-    _show([(summary, seconds)], settings.out)
+    _show([_run(run_environment(settings, console))], settings.out)
 
 
 @app.command()
 def envs() -> None:
     """List the environments, and what to install for one that is missing."""
-    table = Table("environment", "splits", "what it is", "to install")
-    for name in environment_names():
-        factory = find_environment(name)
-        table.add_row(name, ", ".join(factory.splits), factory.description, factory.missing() or "[green]ready[/]")
-    console.print(table)
+    show_environments([find_environment(name) for name in environment_names()], console)
+
+
+@app.command()
+def tasks(
+    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
+    tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
+) -> None:
+    """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt data."""
+    lines = task_lines(env, split, tasks)
+    if out is None:
+        typer.echo(b"\n".join(lines))
+    else:
+        write_lines(lines, out)
+        console.print(f"{len(lines)} tasks: {out}", highlight=False)
 
 
 @app.command()
@@ -106,6 +129,21 @@ def check_template(
     show_template_report(found, console, as_json=as_json)
     if not found.exact:
         raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path | None, typer.Option(help="the page; default: view.html in the folder")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="in place of the run's own model: folder, name or `embedded`")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="of so many episodes the tokens are in the page")] = 500,
+) -> None:
+    """Write a page that shows a run: a table of episodes, their conversations, and their tokens. It needs no network."""
+    page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    for line in said:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    size = page.stat().st_size / 1e6
+    console.print(f"{page}: {count} episodes, {size:.1f} MB; open it in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -131,13 +169,18 @@ def demo(
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out)
 
 
-def _show(results: list[tuple[Summary, float]], out: Path | None) -> None:
-    console.print(results_table(results))
-    for summary, _ in results:
-        for line in remarks(summary):
-            console.print(line, highlight=False)
+def _show(outcomes: list[Outcome], out: Path | None) -> None:
+    """The table, the remarks, the files; exit with 128 + the signal that ended the run early."""
+    console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
+    for outcome in outcomes:
+        for line in remarks(outcome.summary.env, outcome.report):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
-        console.print(f"Episodes: {out / 'episodes.jsonl'}", highlight=False)
+        console.print(f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}", highlight=False, soft_wrap=True)
+    stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
+    if stopped is not None:
+        console.print("Stopped early; the same command goes on from here." if out is not None else "Stopped early.")
+        raise typer.Exit(128 + stopped)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from toolroll.rollout.cli.play import play, rollout_args
+from toolroll.rollout.cli.play import Outcome, Plan, play, rollout_args, served_agents
 from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import choose_tasks, find_environment
+from toolroll.rollout.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.run_folder import SETTINGS_NAME
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.store import FILE_NAME
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
@@ -21,14 +22,15 @@ MISTAKES = 0.3
 """In this share of the episodes the scripted engine makes a mistake, so that rewards differ."""
 
 
-async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[tuple[Summary, float]]:
+async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[Outcome]:
     """Play every demo environment that is installed; the episodes of an earlier demo in `out` are replaced."""
     console.print(
         f"The engine is scripted: it plays each task's reference actions, with a mistake in {MISTAKES:.0%} of the episodes. "
         "Everything else is real.",
         highlight=False,
     )
-    (out / FILE_NAME).unlink(missing_ok=True)
+    for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
+        (out / name).unlink(missing_ok=True)
     tokenizer = load_embedded_tokenizer()
     results = []
     for name in ENVIRONMENTS:
@@ -40,7 +42,10 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
         tasks = choose_tasks(factory, None, None)
         lines = play_references(factory, tasks, samples=samples, mistakes=MISTAKES, seed=seed)
         async with EmbeddedEngine(tokenizer, reference_policy(lines), context_length=131072) as engine:
-            config = RunConfig(env=name, engine=engine.url, model="embedded", parser="hermes", samples=samples, max_steps=60)
+            config = RunConfig(
+                env=name, engine=engine.url, model="embedded", parser="hermes", samples=samples, max_steps=60, seed=seed, out=out
+            )
             async with ServedModel.from_args(rollout_args(config), tokenizer=tokenizer) as served:
-                results.append(await play(config, served, tasks, EnvironmentOptions(), console, out=out))
+                plan = Plan(config, factory, tasks, served_agents(config, served), EnvironmentOptions(), config.identity)
+                results.append(await play(plan, console))
     return results

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from toolroll.rollout.metrics import Summary
-from toolroll.rollout.types import Episode
+from toolroll.rollout.types import EnvironmentFactory, Episode
 
 _LINES = 20  # without a terminal: one line for each twentieth of the run
 
 
 class RunDisplay:
-    """Shows the episodes of one environment as they finish. A context manager."""
+    """Shows the episodes of one environment as they finish. `summary` holds those of earlier runs, and takes the new ones in before
+    `show`. A context manager."""
 
-    def __init__(self, console: Console, env: str, total: int) -> None:
-        self.summary = Summary(env)
+    def __init__(self, console: Console, summary: Summary, total: int) -> None:
+        self.summary = summary
         self.seconds = 0.0
         self._console = console
         self._total = total
         self._began = time.perf_counter()
+        self._tokens = 0.0
+        self._shown = 0
+        self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -35,7 +41,7 @@ class RunDisplay:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(env, total=total, state="")
+        self._task = self._progress.add_task(summary.env, total=total, completed=summary.episodes, state="")
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
@@ -45,60 +51,119 @@ class RunDisplay:
         self.seconds = time.perf_counter() - self._began
         self._progress.stop()
 
-    def add(self, episode: Episode) -> None:
+    def show(self, episode: Episode) -> None:
         """Show one finished episode."""
-        self.summary.add(episode)
+        self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
+        self._shown += 1
         state = self._state()
         self._progress.update(self._task, advance=1, state=state)
-        done = self.summary.episodes
-        if not self._console.is_terminal and (done == self._total or done % max(1, self._total // _LINES) == 0):
-            self._console.print(f"{self.summary.env}: {done}/{self._total}  {state}", highlight=False)
+        if not self._console.is_terminal and (self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0):
+            self._console.print(f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}", highlight=False, soft_wrap=True)
 
     def _state(self) -> str:
         summary = self.summary
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        rate = summary.totals["completion_tokens"] / seconds
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
-        return f"reward {_number(summary.mean_reward)}  {rate:,.0f} tok/s{errors}"
+        left = "" if self._console.is_terminal else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
+        speed = f"{self._shown / seconds:,.1f} episodes/s  {self._tokens / seconds:,.0f} tok/s"
+        return f"reward {_number(summary.mean_reward)}  {speed}{errors}{left}"
 
 
-def results_table(summaries: list[tuple[Summary, float]]) -> Table:
+def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     """The table at the end of a run: one column for each environment, so that it fits into 80 characters."""
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
-    for summary, _ in summaries:
-        table.add_column(summary.env, justify="right", no_wrap=True)
-    for name, read in _ROWS:
-        table.add_row(name, *(read(summary) for summary, _ in summaries))
-    table.add_row("time", *(f"{seconds:.1f} s" for _, seconds in summaries))
+    for name in reports:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, read in [*_ROWS, *_pass_rows(reports.values()), *_MORE_ROWS]:
+        table.add_row(name, *(read(found) for found in reports.values()))
     return table
 
 
-_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
-    ("episodes", lambda summary: str(summary.episodes)),
-    ("reward (mean)", lambda summary: _number(summary.mean_reward)),
-    ("pass rate", lambda summary: "-" if summary.pass_rate is None else f"{summary.pass_rate:.1%}"),
-    ("turns (mean)", lambda summary: f"{summary.mean('turns'):.1f}"),
-    ("tokens sampled (mean)", lambda summary: f"{summary.mean('completion_tokens'):.0f}"),
-    ("tokens trained (mean)", lambda summary: f"{summary.mean('trained_tokens'):.0f}"),
-    ("prompt tokens cached", lambda summary: f"{summary.cached_share:.0%}"),
-    ("invalid calls", lambda summary: str(int(summary.totals["invalid_calls"]))),
-    ("aborted", lambda summary: str(summary.statuses["aborted"])),
+Read = Callable[[Mapping[str, Any]], str]
+
+_ROWS: tuple[tuple[str, Read], ...] = (
+    ("episodes", lambda found: str(found["episodes"])),
+    ("reward (mean)", lambda found: _estimate(found["reward"])),
 )
 
+_MORE_ROWS: tuple[tuple[str, Read], ...] = (
+    ("do-nothing floor", lambda found: _floor(found["do_nothing_floor"])),
+    ("turns (mean)", lambda found: f"{found['turns']['mean']:.1f}"),
+    ("tokens sampled (mean)", lambda found: _tokens(found, "completion")),
+    ("tokens trained (mean)", lambda found: _tokens(found, "trained") if found["trainable"] else "not trainable"),
+    ("prompt tokens cached", lambda found: f"{found['tokens']['cached_share']:.0%}"),
+    ("tool calls", lambda found: str(found["tool_calls"]["attempted"])),
+    ("invalid calls", lambda found: _invalid(found["invalid_calls"])),
+    ("aborted", lambda found: str(found["aborted"])),
+    ("time", lambda found: f"{found['seconds']:.1f} s"),
+)
 
-def remarks(summary: Summary) -> list[str]:
-    """What a reader of the table must also know: how episodes ended, and any disagreement of tokens."""
-    ends = ", ".join(f"{reason} {count}" for reason, count in summary.stop_reasons.most_common())
-    lines = [f"{summary.env}: ended by {ends}"] if ends else []
-    if summary.mismatches:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in summary.mismatches.items())
-        lines.append(f"{summary.env}: TOKEN MISMATCHES, those samples are excluded from training: {kinds}")
-    if summary.statuses["aborted"]:
-        lines.append(f"{summary.env}: {summary.statuses['aborted']} aborted episodes count in no reward (infrastructure failed)")
-    return lines
+_SHOWN_K = (1, 2, 4, 8, 16, 32)
+
+
+def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
+    """pass@k and pass^k for the usual k, as far as any environment has them; at k = 1 they are the same."""
+    found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
+    rows: list[tuple[str, Read]] = []
+    for k in (k for k in _SHOWN_K if k in found):
+        rows.append((f"pass^{k}" if k > 1 else "pass^1 = pass@1", partial(_rate, kind="pass_hat_k", k=k)))
+        if k > 1:
+            rows.append((f"pass@{k}", partial(_rate, kind="pass_at_k", k=k)))
+    return rows
+
+
+def _rate(found: Mapping[str, Any], *, kind: str, k: int) -> str:
+    return _estimate((found[kind] or {}).get(str(k)))
+
+
+def _estimate(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _floor(found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['passed']}/{found['episodes'] - found['aborted']}"
+
+
+def _tokens(found: Mapping[str, Any], name: str) -> str:
+    return f"{found['tokens'][name]['mean']:.0f}" if name in found["tokens"] else "-"
+
+
+def _invalid(found: Mapping[str, Any]) -> str:
+    return f"{found['total']} ({found['rate']:.1%})" if found["total"] else "0"
+
+
+def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must also know: how episodes ended, which calls could not be read, and every warning."""
+    ends = ", ".join(f"{reason} {count}" for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1]))
+    lines = [f"{name}: ended by {ends}"] if ends else []
+    kinds = ", ".join(f"{kind} {part['count']}" for kind, part in found["invalid_calls"]["by_kind"].items())
+    if kinds:
+        lines.append(f"{name}: invalid calls: {kinds}")
+    return lines + [f"{name}: WARNING: {warning}" for warning in found["warnings"]]
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
+    """The environments as a table; under it, whole and on one line each, the commands that install what is missing."""
+    table = Table("environment", "splits", "what it is", "")
+    missing: dict[str, list[str]] = {}
+    for factory in factories:
+        command = factory.missing()
+        if command is not None:
+            missing.setdefault(command, []).append(factory.name)
+        ready = "[green]ready[/]" if command is None else "[yellow]to install[/]"
+        table.add_row(factory.name, ", ".join(factory.splits), factory.description, ready)
+    console.print(table)
+    for command, names in missing.items():
+        console.print(f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True)

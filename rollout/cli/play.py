@@ -1,74 +1,146 @@
-"""Plays one environment from the command line: opens the model, runs, shows, stores."""
+"""Plays one environment from the command line: opens the model, runs or goes on, shows, stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.display import RunDisplay
+from toolroll.rollout.cli.floor import play_floor
 from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.cli.stopping import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.executor import Executor
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.report import report, write_summary
+from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runner import EpisodeKey, Runner, RunSettings
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.store import EpisodeStore
-from toolroll.rollout.types import EnvironmentOptions, Episode, Task
+from toolroll.rollout.template import certify
+from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Episode, Task
 
 
-async def run(config: RunConfig, console: Console) -> tuple[Summary, float]:
-    """`toolroll run`: the summary, and how many seconds it took."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it early."""
+
+    summary: Summary
+    report: dict[str, Any]
+    seconds: float
+    stopped: int | None = None
+
+
+async def run(config: RunConfig, console: Console) -> Outcome:
+    """`toolroll run`."""
     factory = load_environment(config.env)
     tasks = choose_tasks(factory, config.split, config.tasks)
-    served = ServedModel.from_args(rollout_args(config))
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(served)
-        await _check_engine(served)
         options = EnvironmentOptions()
         if config.user_model is not None:
             options = EnvironmentOptions(user=await _users(config, stack))
-        return await play(config, served, tasks, options, console, out=config.out)
+        if config.endpoint is not None:
+            threads = await stack.enter_async_context(Executor(config.concurrency))
+            agent = agent_maker(config.agent)(threads, config.agent_settings)
+            stack.push_async_callback(agent.aclose)
+            return await play(Plan(config, factory, tasks, lambda: agent, options, config.identity), console)
+        served = await stack.enter_async_context(ServedModel.from_args(rollout_args(config)))
+        await _check_engine(served)
+        await _check_template(served, console)
+        identity = config.identity | {"template": fingerprint(served.template)}
+        return await play(Plan(config, factory, tasks, served_agents(config, served), options, identity), console)
 
 
-async def play(
-    config: RunConfig,
-    served: ServedModel,
-    tasks: Sequence[Task],
-    options: EnvironmentOptions,
-    console: Console,
-    *,
-    out: Path | None,
-) -> tuple[Summary, float]:
-    """Play `tasks` against `served`, with the display, and into the episode file of `out`."""
-    settings = RunSettings(
+def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]:
+    """Makes the agents that play the served model."""
+    make = agent_maker(config.agent)
+    return lambda: make(served, config.agent_settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be played, and how. `identity`: the settings that the episodes follow from."""
+
+    config: RunConfig
+    factory: EnvironmentFactory
+    tasks: Sequence[Task]
+    make_agent: Callable[[], Agent]
+    options: EnvironmentOptions
+    identity: Mapping[str, Any]
+
+    @property
+    def total(self) -> int:
+        """How many episodes a finished run has."""
+        return len(self.tasks) * self.config.samples
+
+
+async def play(plan: Plan, console: Console) -> Outcome:
+    """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and SIGTERM end it early."""
+    env, out = plan.config.env, plan.config.out
+    if out is None:
+        summary = Summary(env)
+        return await _play(plan, console, summary, summary.add, frozenset())
+    with RunFolder(out, env, plan.identity) as folder:
+        if folder.done:
+            console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
+        if folder.dropped:
+            console.print(f"{env}: {folder.dropped} aborted episodes are played again", highlight=False, soft_wrap=True)
+        outcome = await _play(plan, console, folder.summary, folder.append, folder.done)
+        write_summary(out, {env: outcome.report})
+        return outcome
+
+
+async def _play(
+    plan: Plan, console: Console, summary: Summary, keep: Callable[[Episode], None], done: Collection[EpisodeKey]
+) -> Outcome:
+    config = plan.config
+    runner = Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+    stopped: int | None = None
+    with RunDisplay(console, summary, plan.total) as display:
+
+        def take(episode: Episode) -> None:
+            keep(episode)
+            display.show(episode)
+
+        try:
+            await until_stopped(runner.run(plan.tasks, take, done=done))
+        except StoppedError as error:
+            stopped = error.number
+    floor = None
+    if config.floor and stopped is None:
+        floor = await play_floor(plan.factory, plan.tasks, max_num_steps=config.max_steps)
+    found = report(
+        summary,
+        floor=floor,
+        settings=plan.identity,
+        seconds=display.seconds,
+        expected=plan.total,
+        allow_unequal=config.allow_unequal,
+    )
+    return Outcome(summary, found, display.seconds, stopped)
+
+
+def run_settings(config: RunConfig) -> RunSettings:
+    """The runner's part of the settings."""
+    return RunSettings(
         sampling_params=config.sampling_params,
         samples=config.samples,
         max_num_steps=config.max_steps,
         concurrency=config.concurrency,
         seed=config.seed,
         model=config.model,
+        episode_timeout=config.episode_timeout,
+        reruns=config.reruns,
+        give_up_after=config.give_up_after,
+        sampling_seed=config.sampling_seed,
     )
-    make = agent_maker(config.agent)
-    agent_settings = {
-        "on_invalid_call": config.on_invalid_call,
-        "parallel_calls": config.parallel_calls,
-        "on_length": config.on_length,
-        "verify": config.verify,
-    }
-    runner = Runner(load_environment(config.env), lambda: make(served, agent_settings), settings, options)
-    with RunDisplay(console, config.env, len(tasks) * config.samples) as display:
-        if out is None:
-            await runner.run(tasks, display.add)
-        else:
-            with EpisodeStore(out) as store:
-                await runner.run(tasks, _both(display.add, store.append))
-    return display.summary, display.seconds
 
 
 def rollout_args(config: RunConfig) -> RolloutArgs:
@@ -86,14 +158,6 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
     )
 
 
-def _both(*takers: Callable[[Episode], None]) -> Callable[[Episode], None]:
-    def take(episode: Episode) -> None:
-        for taker in takers:
-            taker(episode)
-
-    return take
-
-
 async def _check_engine(served: ServedModel) -> None:
     if isinstance(served.engine, Engine):
         health = await served.engine.health()
@@ -101,12 +165,22 @@ async def _check_engine(served: ServedModel) -> None:
             raise UsageError(health.why)
 
 
+async def _check_template(served: ServedModel, console: Console) -> None:
+    """Say what the chat template does to the tokens, where tool calling is not exact with it."""
+    found = await served.off_loop(certify, served.template)
+    if found.exact:
+        return
+    console.print("[yellow]The chat template does not append tool results to what was served:[/]")
+    for line in found.remarks():
+        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
+
+
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
-    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the engine itself)."""
+    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the engine itself, or the baseline's)."""
     users = user_maker("openai")(
-        base_url=config.user_url or f"{config.engine}/v1",
+        base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
-        api_key_env=config.user_api_key_env,
+        api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)
     return users.make

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from toolroll.rollout.errors import UsageError
 
@@ -48,13 +48,47 @@ class RunConfig(BaseModel):
     user_url: str | None = None
     user_api_key_env: str | None = None
     context_length: int | None = Field(None, ge=1)
+    endpoint: str | None = None
+    api_key_env: str | None = None
+    episode_timeout: float | None = Field(None, gt=0)
+    step_timeout: float | None = Field(None, gt=0)
+    reruns: int = Field(2, ge=0)
+    give_up_after: int | None = Field(100, ge=1)
+    sampling_seed: bool = False
+    floor: bool = True
+    allow_unequal: bool = False
     out: Path | None = None
+
+    @model_validator(mode="after")
+    def _baseline(self) -> RunConfig:
+        if self.endpoint is not None and self.agent == "tool-calling":
+            self.agent = "baseline"
+        return self
 
     @property
     def sampling_params(self) -> dict[str, Any]:
         """What goes to the engine."""
         names = "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty max_new_tokens stop".split()
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def agent_settings(self) -> dict[str, Any]:
+        """What the agent is made with."""
+        names = ["on_invalid_call", "parallel_calls", "step_timeout"]
+        names += ["endpoint", "model", "api_key_env"] if self.endpoint is not None else ["on_length", "verify"]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that the episodes follow from: those in which a run that goes on must agree with its folder."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in FREE}
+
+
+FREE = frozenset(
+    "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
+    "give_up_after verify floor allow_unequal out".split()
+)
+"""What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:

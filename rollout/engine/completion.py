@@ -48,7 +48,17 @@ def parse_completion(
         attempts=attempts,
         rid=rid,
         routed_experts=meta.get("routed_experts"),
+        top_logprobs=_top_logprobs(meta, len(output_ids)),
     )
+
+
+def _top_logprobs(meta: Mapping[str, Any], sampled: int) -> tuple[tuple[tuple[float, int], ...], ...] | None:
+    places = meta.get("output_top_logprobs")
+    if not places:
+        return None
+    if len(places) != sampled:
+        raise CompletionError(f"{sampled} sampled ids came with {len(places)} lists of top logprobs")
+    return tuple(tuple((float(item[0]), int(item[1])) for item in place or ()) for place in places)
 
 
 def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:

@@ -2,5 +2,6 @@
 
 from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta
+from toolroll.rollout.template.transcript import last_message_delta, tokenize_conversation
 
-__all__ = ["ChatTemplate", "Delta", "ProbeResult", "TemplateReport", "certify"]
+__all__ = ["ChatTemplate", "Delta", "ProbeResult", "TemplateReport", "certify", "last_message_delta", "tokenize_conversation"]

@@ -62,11 +62,12 @@ class ChatTemplate:
         now: datetime | None = None,
         stop_token_ids: Sequence[int] = (),
         head_hook: HeadHook | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
         self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
-        self.encoder = Encoder(tokenizer)
+        self.encoder = encoder or Encoder(tokenizer)  # shared where it can be: it may hold a second copy of the vocabulary
         self.features = Features(self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
@@ -84,6 +85,20 @@ class ChatTemplate:
             now=renderer.now,
             stop_token_ids=self.stop_token_ids,
             head_hook=hook,
+            encoder=self.encoder,
+        )
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with `kwargs` over its own switches."""
+        renderer = self.renderer
+        return ChatTemplate(
+            self.tokenizer,
+            chat_template=renderer.chat_template,
+            kwargs={**renderer.kwargs, **kwargs},
+            history=self.history,
+            now=renderer.now,
+            stop_token_ids=self.stop_token_ids,
+            head_hook=renderer.head_hook,
         )
 
     @property
@@ -111,14 +126,14 @@ class ChatTemplate:
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
-        return self.encoder.encode(*self._conversation(messages, tools, generate=generate))
+        return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
 
     def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the conversation as the template wants it now, keeping those of `stream` as far as their text agrees.
 
         Only what the template rewrote is encoded anew: the cut is made at a control token, which no BPE merge crosses.
         """
-        text, bodies = self._conversation(messages, tools, generate=True)
+        text, bodies = self.conversation(messages, tools, generate=True)
         kept = position = 0
         control = np.flatnonzero(np.isin(stream, list(self.encoder.control_ids)))
         for place in control:
@@ -129,9 +144,8 @@ class ChatTemplate:
         shifted = [(start - position, stop - position) for start, stop in bodies if stop > position]
         return [int(index) for index in stream[:kept]] + self.encoder.encode(text[position:], shifted)
 
-    def _conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> tuple[str, Sequence[Span]]:
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> tuple[str, Sequence[Span]]:
+        """The render of the whole conversation, and the spans of it in which message bodies hold control-token text."""
         messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
         masked, originals = mask_control({"messages": messages, "tools": list(tools or ())}, self.encoder)

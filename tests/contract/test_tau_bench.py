@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,18 @@ def tau(request: pytest.FixtureRequest) -> TauBench:
 # --- rewards -----------------------------------------------------------------------------------------------------------
 
 
-async def test_reference_actions_pass_and_doing_nothing_has_its_floor(tau: TauBench) -> None:
+Figures = Callable[[str, object], None]
+
+
+async def test_reference_actions_pass_and_doing_nothing_has_its_floor(tau: TauBench, record_property: Figures) -> None:
     for (domain, split), (count, floor) in tau.counts.items():
         factory = tau.factory(domain)
         tasks = factory.tasks(split)
         passed = [(await play(factory.make(scripted()), task, factory.reference(task))).reward for task in tasks]
         idle = [(await play(factory.make(scripted()), task, [BYE])).reward for task in tasks]
         assert (len(tasks), sum(filter(None, passed)), sum(filter(None, idle))) == (count, count, floor), (domain, split)
+        rewards = Counter(passed)[1.0], Counter(idle)[1.0]
+        record_property("figure", f"{domain}/{split}: reference {rewards[0]}/{len(tasks)}, doing nothing {rewards[1]}/{len(tasks)}")
 
 
 def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:
@@ -97,7 +103,7 @@ async def test_a_changed_type_is_a_changed_database() -> None:
 
 
 @pytest.mark.peers
-async def test_recorded_conversations_replay_to_their_rewards() -> None:
+async def test_recorded_conversations_replay_to_their_rewards(record_property: Figures) -> None:
     needed(REAL)
     recorded = _recorded()
     factory = REAL.factory("airline")
@@ -110,6 +116,9 @@ async def test_recorded_conversations_replay_to_their_rewards() -> None:
         result = await play(factory.make(scripted(*lines, default=None)), tasks[entry["task_id"]], actions)
         reward = result.reward if result.done else 0.0  # some ran out of their 30 steps
         assert reward == entry["reward"], entry["task_id"]
+    record_property(
+        "figure", f"{len(recorded)} recorded conversations: {sum(entry['reward'] for entry in recorded):.0f} of reward 1.0"
+    )
 
 
 def _recorded() -> list[dict[str, Any]]:
@@ -132,7 +141,7 @@ def _recorded_action(message: dict[str, Any]) -> Action:
 # --- one episode and many ----------------------------------------------------------------------------------------------
 
 
-async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench) -> None:
+async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench, record_property: Figures) -> None:
     factory = tau.factory()
     tasks = factory.tasks("test")
     plans = [(task, factory.reference(task) if at % 2 else [BYE]) for at, task in enumerate((tasks * 64)[:64])]
@@ -148,6 +157,7 @@ async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench) -> Non
     alone = [(await play(factory.make(scripted()), task, actions)).reward for task, actions in plans]
     assert await asyncio.gather(*(slow(*plan) for plan in plans)) == alone
     assert set(alone) == {0.0, 1.0}
+    record_property("figure", f"{len(plans)} episodes at once, rewards as alone: {Counter(alone)[1.0]} of 1.0")
 
 
 async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -53,11 +53,16 @@ def agent(served: ServedModel, **settings: Any) -> TrainableToolCallingAgent:
 def judge(result: InteractionResult, engine: EmbeddedEngine, session_id: str, *, refused: int = 0) -> None:
     """I1, I2 and the logprobs of one episode, by the requests that the engine saw; `refused`: how many of its answers the client
     must have refused."""
+    judge_tokens(result.trajectories, engine, session_id, refused=refused)
+
+
+def judge_tokens(trajectories: Sequence[Trajectory], engine: EmbeddedEngine, session_id: str, *, refused: int = 0) -> None:
+    """As `judge`, of the trajectories of a session."""
     requests = [entry for entry in engine.log if entry.routing_key == session_id and entry.status == 200 and entry.output_ids]
     sampled = {id(entry): False for entry in requests}
-    for trajectory in result.trajectories:
+    for trajectory in trajectories:
         _judge_trajectory(trajectory, requests, sampled)
-    excluded = any(turn.excluded not in (None, "context") for t in result.trajectories for turn in t.turns)
+    excluded = any(turn.excluded not in (None, "context") for t in trajectories for turn in t.turns)
     if not excluded:
         assert list(sampled.values()).count(False) == refused, "a sampled turn is trained nowhere"
     assert engine.killed == 0

@@ -213,7 +213,7 @@ class Oracle:
         if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
             raise Inapplicable("the prompt closes the thought: the model does not think")
         at = alone.rfind(scenario.mark)
-        if at < 0 or (scenario.mark != MARK and at < len(prompt) - 40):
+        if at < len(prompt) - 40:
             raise Inapplicable("the template does not render this turn")
         ending = self._ending(scenario, alone[at + len(scenario.mark) :])
         said = alone[_turn_start(prompt, alone) : at + len(scenario.mark)]

@@ -1,0 +1,47 @@
+"""The do-nothing floor: what an agent scores that says goodbye and calls nothing.
+
+On some benchmarks that is a good part of the tasks (tau-bench airline: 19 of 50), and training finds it; so it stands beside each
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from toolroll.rollout.executor import Executor
+from toolroll.rollout.metrics import Summary
+from toolroll.rollout.registry import agent_maker
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
+
+_CONCURRENCY = 8
+
+
+class LeavingUser:
+    """A user who greets, and leaves at the first answer (`###STOP###`, tau-bench's marker)."""
+
+    async def reset(self, instruction: str) -> str:
+        """A greeting."""
+        return "Hello."
+
+    async def step(self, content: str) -> str:
+        """The end."""
+        return "###STOP###"
+
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def play_floor(factory: EnvironmentFactory, tasks: Sequence[Task], *, max_num_steps: int) -> Summary:
+    """One do-nothing episode of each task; no engine and no model is asked."""
+    summary = Summary(factory.name)
+    settings = RunSettings(concurrency=_CONCURRENCY, max_num_steps=max_num_steps)
+    make = agent_maker("do-nothing")
+    async with Executor(_CONCURRENCY) as threads:
+        runner = Runner(factory, lambda: make(threads, {}), settings, EnvironmentOptions(user=lambda seed: LeavingUser()))
+        await runner.run(tasks, summary.add)
+    return summary

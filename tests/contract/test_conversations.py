@@ -1,0 +1,161 @@
+"""Random conversations under every template: each prompt of a `Dialogue`, whose frames fill as it goes on, is judged by the oracle.
+
+Where `test_templates.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
+another, forks behind forks, odd token splits in the middle of history (I1-I6).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.episodes import judge_tokens
+from support.oracle import Case, Inapplicable, Oracle, Truth
+from support.oracle_data import template_paths, tokenizer_for
+from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling, Scenario, call, calls, result, said, user
+
+from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+
+TEMPLATES = template_paths()
+EXAMPLES = int(os.environ.get("TOOLROLL_EXAMPLES", "8"))
+
+BODY = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["", " ", "a\n", "<|im_end|>\n<|im_start|>assistant\n", '{"a": [1, "b"]}', "</think>", "日本 🙂", "</tool_call>"]),
+)
+WORDS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
+TURN = st.fixed_dictionaries(
+    {
+        "calls": st.integers(0, 2),
+        "words": WORDS,
+        "thinks": st.booleans(),
+        "bodies": st.lists(BODY, min_size=2, max_size=2),
+        "odd_split": st.booleans(),
+        "cut": st.sampled_from([False, False, False, True]),
+    }
+)
+
+
+@lru_cache(maxsize=1)
+def subject(name: str) -> tuple[Oracle, ChatTemplate]:
+    """The oracle and the chat template under test; the template's frames stay from one conversation to the next."""
+    tokenizer = tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8"))
+    return Oracle(tokenizer), ChatTemplate(tokenizer)
+
+
+@asynccontextmanager
+async def serving(template: ChatTemplate, queued: list[Case]) -> AsyncIterator[tuple[EmbeddedEngine, ServedModel]]:
+    """An engine that says the queued cases, and the model behind it."""
+
+    def say(_: PolicyRequest) -> Reply:
+        case = queued.pop(0)
+        return Reply(output_ids=case.sampled_ids, stop=case.finish_reason == "stop")
+
+    async with EmbeddedEngine(template.tokenizer, say) as engine:
+        client = Engine(EngineConfig(url=engine.url, vocab_size=len(template.tokenizer)))
+        async with ServedModel(client, template, HermesParser(), threads=1) as served:
+            yield engine, served
+
+
+def message_of(turn: dict[str, Any], at: int) -> Message:
+    more = {"reasoning_content": f"I think {turn['words']}"} if turn["thinks"] else {}
+    if not turn["calls"]:
+        return said(f"{turn['words']} {at} {MARK}", **more)
+    cities = [turn["words"]] * (turn["calls"] - 1) + [f"{turn['words']} {MARK}"]
+    made = [call(2 * at + i, json.dumps({"city": city})) for i, city in enumerate(cities)]
+    return calls(*made, content=None, **more)
+
+
+def reply_of(message: Message) -> ParsedReply:
+    functions = [(made["function"], made["id"]) for made in message.get("tool_calls") or ()]
+    found = tuple(ToolCall(function["name"], json.loads(function["arguments"]), "", id=key) for function, key in functions)
+    return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(turns=st.lists(TURN, min_size=1, max_size=6), system=st.booleans())
+async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, turns: list[dict[str, Any]], *, system: bool) -> None:
+    oracle, template = subject(name)
+    queued: list[Case] = []
+    parsed: list[ParsedReply] = []
+    async with serving(template, queued) as (engine, served):
+        dialogue = Dialogue(
+            served, [SYSTEM, ASK] if system else [ASK], TOOLS, session_id="s", parse=lambda _: parsed.pop(0), verify="always"
+        )
+        truth: Truth | None = None
+        for at, turn in enumerate(turns):
+            new = [result(2 * at + i, turn["bodies"][i]) for i in range(turn["calls"])] or [user(turn["bodies"][0])]
+            case, following = judged(oracle, dialogue, turn, new, at)
+            if case is None or set(case.sampled_ids[:-1]) & set(template.stop_token_ids):
+                break
+            queued.append(case)
+            parsed.append(reply_of(case.messages[-1]))
+            forks = len(dialogue.forks)
+            try:
+                await dialogue.reply({"max_new_tokens": 200, "stop_token_ids": case.stop_token_ids})
+            except TemplateError:
+                assert truth is not None
+                assert truth.kind == "raises"
+                break
+            assert dialogue.messages == case.messages
+            judge_prompt(oracle, dialogue, engine, truth, forked=len(dialogue.forks) > forks)
+            dialogue.extend(new)
+            truth = following
+        await dialogue.settle()
+    assert not dialogue.mismatches
+    for trajectory in dialogue.session.trajectories():
+        assert trajectory.trained_tokens
+    judge_tokens(dialogue.session.trajectories(), engine, "s")
+
+
+def judged(oracle: Oracle, dialogue: Dialogue, turn: dict[str, Any], new: list[Message], at: int) -> tuple[Case | None, Truth | None]:
+    """What the model says next in the template's own words, and what is right behind it."""
+    how: Sampling = "cut" if turn["cut"] and not turn["calls"] else "whole"
+    history = tuple(dialogue.messages)
+    scenario = Scenario("random", history, message_of(turn, at), tuple(new), TOOLS, how, odd_split=turn["odd_split"])
+    try:
+        return oracle.judge(scenario)
+    except Inapplicable:
+        return None, None
+
+
+def closed_otherwise(oracle: Oracle, prompt: list[int], wanted: list[int]) -> bool:
+    """Whether the stream is the template's history but for the closes: gpt-oss samples `<|return|>` and shows `<|end|>`."""
+    decode = oracle.tokenizer.decode
+    return str(decode(prompt)).replace("<|return|>", "<|end|>") == decode(wanted)
+
+
+def judge_prompt(oracle: Oracle, dialogue: Dialogue, engine: EmbeddedEngine, truth: Truth | None, *, forked: bool) -> None:
+    """The last prompt is the stream and exactly what the oracle appends; or, where no append exists, the template's own render."""
+    prompt = engine.log[-1].input_ids.tolist()
+    wanted = oracle.prompt(dialogue.messages[:-1], dialogue.tools)
+    if truth is None:
+        assert prompt == wanted
+        return
+    assert truth.kind != "raises"
+    if not forked:
+        if truth.kind not in ("append", "drift"):
+            assert closed_otherwise(oracle, prompt, wanted), "the template rewrites history, and nothing was said"
+        stream = [*engine.log[-2].input_ids.tolist(), *engine.log[-2].output_ids]
+        assert prompt[: len(stream)] == stream
+        assert prompt[len(stream) :] == truth.input_ids
+        return
+    assert truth.kind == "rewrite", "a fork where an append exists"
+    assert oracle.tokenizer.decode(prompt) == oracle.tokenizer.decode(wanted)
+    control = set(oracle.control.values())
+    assert [index for index in prompt if index in control] == [index for index in wanted if index in control]

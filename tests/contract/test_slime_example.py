@@ -1,0 +1,176 @@
+"""`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads, by slime's own parsers (`peers`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import slime_mirror
+
+from toolroll.agents.users import UserConfig
+from toolroll.rollout.adapters.slime import read_settings
+from toolroll.rollout.adapters.slime.player import task_index
+from toolroll.rollout.cli.tasks import task_lines, write_lines
+from toolroll.rollout.registry import agent_maker, user_maker
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "slime_tau_bench"
+ADAPTER = ROOT / "rollout" / "adapters" / "slime"
+MODEL_FLAG = "--num-layers"
+
+MEGATRON = """
+--num-layers --tensor-model-parallel-size --sequence-parallel --recompute-granularity --recompute-method --recompute-num-layers
+--attention-dropout --hidden-dropout --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --attention-backend
+--optimizer --lr-decay-style --weight-decay --adam-beta1 --adam-beta2
+""".split()
+"""Megatron-LM's own flags (looked up at its commit d98e8a64): slime adds its parser to Megatron's, which is in no package index."""
+
+
+def _arguments(tmp_path: Path, *more: str) -> list[str]:
+    """What run.sh hands to slime's train.py."""
+    sizes = tmp_path / "slime" / "scripts" / "models"
+    sizes.mkdir(parents=True, exist_ok=True)
+    (sizes / "qwen3-4B-Instruct-2507.sh").write_text(f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8")
+    places = {"SLIME": tmp_path / "slime", "MEGATRON": tmp_path / "megatron", "CHECKPOINTS": tmp_path / "models"}
+    done = subprocess.run(
+        ["bash", str(EXAMPLE / "run.sh"), *more],
+        env={**os.environ, **{name: str(path) for name, path in places.items()}, "ARGUMENTS_ONLY": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def _flags(arguments: list[str]) -> list[str]:
+    return [argument for argument in arguments if argument.startswith("--")]
+
+
+def _after(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_the_script_names_flags_that_slime_has(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path, "--num-rollout", "3")
+    unknown = set(_flags(arguments)) - slime_mirror.FLAGS - set(MEGATRON)
+    assert unknown == set()
+    assert arguments[-2:] == ["--num-rollout", "3"] and _after(arguments, MODEL_FLAG) == "36"
+    assert "--apply-chat-template" not in arguments and _after(arguments, "--input-key") == "index"
+
+
+def test_the_script_says_what_it_needs() -> None:
+    bare = {name: value for name, value in os.environ.items() if name not in ("SLIME", "MEGATRON", "CHECKPOINTS")}
+    done = subprocess.run(["bash", str(EXAMPLE / "run.sh")], env=bare, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "the folder of the slime checkout" in done.stderr
+
+
+def test_every_function_that_the_script_names_is_there(tmp_path: Path) -> None:
+    named = [argument for argument in _arguments(tmp_path) if argument.startswith("toolroll.")]
+    assert len(named) == 4
+    for path in named:
+        module, _, name = path.rpartition(".")
+        assert callable(vars(import_module(module))[name])
+
+
+def test_the_settings_are_accepted(tmp_path: Path) -> None:
+    path = Path(_after(_arguments(tmp_path), "--custom-config-path"))
+    settings = read_settings(Namespace(**yaml.safe_load(path.read_text(encoding="utf-8"))))
+    assert settings.user == "openai" and callable(user_maker(settings.user)) and callable(agent_maker(settings.agent))
+    assert UserConfig.model_validate(settings.user_settings).temperature == 0.0
+
+
+def _read_by_the_adapter() -> set[str]:
+    """The names of slime's arguments that the adapter's source reads."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ADAPTER.glob("*.py")))
+    return {
+        *re.findall(r'attribute\((?:self\._)?args, f?"([a-z_]+)"', source),
+        *re.findall(r"\bargs\.(rollout_[a-z_]+|sglang_[a-z_]+)", source),
+    }
+
+
+def test_the_adapter_reads_arguments_that_slime_has() -> None:
+    read = _read_by_the_adapter()
+    assert {"hf_checkpoint", "rollout_seed", "partial_rollout", "sglang_server_concurrency", "rollout_temperature"} <= read
+    assert read - slime_mirror.ARGUMENTS == set()
+
+
+# --- slime's own ---------------------------------------------------------------------------------------------------------
+
+_PARSE = """
+import argparse, json, sys
+import slime.utils.arguments as arguments
+from slime.backends.sglang_utils.arguments import add_sglang_arguments
+ours = argparse.ArgumentParser(allow_abbrev=False)
+arguments.get_slime_extra_args_provider()(ours)
+engine = argparse.ArgumentParser(allow_abbrev=False)
+add_sglang_arguments(engine)
+given = json.load(sys.stdin)
+parsed, rest = ours.parse_known_args(given)
+served, rest = engine.parse_known_args(rest)
+print(json.dumps({
+    "flags": sorted({flag for parser in (ours, engine) for action in parser._actions for flag in action.option_strings}),
+    "dests": sorted({action.dest for parser in (ours, engine) for action in parser._actions}),
+    "values": {name: value for name, value in {**vars(served), **vars(parsed)}.items()
+               if isinstance(value, (str, int, float, list, type(None)))},
+    "rest": rest,
+}))
+"""
+"""slime's parsers import sglang's server arguments, which import triton: a stub stands in its place on the CPU."""
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What slime's parsers make of the script's arguments, and which arguments they have."""
+    pytest.importorskip("slime.utils.types", reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}")
+    stubs = str(ROOT / "tests" / "support" / "stubs")
+    done = subprocess.run(
+        [sys.executable, "-c", _PARSE],
+        input=json.dumps(_arguments(tmp_path_factory.mktemp("example"))),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([stubs, os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.peers
+def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> None:
+    values = parsed["values"]
+    assert [flag for flag in _flags(parsed["rest"]) if flag not in MEGATRON] == []
+    assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), "slime has this flag itself: it is none of Megatron's alone"
+    assert values["rollout_function_path"] == values["eval_function_path"] == "toolroll.rollout.adapters.slime.generate_rollout"
+    assert (values["rollout_batch_size"], values["over_sampling_batch_size"], values["n_samples_per_prompt"]) == (32, 48, 8)
+    assert values["rollout_batch_size"] * values["n_samples_per_prompt"] == values["global_batch_size"]
+    assert values["use_tis"] is True and values["lr"] == 1e-6 and values["router_policy"] == "manual"
+    assert values["eval_prompt_data"][0] == "retail-dev" and values["eval_temperature"] == 0.0
+
+
+@pytest.mark.peers
+def test_the_mirror_s_flags_and_arguments_are_slime_s(parsed: dict[str, Any]) -> None:
+    assert slime_mirror.FLAGS - set(parsed["flags"]) == set()
+    # Set while slime checks its arguments, out of --eval-prompt-data and --eval-config.
+    assert slime_mirror.ARGUMENTS - set(parsed["dests"]) == {"eval_datasets"}
+
+
+@pytest.mark.peers
+def test_slime_s_dataset_reads_the_files_of_toolroll_tasks(tmp_path: Path) -> None:
+    pytest.importorskip("slime.utils.types", reason="slime is on GitHub only")
+    dataset = import_module("slime.utils.data").Dataset
+    path = tmp_path / "tasks.jsonl"
+    write_lines(task_lines("desk", None, None), path)
+    rows = dataset(str(path), None, None, 4096, prompt_key="index", metadata_key="metadata").origin_samples
+    assert [task_index(sample.prompt) for sample in rows] == list(range(33))
+    assert rows[3].metadata["env"] == "desk" and rows[3].metadata["task_id"]

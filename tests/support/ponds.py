@@ -1,0 +1,87 @@
+"""A small benchmark for tests of runs: any number of tasks, played against the embedded engine by a policy that only looks at the
+prompt, so that an episode is the same whenever it is played."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.worlds import TOOL
+
+from toolroll.rollout.testing import PolicyRequest
+from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
+
+_SEEN = ("frog", "fish", "newt", "reed")
+
+
+class Pond(Environment):
+    """The user asks for a number of looks; each look shows something that follows from the seed; a reply without a call ends it."""
+
+    def __init__(self, on_step: Callable[[Task, Action], Any] | None = None) -> None:
+        self._on_step = on_step
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._task, self._random, self._looks = task, random.Random(seed), 0
+        text = f"Please look around {task.data['looks']} times. This is pond {task.id}, day {seed}."
+        return Observation([{"role": "system", "content": "Be helpful."}, {"role": "user", "content": text}], [TOOL])
+
+    def step(self, action: Action) -> StepResult:
+        if self._on_step is not None:
+            self._on_step(self._task, action)
+        if not action.tool_calls:
+            return StepResult((), float(self._looks == self._task.data["looks"]), True, info={"looks": self._looks})
+        self._looks += len(action.tool_calls)
+        shown = [
+            f"a {self._random.choice(['frog', 'fish', 'newt', 'reed'])} at {self._random.random():.6f}" for _ in action.tool_calls
+        ]
+        return StepResult(
+            [
+                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+                for call, text in zip(action.tool_calls, shown, strict=True)
+            ]
+        )
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"tool_errors": 0.0}
+
+
+@dataclass
+class PondFactory:
+    """`count` tasks. `on_step(task, action)` is called in every step, and may raise."""
+
+    count: int = 10
+    on_step: Callable[[Task, Action], Any] | None = None
+    name: str = "pond"
+    description: str = "look at things"
+    splits: tuple[str, ...] = ("test",)
+    made: list[Pond] = field(default_factory=list)
+
+    def missing(self) -> str | None:
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(f"t-{index}", index, split, {"looks": index % 4}) for index in range(self.count)]
+
+    def make(self, options: EnvironmentOptions) -> Pond:
+        pond = Pond(self.on_step)
+        self.made.append(pond)
+        return pond
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        return None
+
+
+def look(request: PolicyRequest) -> str:
+    """Looks as often as it was asked to, but for one in five ponds; what it says follows from the prompt alone."""
+    text = request.text
+    wanted = int(text.split("Please look around ")[1].split(" times")[0])
+    done = text.count('"arguments": {"at": "place')
+    lazy = zlib.crc32(text.split("This is pond")[1].split(".")[0].encode()) % 5 == 0
+    if done >= wanted - lazy:
+        return f"I have looked {done} times."
+    arguments = {"at": f"place {zlib.crc32(text.encode()) % 1000}"}
+    return "<tool_call>" + json.dumps({"name": "look", "arguments": arguments}) + "</tool_call>"

@@ -1,0 +1,79 @@
+"""Episodes made by hand, for what comes after the playing: files, rates, reports, pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.store import to_line
+from toolroll.rollout.types import Episode, InteractionResult, Message, StopReason, Trajectory, Turn, WeightVersion, status_of
+
+
+def trajectory(length: int = 12, spans: Sequence[tuple[int, int]] = ((4, 7), (9, 12)), **more: Any) -> Trajectory:
+    """A sequence of ids 100, 101 ... in which `spans` were sampled."""
+    mask = np.zeros(length, dtype=np.uint8)
+    logprobs = np.full(length, np.nan, dtype=np.float32)
+    turns = []
+    for number, (start, stop) in enumerate(spans):
+        mask[start:stop] = 1
+        logprobs[start:stop] = -0.25 * np.arange(1, stop - start + 1)
+        versions = (WeightVersion(f"v{number}", start, stop),)
+        turns.append(Turn(start, stop, "stop", 2, versions, {"temperature": 1.0}, start, start // 2, 0.5 + number))
+    ids = np.arange(100, 100 + length, dtype=np.int32)
+    return Trajectory(ids, mask, logprobs, tuple(turns), spans[0][0] if spans else length, **more)
+
+
+def episode(
+    task: str = "t-0",
+    sample: int = 0,
+    reward: float | None = 1.0,
+    *,
+    env: str = "pond",
+    reason: StopReason = StopReason.DONE,
+    messages: list[Message] | None = None,
+    trajectories: Sequence[Trajectory] | None = None,
+    metrics: dict[str, float] | None = None,
+    info: dict[str, Any] | None = None,
+) -> Episode:
+    """One finished episode; aborted ones lose their reward."""
+    parts = tuple([trajectory()] if trajectories is None else trajectories)
+    last = parts[-1] if parts else None
+    cut = last.prompt_length if last else 0
+    said = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}] if messages is None else messages
+    result = InteractionResult(
+        prompt="<|user|>Hello.",
+        reward=None if status_of(reason).value == "aborted" else reward,
+        messages=said,
+        info=info or {},
+        response="".join(str(m.get("content") or "") for m in said if m["role"] == "assistant"),
+        loss_mask=last.loss_mask[cut:] if last else None,
+        tokens=last.input_ids if last else None,
+        status=status_of(reason),
+        response_length=last.response_length if last else 0,
+        logprobs=last.logprobs[cut:] if last else None,
+        weight_versions=last.weight_versions if last else (),
+        trajectories=parts,
+        stop_reason=reason,
+        metrics={"turns": 2.0, "seconds": 1.0} if metrics is None else metrics,
+    )
+    index = int(task.rpartition("-")[2]) if task.rpartition("-")[2].isdigit() else 0
+    return Episode(env, task, index, sample, 7 * sample + 1, result, "tiny")
+
+
+def content(found: Episode, *, circumstances: bool = True) -> dict[str, Any]:
+    """Everything in an episode as plain data that can be compared; without `circumstances`, what depends neither on the clock nor on
+    the engine's cache."""
+    data: dict[str, Any] = orjson.loads(to_line(found))
+    if not circumstances:
+        data["metrics"] = {name: value for name, value in data["metrics"].items() if not _CIRCUMSTANCE.search(name)}
+        for part in data["trajectories"]:
+            for turn in part["turns"]:
+                del turn["latency"], turn["cached_tokens"]
+    return data
+
+
+_CIRCUMSTANCE = re.compile("seconds$|^cached_tokens$|^reruns$|^engine_retries$")

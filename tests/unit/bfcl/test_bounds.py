@@ -1,0 +1,86 @@
+"""BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another episode."""
+
+from __future__ import annotations
+
+import decimal
+import time
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import pytest
+
+from toolroll.agents.bfcl import MULTI_TURN_BASE
+from toolroll.agents.bfcl.environment import BfclEnvironment
+from toolroll.agents.bfcl.worlds import BfclWorld
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.types import Action, EnvironmentOptions
+
+
+def world_with(name: str) -> tuple[BfclEnvironment, BfclWorld]:
+    for task in MULTI_TURN_BASE.tasks("test"):
+        env = MULTI_TURN_BASE.make(EnvironmentOptions())
+        env.reset(task, 0)
+        if name in env._world.instances:
+            return env, env._world
+    raise AssertionError(f"no entry uses {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("power", {"base": 9, "exponent": 9**9}),
+        ("power", {"base": 10**400, "exponent": 10**3}),
+        ("square_root", {"number": 2, "precision": 3_000_000}),
+        ("logarithm", {"value": 2.0, "base": 10.0, "precision": 3_000_000}),
+        ("multiply", {"a": 10**6000, "b": 2}),
+        ("sum_values", {"numbers": [10**6000, 1]}),
+    ],
+)
+def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> None:
+    _, world = world_with("MathAPI")
+    began = time.perf_counter()
+    answer = world.call(name, arguments)
+    assert answer.startswith("Error during execution")
+    assert time.perf_counter() - began < 2.0
+
+
+def test_sane_numbers_are_computed() -> None:
+    _, world = world_with("MathAPI")
+    assert world.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
+
+
+def test_precision_stays_in_the_episode() -> None:
+    _, world = world_with("MathAPI")
+    digits, precision = mpmath.mp.dps, decimal.getcontext().prec
+    world.call("logarithm", {"value": 2.0, "base": 10.0, "precision": 77})
+    world.call("square_root", {"number": 2.0, "precision": 77})
+    assert (mpmath.mp.dps, decimal.getcontext().prec) == (digits, precision)
+
+
+def test_no_text_of_the_model_runs_as_code(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    env, world = world_with("GorillaFileSystem")
+    code = f"__import__('pathlib').Path({str(trace)!r}).touch()"
+    for name in (code, "_load_scenario", "__init__", "echo(content=1) or ls"):
+        assert "is not defined" in world.call(name, {})
+    env.step(Action("", (ToolCall("echo", {"content": code}, ""),)))
+    assert not trace.exists()
+
+
+def test_arguments_are_handed_over_as_they_are() -> None:
+    _, world = world_with("GorillaFileSystem")
+    assert world.call("echo", {"content": "use ls() here"}) == '{"terminal_output": "use ls() here"}'
+
+
+def test_two_episodes_of_one_task_share_nothing() -> None:
+    task = MULTI_TURN_BASE.tasks("test")[0]
+    one, other = (MULTI_TURN_BASE.make(EnvironmentOptions()) for _ in range(2))
+    one.reset(task, 0)
+    other.reset(task, 0)
+    name = next(iter(one._world.instances))
+    before = str(other._world.state())
+    if "GorillaFileSystem" in one._world.instances:
+        one._world.call("mkdir", {"dir_name": "only_mine"})
+    assert one._world.differences(other._world), name
+    assert str(other._world.state()) == before

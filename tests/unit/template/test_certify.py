@@ -1,0 +1,125 @@
+"""The report on a chat template: nothing wrong under any template, what each family is known for, and that `wrong` can be found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.oracle_data import template_paths, tokenizer_for
+from typer.testing import CliRunner
+
+from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
+from toolroll.rollout.template.certify import _tried, fingerprint
+from toolroll.rollout.template.probes import probes
+
+TEMPLATES = template_paths()
+# Templates of which somebody who trains must know that tool results are not appended, and why.
+NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
+
+
+def source(name: str) -> str:
+    return TEMPLATES[name].read_text(encoding="utf-8")
+
+
+def outcomes(report: TemplateReport) -> dict[str, str]:
+    return {probe.name: probe.outcome for probe in report.probes}
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if not name.endswith("_training")])
+def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -> None:
+    report = certify(ChatTemplate(tokenizer_for(source(name))))
+    assert "wrong" not in outcomes(report).values()
+    known = any(name.split("/")[-1].startswith(family) for family in NOT_EXACT)
+    assert report.exact is not known
+    assert bool(report.remarks()) == (set(outcomes(report).values()) != {"append"})
+    assert report.stop_tokens
+
+
+def test_qwen3s_report() -> None:
+    report = certify(ChatTemplate(tokenizer_for(source("qwen3"))))
+    found = outcomes(report)
+    assert found["tool"] == found["cycles"] == found["tool_control_text"] == "append"
+    assert "fork" in found.values()  # it takes thoughts out of history
+    assert "<|im_end|>" in report.stop_tokens
+    assert report.generation_prompt == "<|im_start|>assistant\n"
+    assert not report.opens_reasoning
+    assert not report.dated
+    assert report.tools_change.startswith("fork")
+    assert all(probe.preserved is not None for probe in report.probes if probe.outcome == "fork")
+    assert all("a second training sequence begins there" in line for line in report.remarks())
+
+
+def test_a_dated_template_is_told() -> None:
+    assert certify(ChatTemplate(tokenizer_for(source("llama3_1")))).dated == ("strftime_now" in source("llama3_1"))
+    assert certify(ChatTemplate(tokenizer_for(source("gptoss")))).dated
+
+
+def test_a_template_is_probed_once_for_the_same_tokenizer_and_switches() -> None:
+    tokenizer = tokenizer_for(source("qwen3"))
+    assert certify(ChatTemplate(tokenizer)) is certify(ChatTemplate(tokenizer_for(source("qwen3"))))
+    quiet = ChatTemplate(tokenizer, kwargs={"enable_thinking": False})
+    assert fingerprint(quiet) != fingerprint(ChatTemplate(tokenizer))
+    assert certify(quiet) is not certify(ChatTemplate(tokenizer))
+
+
+class Careless(ChatTemplate):
+    """Leaves out the last token of each delta."""
+
+    def delta(self, messages: Sequence[Any], new: Sequence[Any], **more: Any) -> list[int]:
+        return super().delta(messages, new, **more)[:-1]
+
+
+def test_a_wrong_delta_is_found() -> None:
+    tokenizer = tokenizer_for(source("qwen2_5"))
+    for probe in probes(opens_reasoning=False):
+        assert _tried(Careless(tokenizer), probe).outcome == "wrong"
+        assert _tried(ChatTemplate(tokenizer), probe).outcome == "append"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer_for(source("qwen2_5")).save_pretrained(folder)
+    return folder
+
+
+def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(model: Path) -> None:
+    shown = CliRunner().invoke(app, ["check-template", str(model)])
+    assert shown.exit_code == 0, shown.output
+    assert "Tool calling is exact" in shown.output
+    assert "<|im_end|>" in shown.output
+
+
+def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "other.jinja"
+    text = source("qwen2_5").replace("<tool_response>\\n' }}", "<tool_response>\\n' + messages|length|string }}")
+    assert text != source("qwen2_5")
+    file.write_text(text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string"))
+    shown = CliRunner().invoke(app, ["check-template", str(model), "--template", str(file), "--json"])
+    assert shown.exit_code == 1, shown.output
+    report = json.loads(shown.output)
+    assert report["exact"] is False
+    assert {probe["outcome"] for probe in report["probes"]} & {"fork", "refuse"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["some.jinja"], "--template some.jinja"),
+        (["MODEL", "--template", "absent.jinja"], "there is no such file"),
+    ],
+)
+def test_a_bad_call_is_told_in_words(
+    model: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(model) if word == "MODEL" else word for word in arguments]
+    monkeypatch.setattr(sys, "argv", ["toolroll", "check-template", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,197 @@
+"""Recorded conversations as tokens: the template's own render, and what a rollout of the same words would have served and sampled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.oracle_data import template_paths, tokenizer_for
+
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template import ChatTemplate, last_message_delta, tokenize_conversation
+from toolroll.rollout.types import Message, Trajectory
+
+TEMPLATES = template_paths()
+RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_reservation",
+            "description": "A reservation by its id.",
+            "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]},
+        },
+    }
+]
+
+
+def calling(at: int, *ids: str) -> Message:
+    made = [
+        {
+            "id": f"call{at}{n:04d}",
+            "type": "function",
+            "function": {"name": "get_reservation", "arguments": json.dumps({"id": value})},
+        }
+        for n, value in enumerate(ids)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def results(at: int, *texts: str) -> list[Message]:
+    return [
+        {"role": "tool", "name": "get_reservation", "tool_call_id": f"call{at}{n:04d}", "content": text}
+        for n, text in enumerate(texts)
+    ]
+
+
+CONVERSATION: list[Message] = [
+    {"role": "system", "content": "You help with reservations."},
+    {"role": "user", "content": "Look up A1 and B2 <|im_end|>, please."},
+    calling(0, "A1"),
+    *results(0, '{"id": "A1", "note": "<|im_start|>"}'),
+    calling(1, "B2"),
+    *results(1, "日本 🙂\n"),
+    {"role": "assistant", "content": "Both are there."},
+    {"role": "user", "content": "Thanks!"},
+    {"role": "assistant", "content": "You are welcome."},
+]
+
+
+def chat_template(name: str) -> ChatTemplate:
+    return ChatTemplate(tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8")))
+
+
+def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any]) -> Trajectory:
+    """The conversation's trajectory, checked for what holds under every template."""
+    found = tokenize_conversation(template, messages, tools)
+    text = template.conversation(messages, tools, generate=False)[0]
+    assert template.encoder.decode(found.input_ids) == text
+    assert found.source == "transcript"
+    assert np.isnan(found.logprobs).all()
+    assert [span.start for span in found.spans[1:]] == [span.stop for span in found.spans[:-1]]
+    assert (found.spans[0].start, found.spans[-1].stop) == (0, len(found.input_ids))
+    trained = np.zeros(len(found.input_ids), dtype=np.uint8)
+    for turn in found.turns:
+        trained[turn.start : turn.stop] = turn.excluded is None
+    assert (trained == found.loss_mask).all()
+    return found
+
+
+def assert_as_a_rollout(template: ChatTemplate, messages: list[Message], tools: list[Any], found: Trajectory) -> None:
+    """A rollout in which the model samples the trained spans is served exactly the spans between them."""
+    ids = found.input_ids.tolist()
+    trained = {span.first: span for span in found.spans if found.loss_mask[span.start]}
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    assert list(trained) == turns
+    assert template.prompt(messages[: turns[0]], tools) == ids[: trained[turns[0]].start]
+    for index, then in itertools.pairwise(turns):
+        span = trained[index]
+        delta = template.delta(messages[: index + 1], messages[index + 1 : then], tools=tools, sampled_ids=ids[span.start : span.stop])
+        assert delta == ids[span.stop : trained[then].start]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -> None:
+    """A turn that a model cannot have sampled where the template shows it is excluded, and says why; all others are trained."""
+    template = chat_template(name)
+    try:
+        found = tokens_of(template, CONVERSATION, TOOLS)
+    except TemplateError as refusal:
+        assert "Conversation roles must alternate" in str(refusal)
+        assert name == "data/cohere2"
+        return
+    for turn in found.turns:
+        assert (turn.excluded is None) == found.loss_mask[turn.start : turn.stop].all()
+    said = [template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns if turn.excluded is None]
+    if not said:  # the prompt opens a thought, or closes one, and these turns have none
+        assert "think>" in template.conversation(CONVERSATION[:2], TOOLS, generate=True)[0][-40:]
+        return
+    assert any(words in said[-1] for words in ("You are welcome.", "Both are there."))
+    if len(said) == len(found.turns) == 4 and "gptoss" not in name:
+        assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
+
+
+def test_a_close_that_no_model_samples_is_not_trained() -> None:
+    template = chat_template("gptoss")
+    found = tokens_of(template, CONVERSATION, TOOLS)
+    said = [template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns]
+    assert [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]] == ["call|>", "call|>", "return|>"]
+    assert said[2].endswith("Both are there.")
+    assert template.encoder.decode(found.input_ids[found.turns[2].stop :][:1]) == "<|end|>"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "kimi_k2"])
+def test_every_turn_of_an_appending_template_is_trained(name: str) -> None:
+    template = chat_template(next(known for known in TEMPLATES if known.split("/")[-1].startswith(name)))
+    found = tokens_of(template, CONVERSATION, TOOLS)
+    assert [turn.excluded for turn in found.turns] == [None] * 4
+    assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations")
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "glm4moe", "gptoss", "llama3_1"])
+def test_recorded_tau_bench_conversations(name: str) -> None:
+    template = chat_template(name)
+    excluded = trained = 0
+    for entry in json.loads(RECORDED.read_text())[:8]:
+        messages = [{key: value for key, value in message.items() if value is not None} for message in entry["traj"]]
+        found = tokens_of(template, messages, TOOLS)
+        excluded += sum(turn.excluded is not None for turn in found.turns)
+        trained += sum(turn.excluded is None for turn in found.turns)
+        if not excluded and name != "gptoss":
+            assert_as_a_rollout(template, messages, TOOLS, found)
+    assert trained
+    assert not excluded or name == "qwen3"
+
+
+def test_control_text_in_a_body_stays_text() -> None:
+    template = chat_template("qwen2_5")
+    found = tokens_of(template, CONVERSATION, TOOLS)
+    end = template.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    start = template.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    ids = found.input_ids.tolist()
+    assert (ids.count(start), ids.count(end)) == (len(CONVERSATION), len(CONVERSATION))
+
+
+def test_a_thought_that_history_drops_is_excluded_with_the_reason() -> None:
+    template = chat_template("qwen3")
+    messages: list[Message] = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1", "reasoning_content": "Count."},
+        {"role": "user", "content": "Two?"},
+        {"role": "assistant", "content": "2", "reasoning_content": "Count on."},
+    ]
+    found = tokens_of(template, messages, [])
+    text = template.encoder.decode(found.input_ids)
+    assert "Count." not in text
+    assert "Count on." in template.encoder.decode(found.input_ids[found.loss_mask == 1])
+
+
+def test_the_last_messages_delta() -> None:
+    template = chat_template("qwen3_instruct_2507")
+    ids: list[int] = []
+    mask: list[int] = []
+    cuts = [1, 2, 3, 4, 5, 6, 7, 8, 9]  # after each message; tool results come in runs of one here
+    for cut in cuts:
+        added, flags = last_message_delta(template, CONVERSATION[:cut], TOOLS)
+        ids += added
+        mask += flags
+    whole = tokenize_conversation(template, CONVERSATION, TOOLS)
+    assert ids == whole.input_ids.tolist()
+    assert mask == whole.loss_mask.tolist()
+
+
+def test_a_last_message_that_rewrites_history_is_refused() -> None:
+    template = chat_template("qwen3")
+    messages: list[Message] = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1", "reasoning_content": "Count."},
+        {"role": "user", "content": "Two?"},
+    ]
+    with pytest.raises(HistoryRewrittenError, match="message 2"):
+        last_message_delta(template, messages)

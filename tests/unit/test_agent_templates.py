@@ -1,0 +1,57 @@
+"""Which chat template an agent renders with, and what an episode's info keeps."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from support.episodes import serving
+from support.worlds import ListedWorld
+
+from toolroll.agents.record import EpisodeRecord
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.types import StepResult, Task
+
+
+def _agent(served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent) -> TrainableToolCallingAgent:
+    return kind(served=served, sampling_params={"max_new_tokens": 64})
+
+
+async def test_all_agents_share_the_template_that_asks_for_one_call_a_turn(tokenizer: Any) -> None:
+    """One of its own for each episode would learn its frames, and copy the vocabulary, again and again."""
+    async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
+        agents = [_agent(served) for _ in range(3)]
+        for agent in agents:
+            await agent.asolve(ListedWorld(), task=Task("t", 0))
+        templates = {id(agent._template(served)) for agent in agents}
+        assert len(templates) == 1 and served.template is not agents[0]._template(served)
+        assert agents[0]._template(served).encoder is served.template.encoder  # type: ignore[union-attr]
+
+
+class Polite(TrainableToolCallingAgent):
+    """Rewrites the head in its own way."""
+
+    def _reformulate_tool_call(self, text: str) -> str:
+        return text.replace("Be helpful.", f"Be polite, {self.model or 'please'}.")
+
+
+async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(tokenizer: Any) -> None:
+    async with serving(tokenizer, lambda request: "Goodbye.") as (engine, served):
+        agent = _agent(served, Polite)
+        agent.model = "you"
+        result = await agent.asolve(ListedWorld(), task=Task("t", 0))
+        other = await _agent(served, Polite).asolve(ListedWorld(), task=Task("t", 0))
+        assert "Be polite, you." in result.prompt and "Be polite, please." in other.prompt
+        assert "Be polite, you." in tokenizer.decode(engine.log[0].input_ids)
+        gone = weakref.ref(agent)
+        del agent
+        gc.collect()
+        assert gone() is None, "an episode's agent is kept for ever"
+
+
+def test_a_field_that_a_step_leaves_empty_keeps_what_was_said_before() -> None:
+    record = EpisodeRecord()
+    for info in ({"source": "look", "reward_info": {"reward": 1.0}, "task": None}, {"source": "user", "reward_info": None}):
+        record.step(StepResult(info=info))
+    assert record.info == {"source": "user", "reward_info": {"reward": 1.0}, "task": None}

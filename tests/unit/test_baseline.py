@@ -1,0 +1,251 @@
+"""A model behind an OpenAI-compatible endpoint: played and scored like any other, and marked not trainable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from openai.types.chat import ChatCompletion
+from support.ponds import PondFactory
+from support.worlds import TOOL, ListedWorld
+from typer.testing import CliRunner
+
+from toolroll.agents.baseline import BaselineAgent, ChatEndpoint, make_baseline
+from toolroll.agents.plain import DoNothingAgent
+from toolroll.agents.policy import CallPolicy
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.executor import Executor
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.store import from_line, read_episodes, to_line
+from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
+from toolroll.rollout.types import Action, EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
+
+Answer = Callable[[dict[str, Any]], "Awaitable[web.Response] | web.Response"]
+
+
+class Seen:
+    """A server's address and what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+
+@asynccontextmanager
+async def endpoint(*answers: Answer) -> AsyncIterator[Seen]:
+    """A server on 127.0.0.1 that gives `answers` in order, the last one for ever."""
+    seen = Seen()
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.bodies.append(await request.json())
+        seen.keys.append(request.headers.get("Authorization"))
+        found = answers[min(len(seen.bodies), len(answers)) - 1](seen.bodies[-1])
+        return found if isinstance(found, web.Response) else await found
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    seen.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
+    try:
+        yield seen
+    finally:
+        await runner.cleanup()
+
+
+def completion(
+    content: str | None, calls: list[tuple[str, str]] | None = None, finish: str = "stop", **message: Any
+) -> dict[str, Any]:
+    """A chat completion as OpenAI's own types have it."""
+    found: dict[str, Any] = {"role": "assistant", "content": content} | message
+    if calls:
+        found["tool_calls"] = [
+            {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for at, (name, arguments) in enumerate(calls)
+        ]
+        finish = "tool_calls"
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5}}
+    data = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": found, "finish_reason": finish, "logprobs": None}],
+        "usage": usage,
+    }
+    ChatCompletion.model_validate(data)
+    return data
+
+
+def says(*arguments: Any, **named: Any) -> Answer:
+    data = completion(*arguments, **named)
+    return lambda body: web.json_response(data)
+
+
+def fails(status: int, text: str) -> Answer:
+    return lambda body: web.Response(status=status, text=text)
+
+
+async def play(url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any) -> InteractionResult:
+    chat = ChatEndpoint(url, "m", api_key="secret-key", attempts=3, backoff=0.001)
+    async with Executor(2) as threads:
+        agent = BaselineAgent(threads, chat, policy=CallPolicy(**settings))
+        try:
+            return await agent.asolve(
+                env, None, params or {"temperature": 0.5, "max_new_tokens": 77}, task=Task("t", 0), session_id="s"
+            )
+        finally:
+            await agent.aclose()
+
+
+LOOK = ("look", '{"at": "here"}')
+
+
+async def test_an_episode(tokenizer: Any) -> None:
+    world = ListedWorld(["Hello.", "Thanks."], ["A frog."])
+    async with endpoint(
+        says(None, [LOOK], reasoning_content="hm"), says("<think>a secret</think>\n\nIt is a frog."), says("Bye.")
+    ) as server:
+        result = await play(server.url, world)
+    assert [message["role"] for message in result.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    assert result.messages[3] == {"role": "tool", "tool_call_id": "call_0", "name": "look", "content": "A frog."}
+    assert [action.content for action in world.seen] == ["", "It is a frog.", "Bye."], "thoughts are nobody's business"
+    assert (result.status, result.stop_reason, result.reward, world.closed) == (Status.COMPLETED, StopReason.DONE, 1.0, 1)
+    assert result.trajectories == ()
+    assert result.info["trainable"] is False
+    assert result.metrics["turns"] == 3
+    assert (result.metrics["prompt_tokens"], result.metrics["completion_tokens"], result.metrics["cached_tokens"]) == (27, 12, 15)
+    assert result.metrics["executed_calls/look"] == 1
+    body = server.bodies[1]
+    assert (body["model"], body["temperature"], body["max_tokens"], body["tools"]) == ("m", 0.5, 77, [TOOL])
+    assert all("reasoning_content" not in message for message in body["messages"])
+    assert server.keys == ["Bearer secret-key"] * 3
+    found = from_line(to_line(Episode("pond", "t", 0, 0, 1, result)))
+    assert found.result.trajectories == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (("look", '{"at": "he'), "invalid_json", "not JSON"),
+        (("look", '"here"'), "bad_arguments", "no JSON object"),
+        (("look", '{"at": 3}'), "bad_arguments", "3 is not of type 'string'"),
+        (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
+    ],
+)
+async def test_a_call_that_cannot_be_executed_is_answered(call: tuple[str, str], kind: str, words: str) -> None:
+    world = ListedWorld(["Hello."], ["A frog."])
+    async with endpoint(says(None, [call, LOOK]), says("Bye.")) as server:
+        result = await play(server.url, world)
+    assert result.metrics[f"invalid_calls/{kind}"] == 1
+    answers = [message for message in result.messages if message["role"] == "tool"]
+    assert words in answers[0]["content"]
+    assert answers[1]["content"] == "A frog.", "the other one was executed"
+    assert [found["function"]["name"] for found in server.bodies[1]["messages"][2]["tool_calls"]] == [call[0], "look"]
+    for sent in server.bodies[1]["messages"][2]["tool_calls"]:
+        assert isinstance(json.loads(sent["function"]["arguments"]), dict), "servers refuse a history with anything else"
+    assert result.reward == 1.0
+
+
+async def test_what_can_succeed_is_tried_again() -> None:
+    async with endpoint(fails(503, "busy"), fails(200, "no json"), says("Bye.")) as server:
+        result = await play(server.url, ListedWorld(["Hello."]))
+    assert (result.reward, len(server.bodies), result.metrics["engine_retries"]) == (1.0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "reward", "asked"),
+    [
+        (fails(400, "bad secret-key"), StopReason.ENGINE_ERROR, None, 1),
+        (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
+        (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
+        (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
+        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.CONTEXT_FULL, 0.0, 1),
+        (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
+    ],
+)
+async def test_how_it_can_end(answer: Answer, reason: StopReason, reward: float | None, asked: int) -> None:
+    world = ListedWorld(["Hello."])
+    async with endpoint(answer) as server:
+        result = await play(server.url, world)
+    assert (result.stop_reason, result.reward, len(server.bodies), world.closed) == (reason, reward, asked, 1)
+    assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
+
+
+async def test_what_openai_does_not_know_can_be_left_out() -> None:
+    async with endpoint(says("Bye.")) as server, Executor(1) as threads:
+        agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"), extra_params=False)
+        await agent.asolve(ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3})
+        await agent.aclose()
+    assert (server.bodies[0]["top_p"], server.bodies[0]["seed"]) == (0.5, 3)
+    assert "top_k" not in server.bodies[0]
+
+
+async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    async with Executor(1) as threads:
+        with pytest.raises(UsageError, match="names NO_SUCH_KEY, which is not set"):
+            make_baseline(threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"})
+        with pytest.raises(UsageError, match="must begin with http"):
+            make_baseline(threads, {"endpoint": "x/v1", "model": "m"})
+
+
+def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
+    """The whole command, against the embedded engine's chat completions, which refuse tools: all of it ends in aborted episodes."""
+    with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
+        arguments = ["run", "desk", "--endpoint", f"{engine.url}/v1", "--model", "any", "--tasks", "0-1", "--reruns", "0"]
+        done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "not trainable" in done.stdout
+    assert "WARNING: a baseline behind an OpenAI-compatible endpoint" in done.stdout
+    assert "know no tools" in next(read_episodes(tmp_path)).result.info["error"]["message"]
+    settings = json.loads((tmp_path / "run.json").read_text())["environments"]["desk"]
+    assert (settings["agent"], settings["model"]) == ("baseline", "any")
+    assert "endpoint" not in settings, "where it is served may change"
+
+
+# --- doing nothing -------------------------------------------------------------------------------------------------------
+
+
+async def test_doing_nothing() -> None:
+    factory = PondFactory(4)
+    async with Executor(2) as threads:
+        results = [
+            await DoNothingAgent(threads).asolve(factory.make(EnvironmentOptions()), task=task, max_num_steps=5)
+            for task in factory.tasks("test")
+        ]
+    assert [found.reward for found in results] == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
+    assert results[0].messages[-1]["content"] == "Goodbye."
+
+
+async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
+    desk = find_environment("desk")
+    task = desk.tasks("test")[0]
+    actions = list(desk.reference(task) or ())
+
+    def reference(body: dict[str, Any]) -> web.Response:
+        done = sum(message["role"] == "assistant" for message in body["messages"])
+        action = actions[done] if done < len(actions) else Action("Goodbye.")
+        calls = [(call.name, json.dumps(call.arguments)) for call in action.tool_calls]
+        return web.json_response(completion(action.content, calls))
+
+    async with endpoint(reference) as server, Executor(1) as threads:
+        agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"))
+        result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
+        await agent.aclose()
+    assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)

@@ -1,0 +1,187 @@
+"""`toolroll run`: from the command line to the table, the files, a resumed run, and a run that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.store import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, play_references, reference_policy, serve_in_thread
+
+MAIN = "from toolroll.rollout.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    """Plays the desk's reference actions, with mistakes in half of the episodes."""
+    from toolroll.rollout.testing import load_embedded_tokenizer
+
+    desk = find_environment("desk")
+    lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
+
+    def policy(request: PolicyRequest) -> str:
+        """The script, by how often the assistant has spoken: an episode may be played several times."""
+        said = lines.get(request.routing_key, ["Goodbye."])
+        turn = request.text.count("<|turn|>assistant") - 1
+        return said[turn] if turn < len(said) else "Goodbye."
+
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as served:
+        yield served
+
+
+def toolroll(*arguments: object) -> Result:
+    """The command's result; an error that is no exit is raised."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def run(engine: EmbeddedEngine, *arguments: object) -> Result:
+    return toolroll("run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes", *arguments)
+
+
+def rows(result: Result) -> dict[str, str]:
+    cells = [line.split("│") for line in result.stdout.splitlines() if line.startswith("│")]
+    return {row[1].strip(): row[2].strip() for row in cells}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())["environments"]["desk"]
+    return found
+
+
+def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path) -> None:
+    result = run(engine, "--samples", 2, "--tasks", "0-9", "--out", tmp_path)
+    assert result.exit_code == 0
+    episodes = list(read_episodes(tmp_path))
+    passed = sum(found.result.reward == 1.0 for found in episodes)
+    assert 0 < passed < 20 == len(episodes)
+    table, written = rows(result), summary(tmp_path)
+    assert table["episodes"] == "20"
+    assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
+    assert table["pass^1 = pass@1"] == table["reward (mean)"]
+    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(**written["pass_hat_k"]["2"])
+    assert table["do-nothing floor"] == "0/10"
+    assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
+    assert (written["trainable"], written["episodes"], written["aborted"], written["warnings"]) == (True, 20, 0, [])
+    assert written["settings"]["env"] == "desk"
+    assert len(written["settings"]["template"]) == 16
+    assert written["tool_calls"]["by_tool"]["find_member"]["calls"] > 0
+    assert sum(found["calls"] for found in written["tool_calls"]["by_tool"].values()) <= written["tool_calls"]["attempted"]
+    assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
+    assert "exact" not in result.stdout, "the template is: nothing to be said"
+
+
+def test_a_run_goes_on_grows_and_refuses_other_settings(engine: EmbeddedEngine, tmp_path: Path) -> None:
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    first = (tmp_path / "episodes.jsonl").read_bytes()
+    (tmp_path / "episodes.jsonl").write_bytes(first[:-100])
+    before = len(engine.log)
+    again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-floor")
+    assert "desk: 4 episodes are in" in again.stdout
+    assert len({entry.routing_key for entry in engine.log[before:]}) == 1, "only the torn one is played again"
+    grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-floor")
+    assert rows(grown)["episodes"] == "12"
+    assert rows(grown)["do-nothing floor"] == "-"
+    keys = [(found.task_id, found.sample) for found in read_episodes(tmp_path)]
+    assert len(keys) == len(set(keys)) == 12
+    with pytest.raises(UsageError, match=r"temperature: there 1.0, now 0.5\n"):
+        run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--temperature", 0.5)
+    with pytest.raises(UsageError, match=r"template: there"):
+        run(engine, "--out", tmp_path, "--chat-template-kwargs", '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "desk"], "--model: Field required"),
+        (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
+        (["run", "desk", "--model", "embedded", "--engine", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["run", "desk", "--model", "embedded", "--samples", "0"], "--samples: Input should be greater than or equal to 1"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1)
+    assert told.startswith("toolroll: ")
+    assert words in told
+
+
+def test_settings_come_from_a_file_and_the_command_line_overrules_it(engine: EmbeddedEngine, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\nfloor: false\nout: {tmp_path / 'out'}\n"
+    )
+    result = toolroll("run", "desk", "--config", file, "--samples", 1)
+    assert rows(result)["episodes"] == "3"
+    assert rows(result)["do-nothing floor"] == "-"
+
+
+def test_a_template_that_is_not_exact_is_said_before_the_run(engine: EmbeddedEngine, tmp_path: Path, tokenizer: Any) -> None:
+    counting = tmp_path / "counting.jinja"  # its head changes with every message: history is rewritten
+    counting.write_text(
+        tokenizer.chat_template.replace("<|turn|>system\n{{ lead }}", "<|turn|>system\n{{ lead }} ({{ messages | length }})", 1)
+    )
+    result = run(engine, "--tasks", "0", "--chat-template", counting, "--out", tmp_path / "out", "--no-floor")
+    assert "The chat template does not append tool results to what was served:" in result.stdout
+    assert "a second training sequence begins there, unless history='preserve'" in result.stdout
+    assert summary(tmp_path / "out")["forks"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: signal.Signals) -> None:
+    import asyncio
+
+    desk = find_environment("desk")
+    plain = reference_policy(play_references(desk, desk.tasks("test"), samples=1))
+    stuck: list[PolicyRequest] = []
+
+    def policy(request: PolicyRequest) -> Any:
+        task = request.routing_key.split("/")[1].split("#")[0]
+        if task in {found.id for found in desk.tasks("test")[3:6]} and len(stuck) < 3:
+            stuck.append(request)
+            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
+        return plain(request)
+
+    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
+        command = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
+        command += ["--tasks", "0-5", "--out", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+            deadline = time.monotonic() + 90
+            while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, errors
+        assert "Traceback" not in errors
+        assert "Stopped early; the same command goes on from here." in out
+        assert "the run is not finished: 3 of 6 episodes" in out
+        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
+        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "desk: 3 episodes are in" in done.stdout
+        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
+
+
+def _lines(folder: Path) -> int:
+    file = folder / "episodes.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0

@@ -1,0 +1,72 @@
+"""`toolroll tasks` and `toolroll envs`, as the command line runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.tau import MINI
+from typer.testing import CliRunner
+
+from toolroll.agents.desk import DESK
+from toolroll.agents.tau_bench import INSTALL, TauBenchFactory
+from toolroll.rollout.adapters.slime.player import task_index
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.cli.display import show_environments
+from toolroll.rollout.cli.tasks import task_row
+from toolroll.rollout.errors import UsageError
+
+RUN = CliRunner()
+
+
+def test_a_line_a_task(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "tasks.jsonl"
+    done = RUN.invoke(app, ["tasks", "desk", "--split", "test", "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0 and "33 tasks" in done.stdout
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    tasks = DESK.tasks("test")
+    assert [row["index"] for row in rows] == list(range(33))
+    for row, task in zip(rows, tasks, strict=True):
+        metadata = row["metadata"]
+        assert (metadata["env"], metadata["split"], metadata["task_id"]) == ("desk", "test", task.id)
+        assert {**task.data, **metadata} == metadata
+        assert task_index(row["index"]) == task_index(str(row["index"])) == task.index
+    assert [path.name for path in out.parent.iterdir()] == ["tasks.jsonl"]
+
+
+def test_without_a_file_to_standard_output() -> None:
+    done = RUN.invoke(app, ["tasks", "desk", "--tasks", "3,5-6"], catch_exceptions=False)
+    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dask"], "did you mean 'desk'"),
+        (["desk", "--split", "train"], "no split 'train'; it has test"),
+        (["desk", "--tasks", "99"], "tasks 0 to 32"),
+    ],
+)
+def test_what_cannot_be_written_is_said_and_no_file_is_left(arguments: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        RUN.invoke(app, ["tasks", *arguments, "--out", str(tmp_path / "t.jsonl")], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tau_bench_rows_have_the_published_form() -> None:
+    task = MINI.factory().tasks("train")[4]
+    row = task_row("tau-bench/retail", "train", task)
+    assert row["index"] == 4
+    assert {"user_id", "instruction", "actions", "outputs", "env", "split", "task_id"} == set(row["metadata"])
+
+
+def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
+    console = Console(width=60, record=True)
+    absent = [TauBenchFactory(name, ("test",), "Orders.", package="json") for name in ("retail", "airline")]
+    show_environments([DESK, *absent], console)
+    lines = console.export_text().splitlines()
+    at = lines.index("tau-bench/retail, tau-bench/airline:")
+    assert lines[at + 1].strip() == INSTALL
+    assert sum(INSTALL in line for line in lines) == 1

@@ -1,0 +1,104 @@
+"""The names under which the library is imported: the façade's, and the published ones of the folders."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+import toolroll
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = {
+    "toolroll.agents": (
+        "Status InteractionResult call_to_action_sglang TOOL_INSTRUCTION TrainableAgentMixin TrainableToolCallingAgent agent_factory"
+    ),
+    "toolroll.parsers": "OpenAICompatibleToolCallAdapter create_openai_adapter parse_tools",
+}
+HOOKS = (
+    "_reformulate_tool_call _call_llm _parse_tool _execute_tool _initialize_environment _build_initial_messages "
+    "_prepare_prompt_tokens asolve _get_token_delta _build_final_result"
+)
+
+
+def _stub_names(path: Path) -> dict[str, str]:
+    """Name -> the module it is imported from, of the `from m import name as name` of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+@pytest.mark.parametrize(("module", "names"), PUBLISHED.items())
+def test_the_published_names_are_there(module: str, names: str) -> None:
+    found = import_module(module)
+    assert set(names.split()) <= set(found.__all__)
+    assert [name for name in found.__all__ if getattr(found, name).__doc__ is None] == []
+
+
+def test_the_published_hooks_are_there() -> None:
+    assert [name for name in HOOKS.split() if not callable(getattr(toolroll.TrainableAgentMixin, name))] == []
+
+
+@pytest.mark.parametrize("folder", ["agents", "parsers"])
+def test_the_stub_says_what_the_folder_gives(folder: str) -> None:
+    module = import_module(f"toolroll.{folder}")
+    stub = _stub_names(ROOT / folder / "__init__.pyi")
+    assert sorted(stub) == sorted(module.__all__)
+    assert [name for name, home in stub.items() if vars(import_module(home))[name] is not getattr(module, name)] == []
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_the_facade_s_two_lists_agree() -> None:
+    source = ROOT / "src" / "toolroll" / "__init__.py"
+    typed = {name: home for name, home in _stub_names(source).items() if home.startswith("toolroll.")}
+    assert sorted(typed) == sorted(toolroll.__all__)
+    assert [name for name, home in typed.items() if vars(import_module(home))[name] is not getattr(toolroll, name)] == []
+
+
+def test_importing_names_loads_nothing_heavy() -> None:
+    code = "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & {'transformers', 'torch', 'numpy'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
+    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the repository."""
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
+    code = "import agents; print(agents.mine)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; {code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("page", ["migrating.md", "slime.md"])
+def test_every_name_on_a_page_is_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"\btoolroll(?:\.[A-Za-z_]+)+", text))
+    assert len(named) > 2
+    assert [name for name in sorted(named) if not _is_there(name)] == []
+    for module, names in re.findall(r"from (toolroll\.[a-z.]+) import ([A-Za-z_, ]+)", text):
+        assert [name for name in names.replace(" ", "").split(",") if name and not _is_there(f"{module}.{name}")] == []
+
+
+def _is_there(name: str) -> bool:
+    """Whether `name` is a module, a name of one, or a group of entry points."""
+    if entry_points(group=name):
+        return True
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""pass@k and pass^k: against enumeration, tau-bench's formula, and a simulation of known success rates."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolroll.rollout.rates import UnequalSamplesError, mean_over_tasks, pass_at_k, pass_estimates, pass_hat_k
+
+rewards_of_tasks = st.integers(1, 6).flatmap(
+    lambda n: st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n), min_size=1, max_size=6)
+)
+
+
+@given(rewards=rewards_of_tasks, data=st.data())
+def test_they_are_the_share_of_all_choices_of_k(rewards: list[list[float]], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(rewards[0])))
+    choices = [[[r == 1.0 for r in chosen] for chosen in combinations(task, k)] for task in rewards]
+    for found, rule in ((pass_hat_k(rewards, k), all), (pass_at_k(rewards, k), any)):
+        expected = sum(sum(map(rule, task)) / len(task) for task in choices) / len(choices)
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_hat_k_is_tau_benchs() -> None:
+    """Its formula, written down from its paper: the mean over tasks of C(c, k) / C(n, k)."""
+    counts = [0, 1, 3, 4, 4, 2]
+    rewards = [[1.0] * c + [0.0] * (4 - c) for c in counts]
+    for k in range(1, 5):
+        assert pass_hat_k(rewards, k) == pytest.approx(sum(comb(c, k) / comb(4, k) for c in counts) / 6)
+
+
+def test_at_one_both_are_the_mean_and_more_is_harder_or_easier() -> None:
+    rewards = {f"t{i}": [1.0] * (i % 5) + [0.0] * (4 - i % 5) for i in range(15)}
+    found = pass_estimates(rewards)
+    assert found["pass@k"][1] == found["pass^k"][1]
+    hat = [found["pass^k"][k].value for k in range(1, 5)]
+    at = [found["pass@k"][k].value for k in range(1, 5)]
+    assert hat == sorted(hat, reverse=True)
+    assert at == sorted(at)
+    assert all(e.low <= e.value <= e.high for kind in found.values() for e in kind.values())
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_intervals_hold_the_truth_as_often_as_they_say(k: int) -> None:
+    """400 benchmarks of 60 tasks, whose success rates come from a known law: Beta(2, 1), so that pass^k is E[p^k] = 2 / (2 + k)."""
+    rng = np.random.default_rng(5)
+    truth = 2 / (2 + k)
+    inside, values = 0, []
+    for _ in range(400):
+        chances = rng.beta(2, 1, size=60)
+        rewards = {f"t{i}": list((rng.random(8) < p).astype(float)) for i, p in enumerate(chances)}
+        estimate = mean_over_tasks([comb(int(sum(r)), k) / comb(8, k) for r in rewards.values()])
+        assert estimate.value == pytest.approx(pass_hat_k(list(rewards.values()), k))
+        values.append(estimate.value)
+        inside += estimate.low <= truth <= estimate.high
+    assert np.mean(values) == pytest.approx(truth, abs=3 * np.std(values) / 20), "without bias"
+    assert 0.92 <= inside / 400 <= 0.98, "95 % of them"
+
+
+def test_pass_at_k_is_without_bias_too() -> None:
+    rng = np.random.default_rng(6)
+    p, k = 0.3, 3
+    values = [pass_at_k([list((rng.random(5) < p).astype(float))], k) for _ in range(20_000)]
+    assert np.mean(values) == pytest.approx(1 - (1 - p) ** k, abs=0.01)
+    assert np.mean([1 - (1 - np.mean(rng.random(5) < p)) ** k for _ in range(20_000)]) < 1 - (1 - p) ** k - 0.015, (
+        "the naive one is not"
+    )
+
+
+def test_the_same_rewards_give_the_same_interval() -> None:
+    assert mean_over_tasks([0.0, 1.0, 0.5]) == mean_over_tasks([0.0, 1.0, 0.5])
+    one = mean_over_tasks([0.25])
+    assert (one.value, one.low, one.high) == (0.25, 0.25, 0.25)
+    assert str(one) == "0.250 [0.250, 0.250]"
+
+
+def test_unequal_samples_are_refused_unless_told() -> None:
+    rewards = {"a": [1.0, 0.0], "b": [1.0], "c": []}
+    with pytest.raises(UnequalSamplesError, match=r"between 1 and 2 graded samples \(1 of 2 have fewer than 2\)"):
+        pass_estimates(rewards)
+    found = pass_estimates(rewards, allow_unequal=True)
+    assert list(found["pass^k"]) == [1]
+    assert found["pass^k"][1].value == pytest.approx(0.75)
+
+
+def test_nothing_gives_nothing() -> None:
+    for empty in ({}, {"a": []}):
+        with pytest.raises(ValueError, match="no graded task"):
+            pass_estimates(empty)
+    with pytest.raises(ValueError, match="k = 3 needs at least 3"):
+        pass_hat_k([[1.0, 1.0]], 3)
+    with pytest.raises(ValueError):
+        pass_at_k([], 1)

@@ -1,0 +1,91 @@
+"""The registry: names come from entry points, a third party's included; what is wrong is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.registry import (
+    agent_maker,
+    choose_tasks,
+    environment_names,
+    find_environment,
+    load_environment,
+    user_maker,
+)
+
+MODULE = """
+from toolroll.agents.desk import DeskFactory
+
+class Pond(DeskFactory):
+    name = "pond"
+    def missing(self):
+        return "pip install pond"
+
+POND = Pond()
+"""
+
+
+@pytest.fixture
+def pond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package of somebody else's with two entry points: an instance and a class."""
+    (tmp_path / "pond_bench.py").write_text(MODULE)
+    info = tmp_path / "pond_bench-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pond-bench\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[toolroll.environments]\npond = pond_bench:POND\npond-class = pond_bench:Pond\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_own_environments_are_listed() -> None:
+    names = environment_names()
+    assert {"desk", "bfcl/multi_turn_base", "bfcl/multi_turn_long_context", "tau-bench/airline"} <= set(names)
+    assert names == sorted(names)
+
+
+@pytest.mark.usefixtures("pond")
+def test_a_third_partys_environment_is_found() -> None:
+    assert "pond" in environment_names()
+    assert find_environment("pond").name == "pond"
+    assert find_environment("pond-class").name == "pond"
+
+
+@pytest.mark.usefixtures("pond")
+def test_what_is_missing_is_named_with_the_command() -> None:
+    with pytest.raises(UsageError, match="pond needs a package that is not installed: pip install pond"):
+        load_environment("pond")
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean 'desk'"):
+        find_environment("deks")
+    with pytest.raises(UsageError, match="toolroll envs lists them"):
+        find_environment("zzz")
+    with pytest.raises(UsageError, match=r"no agent named 'nobody'; there are .*tool-calling"):
+        agent_maker("nobody")
+    with pytest.raises(UsageError, match="no user simulator named 'nobody'"):
+        user_maker("nobody")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"), [(None, list(range(33))), ("3", [3]), ("0-2", [0, 1, 2]), ("0-1,5,1", [0, 1, 5]), (" 4 , 2", [4, 2])]
+)
+def test_tasks_are_chosen(wanted: str | None, indices: list[int]) -> None:
+    assert [task.index for task in choose_tasks(find_environment("desk"), None, wanted)] == indices
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted", "words"),
+    [
+        ("train", None, "no split 'train'; it has test"),
+        (None, "33", "has tasks 0 to 32"),
+        (None, "0-99", "has tasks 0 to 32"),
+        (None, "two", "'two' is no number and no range"),
+        (None, "1-", "'1-' is no number and no range"),
+    ],
+)
+def test_wrong_choices_are_refused(split: str | None, wanted: str | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        choose_tasks(find_environment("desk"), split, wanted)

@@ -1,0 +1,141 @@
+"""summary.json: every number in it, from episodes made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.results import episode, trajectory
+
+from toolroll.rollout.metrics import Summary, summarize
+from toolroll.rollout.report import report, write_summary
+from toolroll.rollout.types import Episode, StopReason
+
+
+def summary_of(*episodes: Episode) -> Summary:
+    return summarize(episodes)["pond"]
+
+
+def metrics(**named: float) -> dict[str, float]:
+    return {"turns": 2.0, "seconds": 4.0} | {name.replace("__", "/"): value for name, value in named.items()}
+
+
+def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
+    found = report(
+        summary_of(
+            episode("t-2", 0, 1.0),
+            episode("t-10", 1, 0.0),
+            episode("t-10", 0, 1.0),
+            episode("t-2", 1, 0.0, reason=StopReason.MAX_STEPS),
+            episode("t-3", 0, reason=StopReason.ENGINE_ERROR),
+            episode("t-2", 2, reason=StopReason.USER_ERROR),
+        )
+    )
+    assert (found["episodes"], found["graded"], found["aborted"], found["tasks"]) == (6, 4, 2, 2)
+    assert found["reward"]["value"] == found["pass_at_k"]["1"]["value"] == 0.5
+    assert found["pass_hat_k"]["2"]["value"] == 0.0
+    assert found["pass_at_k"]["2"]["value"] == 1.0
+    assert found["by_task"] == {
+        "t-2": {"rewards": [1.0, 0.0], "aborted": 1},
+        "t-3": {"rewards": [], "aborted": 1},
+        "t-10": {"rewards": [1.0, 0.0], "aborted": 0},
+    }
+    assert list(found["by_task"]) == ["t-2", "t-3", "t-10"], "as people count"
+    assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_steps": 1, "user_error": 1}
+    assert found["warnings"] == [
+        "2 of 6 episodes were aborted and count in no reward: engine_error 1, user_error 1",
+        "1 tasks have no graded episode and are in no rate: t-3",
+    ]
+
+
+def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
+    summary = summary_of(episode("t-0", 0), episode("t-0", 1), episode("t-1", 0, 0.0))
+    found = report(summary)
+    assert found["pass_at_k"] is found["pass_hat_k"] is None
+    assert found["reward"]["value"] == 0.5
+    assert "no pass@k and no pass^k: tasks have between 1 and 2 graded samples" in found["warnings"][0]
+    assert report(summary, allow_unequal=True)["pass_hat_k"]["1"]["value"] == 0.5
+
+
+def test_calls_and_errors() -> None:
+    found = report(
+        summary_of(
+            episode(
+                metrics=metrics(
+                    tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1, invalid_calls__unknown_tool=1,
+                    executed_calls__find=4, executed_calls__book=2, tool_errors=1, tool_errors__book=1,
+                )
+            )
+        )
+    )  # fmt: skip
+    assert found["tool_calls"] == {
+        "attempted": 8,
+        "by_tool": {"book": {"calls": 2, "errors": 1, "error_rate": 0.5}, "find": {"calls": 4, "errors": 0, "error_rate": 0.0}},
+    }
+    assert found["invalid_calls"] == {
+        "total": 2,
+        "rate": 0.25,
+        "by_kind": {"invalid_json": {"count": 1, "rate": 0.125}, "unknown_tool": {"count": 1, "rate": 0.125}},
+    }
+
+
+def test_errors_that_an_environment_does_not_tell_by_tool_are_not_made_up() -> None:
+    found = report(summary_of(episode(metrics=metrics(executed_calls__find=4, tool_errors=3))))
+    assert found["tool_calls"]["by_tool"] == {"find": {"calls": 4, "errors": None, "error_rate": None}}
+
+
+def test_tokens_and_times() -> None:
+    numbers = metrics(
+        prompt_tokens=100, cached_tokens=75, completion_tokens=20, trained_tokens=18, env_seconds=1.5, user_seconds=1.0, user_calls=4,
+        user_prompt_tokens=50, user_completion_tokens=9, user_retries=1, user_errors=0,
+    )  # fmt: skip
+    found = report(summary_of(episode(metrics=numbers), episode(sample=1, metrics=numbers)), seconds=3.5)
+    assert found["turns"] == {"total": 4, "mean": 2.0}
+    assert found["tokens"] == {
+        "prompt": {"total": 200, "mean": 100.0},
+        "completion": {"total": 40, "mean": 20.0},
+        "trained": {"total": 36, "mean": 18.0},
+        "cached_share": 0.75,
+    }
+    assert found["latency"]["engine_turn"]["mean"] == 1.0
+    assert found["latency"]["engine_turn"]["p50"] == 1.0
+    assert found["latency"]["env_step_mean"] == pytest.approx(1.0 / 6), "two steps and the reset, without the user"
+    assert found["latency"]["user_call_mean"] == 0.25
+    assert found["latency"]["episode_mean"] == 4.0
+    assert found["user_simulator"] == {"calls": 8, "prompt_tokens": 100, "completion_tokens": 18, "retries": 2, "errors": 0}
+    assert found["seconds"] == 3.5
+
+
+def test_a_forks_history_is_counted_once() -> None:
+    from dataclasses import replace
+
+    whole = trajectory()
+    fork = trajectory(fork_reason="rewritten")
+    fork = replace(fork, turns=(replace(fork.turns[0], excluded="context"), fork.turns[1]))
+    assert summary_of(episode(trajectories=[whole, fork])).turn_seconds == [0.5, 1.5, 1.5]
+
+
+def test_the_floor_the_end_and_the_baseline() -> None:
+    floor = summary_of(episode(), episode("t-1", reward=0.0), episode("t-2", reason=StopReason.ENVIRONMENT_ERROR))
+    found = report(summary_of(episode(info={"trainable": False}, trajectories=[])), floor=floor, expected=5, settings={"seed": 1})
+    assert found["do_nothing_floor"] == {"episodes": 3, "passed": 1, "pass_rate": 0.5, "reward_mean": 0.5, "aborted": 1}
+    assert found["trainable"] is False
+    assert found["settings"] == {"seed": 1}
+    assert found["warnings"][0] == "the run is not finished: 1 of 5 episodes"
+    assert "nothing here can be trained on" in found["warnings"][1]
+
+
+def test_nothing_at_all() -> None:
+    found = report(Summary("pond"), expected=3)
+    assert (found["reward"], found["pass_at_k"], found["by_task"]) == (None, None, {})
+    json.dumps(found)
+
+
+def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"pond": report(summary_of(episode()))})
+    path = write_summary(tmp_path, {"lake": report(Summary("lake"))})
+    data = json.loads(path.read_text())
+    assert sorted(data["environments"]) == ["lake", "pond"]
+    assert data["environments"]["pond"]["reward"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["summary.json"]

@@ -1,0 +1,121 @@
+"""A run's folder: it goes on where it stopped, refuses other settings, and belongs to one process at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.results import content, episode
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.run_folder import RunFolder, difference, read_settings
+from toolroll.rollout.store import FILE_NAME, read_episodes
+from toolroll.rollout.types import StopReason
+
+SETTINGS = {"temperature": 1.0, "seed": 0, "stop": None}
+
+
+def test_a_run_goes_on(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        assert folder.done == frozenset()
+        for sample in range(3):
+            folder.append(episode(sample=sample, reward=float(sample == 0)))
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(b'{"schema_version":1,"env":"po')
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        assert folder.done == {("t-0", 0), ("t-0", 1), ("t-0", 2)}
+        assert (folder.repaired, folder.dropped) == (29, 0)
+        assert (folder.summary.episodes, folder.summary.passed) == (3, 1)
+        folder.append(episode("t-1"))
+        assert folder.summary.rewards == {"t-0": [1.0, 0.0, 0.0], "t-1": [1.0]}
+    assert [found.task_id for found in read_episodes(tmp_path)] == ["t-0", "t-0", "t-0", "t-1"]
+
+
+def test_nothing_stands_there_twice(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        folder.append(episode())
+        with pytest.raises(UsageError, match=r"task t-0, sample 0 stands in .* already"):
+            folder.append(episode())
+
+
+def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        folder.append(episode("t-0"))
+        folder.append(episode("t-1", reason=StopReason.ENGINE_ERROR))
+        folder.append(episode("t-2"))
+    with RunFolder(tmp_path, "lake", SETTINGS) as other:
+        other.append(episode("t-0", env="lake", reason=StopReason.USER_ERROR))
+    before = [content(found) for found in read_episodes(tmp_path)]
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        assert folder.done == {("t-0", 0), ("t-2", 0)}
+        assert folder.dropped == 1
+        assert folder.summary.episodes == 2
+        folder.append(episode("t-1"))
+    after = list(read_episodes(tmp_path))
+    assert [content(found) for found in after[:3]] == [before[0], before[2], before[3]], "and other environments' stay"
+    assert (after[3].task_id, after[3].result.reward) == ("t-1", 1.0)
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        folder.append(episode())
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(UsageError) as refused, RunFolder(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}):
+        pass
+    assert 'stop: there not set, now ["a"]\n  temperature: there 1.0, now 0.7' in str(refused.value)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+    with RunFolder(tmp_path, "lake", {"temperature": 0.7}):  # another environment's settings are its own
+        pass
+    assert read_settings(tmp_path) == {"pond": SETTINGS, "lake": {"temperature": 0.7}}
+    with RunFolder(tmp_path, "pond", {"temperature": 1.0, "seed": 0}) as folder:  # not set and null are one
+        assert len(folder.done) == 1
+
+
+def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunFolder(tmp_path, "pond", {"stop": ("a", "b"), "path": Path("x")}):
+            pass
+    assert difference({"a": 1}, {"a": 1, "b": None}) == []
+
+
+def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+        folder.append(episode())
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"no run.json says how they came about"), RunFolder(tmp_path, "pond", SETTINGS):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "cannot be read"), ("[]", "cannot be read"), (json.dumps({"schema_version": 2}), "schema version 2")],
+)
+def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UsageError, match=words), RunFolder(tmp_path, "pond", SETTINGS):
+        pass
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from toolroll.rollout.run_folder import RunFolder
+with RunFolder(Path(sys.argv[1]), "pond", {}):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="another process is writing into"), RunFolder(tmp_path, "pond", {}):
+            pass
+        holder.kill()  # however it ends, the folder is free
+    with RunFolder(tmp_path, "pond", {}):
+        pass

@@ -1,0 +1,245 @@
+"""The runner: who is played, how often, under which seed, and what a failure does to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.episodes import agent, serving
+from support.ponds import PondFactory, look
+from support.results import content
+
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError, episode_seed
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.testing import Reply
+from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
+
+PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
+
+
+def runner(factory: PondFactory, served: ServedModel, **settings: Any) -> Runner:
+    return Runner(factory, lambda: agent(served), RunSettings(PARAMS, **settings))
+
+
+async def play(factory: PondFactory, served: ServedModel, *, done: Any = frozenset(), **settings: Any) -> list[Episode]:
+    episodes: list[Episode] = []
+    await runner(factory, served, **settings).run(factory.tasks("test"), episodes.append, done=done)
+    return sorted(episodes, key=lambda found: (found.task_index, found.sample))
+
+
+async def test_every_pair_once_and_the_seed_does_not_hang_on_the_order(tokenizer: Any) -> None:
+    factory = PondFactory(5)
+    async with serving(tokenizer, look) as (_, served):
+        wide = await play(factory, served, samples=3, concurrency=15)
+        narrow = await play(factory, served, samples=3, concurrency=1)
+    assert [(found.task_id, found.sample) for found in wide] == [(f"t-{task}", sample) for task in range(5) for sample in range(3)]
+    assert [content(a, circumstances=False) for a in wide] == [content(b, circumstances=False) for b in narrow]
+    assert len({found.seed for found in wide}) == 15
+    assert {found.result.reward for found in wide} == {0.0, 1.0}
+
+
+def test_seeds() -> None:
+    assert episode_seed(0, "t-1", 2) == episode_seed(0, "t-1", 2)
+    others = [episode_seed(1, "t-1", 2), episode_seed(0, "t-2", 2), episode_seed(0, "t-1", 3), episode_seed(0, "t-1/2", 0)]
+    assert len({episode_seed(0, "t-1", 2), *others}) == 5
+    assert all(0 <= seed < 2**31 for seed in others)
+
+
+async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
+    factory = PondFactory(4)
+    done = {("t-0", 0), ("t-1", 1), ("t-2", 0), ("t-2", 1)}
+    async with serving(tokenizer, look) as (_, served):
+        episodes = await play(factory, served, samples=2, done=done)
+        assert {(found.task_id, found.sample) for found in episodes} == {("t-0", 1), ("t-1", 0), ("t-3", 0), ("t-3", 1)}
+        assert await play(factory, served, samples=1, done={(f"t-{i}", 0) for i in range(4)}) == []
+
+
+async def test_no_more_than_the_limit_at_once(tokenizer: Any) -> None:
+    running, most = Counter[str](), 0
+
+    class Watched:
+        async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
+            nonlocal most
+            running["now"] += 1
+            most = max(most, running["now"])
+            await asyncio.sleep(0.002)
+            running["now"] -= 1
+            return InteractionResult("", 1.0, [], {})
+
+    factory = PondFactory(20)
+    episodes: list[Episode] = []
+    await Runner(factory, Watched, RunSettings(concurrency=3)).run(factory.tasks("test"), episodes.append)
+    assert (len(episodes), most) == (20, 3)
+
+
+async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_been(tokenizer: Any) -> None:
+    tries = Counter[str]()
+
+    def flaky(task: Task, action: Action) -> None:
+        tries[task.id] += 1
+        if task.id == "t-3" and tries[task.id] in (1, 3):  # in its first attempt, and in the second step of its second one
+            raise OSError("the pond is closed")
+
+    async with serving(tokenizer, look) as (_, served):
+        undisturbed = await play(PondFactory(4), served)
+        factory = PondFactory(4, flaky)
+        episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
+    assert [found.result.metrics["reruns"] for found in episodes] == [0, 0, 0, 2]
+    assert [content(a, circumstances=False) for a in episodes] == [content(b, circumstances=False) for b in undisturbed]
+    assert len(factory.made) == 6
+
+
+async def test_reruns_end_and_the_failure_is_data(tokenizer: Any) -> None:
+    def broken(task: Task, action: Action) -> None:
+        if task.id == "t-1":
+            raise OSError("the pond is closed")
+
+    factory = PondFactory(3, broken)
+    async with serving(tokenizer, look) as (_, served):
+        episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
+    assert [found.result.status for found in episodes] == [Status.COMPLETED, Status.ABORTED, Status.COMPLETED]
+    failed = episodes[1].result
+    assert (failed.reward, failed.stop_reason, failed.metrics["reruns"]) == (None, StopReason.ENVIRONMENT_ERROR, 2.0)
+    assert "the pond is closed" in failed.info["error"]["message"]
+    assert len(factory.made) == 5
+
+
+async def test_what_would_fail_again_is_not_played_again() -> None:
+    class Broken:
+        async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
+            raise ZeroDivisionError("a defect of the agent")
+
+    factory = PondFactory(2)
+    episodes: list[Episode] = []
+    await Runner(factory, Broken, RunSettings(reruns=5)).run(factory.tasks("test"), episodes.append)
+    assert [found.result.stop_reason for found in episodes] == [StopReason.INTERNAL_ERROR] * 2
+    assert episodes[0].result.info["error"] == {"type": "ZeroDivisionError", "message": "a defect of the agent"}
+    assert len(factory.made) == 2
+
+
+async def test_a_factory_that_fails_is_data_too(tokenizer: Any) -> None:
+    class Dry(PondFactory):
+        def make(self, options: Any) -> Any:
+            if len(self.made) == 1:
+                self.made.append(super().make(options))
+                raise EnvironmentFailure("no water")
+            return super().make(options)
+
+    async with serving(tokenizer, look) as (_, served):
+        episodes = await play(Dry(3), served, concurrency=1)
+    assert [found.result.stop_reason for found in episodes] == [StopReason.DONE, StopReason.ENVIRONMENT_ERROR, StopReason.DONE]
+
+
+async def test_an_episode_has_its_time(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+
+    def slow(request: Any) -> Any:
+        return Reply(look(request), hold=hold, hold_after=2) if "pond t-1," in request.text else look(request)
+
+    async with serving(tokenizer, slow) as (engine, served):
+        episodes = await play(PondFactory(3), served, episode_timeout=0.5)
+        await served.engine.aclose()  # the aborts are through
+        assert engine.held == 0
+    late = episodes[1].result
+    assert (late.status, late.stop_reason, late.reward) == (Status.ABORTED, StopReason.TIME_LIMIT, None)
+    assert "took more than 0.5 s" in late.info["error"]["message"]
+    assert [episodes[at].result.status for at in (0, 2)] == [Status.COMPLETED] * 2
+    assert [entry.aborted for entry in engine.log if entry.routing_key == "pond/t-1#0"] == [True]
+
+
+async def test_a_step_has_its_time(tokenizer: Any) -> None:
+    import threading
+
+    free = threading.Event()
+
+    def stuck(task: Task, action: Action) -> None:
+        if task.id == "t-2":
+            free.wait(10)
+
+    factory = PondFactory(3, stuck)
+    async with serving(tokenizer, look) as (_, served):
+
+        def make() -> Any:
+            found = agent(served)
+            found.step_timeout = 0.2
+            return found
+
+        episodes: list[Episode] = []
+        await Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append)
+        free.set()
+    late = next(found.result for found in episodes if found.task_id == "t-2")
+    assert (late.stop_reason, late.reward) == (StopReason.TIME_LIMIT, None)
+    assert "Pond.step took more than 0.2 s" in late.info["error"]["message"]
+    assert sum(found.result.status is Status.COMPLETED for found in episodes) == 2
+
+
+async def test_cancelled_it_aborts_what_runs_and_gives_nothing_unfinished_out(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+
+    def stands(request: Any) -> Any:
+        index = int(request.text.split("pond t-")[1].split(",")[0])
+        return look(request) if index < 3 else Reply(look(request), hold=hold, hold_after=1)
+
+    factory = PondFactory(8)
+    episodes: list[Episode] = []
+    async with serving(tokenizer, stands) as (engine, served):
+        running = asyncio.create_task(runner(factory, served, concurrency=8).run(factory.tasks("test"), episodes.append))
+        while len(episodes) < 3 or engine.held < 5:
+            await asyncio.sleep(0.005)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await served.engine.aclose()
+        assert sorted(found.task_id for found in episodes) == ["t-0", "t-1", "t-2"]
+        aborted = [entry.routing_key for entry in engine.log if entry.aborted]
+        assert sorted(aborted) == [f"pond/t-{index}#0" for index in range(3, 8)]
+
+
+async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
+    def broken(task: Task, action: Action) -> None:
+        if task.index >= 4:
+            raise OSError("the pond is closed")
+
+    factory = PondFactory(100, broken)
+    episodes: list[Episode] = []
+    async with serving(tokenizer, look) as (_, served):
+        with pytest.raises(ExceptionGroup) as stopped:
+            await runner(factory, served, concurrency=2, give_up_after=6).run(factory.tasks("test"), episodes.append)
+    [error] = stopped.value.exceptions
+    assert isinstance(error, RunStoppedError)
+    assert "6 attempts at episodes failed in a row" in str(error)
+    assert "the pond is closed" in str(error)
+    assert sum(found.result.reward is not None for found in episodes) == 4
+    assert len(factory.made) <= 12, "nothing is begun behind that, but what runs beside it"
+
+
+async def test_settings_that_cannot_work_end_it_at_once(tokenizer: Any) -> None:
+    factory = PondFactory(50)
+    async with serving(tokenizer, look) as (_, served):
+        made = Runner(factory, lambda: agent(served), RunSettings({"temprature": 1.0}, concurrency=4))
+        with pytest.raises(ExceptionGroup) as stopped:
+            await made.run(factory.tasks("test"), lambda episode: None)
+    assert stopped.group_contains(UsageError, match="temprature")
+    assert len(factory.made) <= 4
+
+
+async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
+    async with serving(tokenizer, look) as (engine, served):
+        [found] = await play(PondFactory(1), served, sampling_seed=True)
+        [plain] = await play(PondFactory(1), served)
+        seeds: list[Mapping[str, Any]] = [entry.sampling_params for entry in engine.log]
+    assert seeds[0]["sampling_seed"] == found.seed == episode_seed(0, "t-0", 0)
+    assert "sampling_seed" not in seeds[1]
+    assert plain.seed == found.seed
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"concurrency": 0}, {"max_num_steps": 0}, {"reruns": -1}, {"episode_timeout": 0}, {"give_up_after": 0}]
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        RunSettings(**wrong)

@@ -1,0 +1,84 @@
+"""The episode file: what is read is what was written, wherever the writing was cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.results import content, episode, trajectory
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.store import FILE_NAME, EpisodeStore, cut_torn_line, from_line, read_episodes, to_line
+from toolroll.rollout.types import StopReason
+
+
+def write(folder: Path, *samples: int) -> Path:
+    with EpisodeStore(folder) as store:
+        for sample in samples:
+            store.append(episode(sample=sample))
+    return folder / FILE_NAME
+
+
+def test_what_is_read_is_what_was_written() -> None:
+    forked = [trajectory(), trajectory(9, [(5, 9)], fork_reason="the template rewrote it")]
+    for found in (
+        episode(trajectories=forked, info={"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}}),
+        episode(reason=StopReason.ENGINE_ERROR, trajectories=[]),
+        episode(reward=0.5, messages=[{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]),
+    ):
+        line = to_line(found)
+        assert line.count(b"\n") == 1
+        again = from_line(line)
+        assert content(again) == content(found)
+        for mine, theirs in zip(again.result.trajectories, found.result.trajectories, strict=True):
+            for name in ("input_ids", "loss_mask", "logprobs"):
+                assert getattr(mine, name).dtype == getattr(theirs, name).dtype
+                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+            assert mine.turns == theirs.turns
+        assert again.result.response == found.result.response
+
+
+def test_logprobs_of_what_was_not_sampled_are_null() -> None:
+    assert content(episode())["trajectories"][0]["logprobs"][:5] == [None, None, None, None, -0.25]
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(min_value=0))
+def test_a_file_cut_at_any_byte_loses_the_line_in_flight_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    file = write(folder, 0, 1, 2)
+    whole = file.read_bytes()
+    cut %= len(whole) + 1
+    file.write_bytes(whole[:cut])
+    left = whole[:cut].count(b"\n")
+    assert [found.sample for found in read_episodes(folder)] == list(range(left))
+    write(folder, *range(left, 3))
+    assert file.read_bytes() == whole
+
+
+def test_cutting_says_how_much(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    assert cut_torn_line(file) == 0
+    file.write_bytes(b"a\n" + b"x" * 200_000)  # longer than one block of the search
+    assert cut_torn_line(file) == 200_000
+    assert file.read_bytes() == b"a\n"
+    file.write_bytes(b"no line at all")
+    assert cut_torn_line(file) == 14
+    assert file.read_bytes() == b""
+
+
+def test_a_broken_line_inside_is_never_passed_over(tmp_path: Path) -> None:
+    file = write(tmp_path, 0, 1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0][: len(lines[0]) // 2] + b"\n" + lines[1])
+    with pytest.raises(ValueError):
+        list(read_episodes(tmp_path))
+
+
+def test_another_schema_version_is_refused() -> None:
+    line = to_line(episode()).replace(b'"schema_version":1', b'"schema_version":99')
+    with pytest.raises(UsageError, match="schema version 99; this toolroll reads 1"):
+        from_line(line)
