@@ -21,9 +21,14 @@ from toolroll.rollout.template import frames
 from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
+from toolroll.rollout.template.heads import HeadCache
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
+
+_CHECK_EVERY = 64  # a check renders the whole conversation: some twenty times the cost of a framed delta
+_TOOL_LISTS = 1024
+"""How many lists of tools are remembered."""
 
 HistoryPolicy = Literal["fork", "preserve"]
 
@@ -73,6 +78,9 @@ class ChatTemplate:
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, frames.Frame | None] = {}
+        self._framed = 0
+        self._heads = HeadCache(self.encoder)
+        self._plain_tools: dict[bytes, bool] = {}
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
         """The same template, with `hook` applied to the head of each render: system text and tools."""
@@ -126,7 +134,7 @@ class ChatTemplate:
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
-        return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
+        return self._heads.encode(*self.conversation(messages, tools, generate=generate))
 
     def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the conversation as the template wants it now, keeping those of `stream` as far as their text agrees.
@@ -148,11 +156,21 @@ class ChatTemplate:
         """The render of the whole conversation, and the spans of it in which message bodies hold control-token text."""
         messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
-        masked, originals = mask_control({"messages": messages, "tools": list(tools or ())}, self.encoder)
+        shown = [] if self._hold_no_control(tools) else list(tools or ())
+        masked, originals = mask_control({"messages": messages, "tools": shown}, self.encoder)
         if not originals:
             return text, ()
-        rendered = self.renderer.render(masked["messages"], masked["tools"], generate=generate)
+        rendered = self.renderer.render(masked["messages"], masked["tools"] or tools, generate=generate)
         return text, locate(rendered, originals, text)
+
+    def _hold_no_control(self, tools: Sequence[Tool] | None) -> bool:
+        """Whether no string in `tools` has the text of a control token; searched once for each list of tools."""
+        key = orjson.dumps(tools)
+        if key not in self._plain_tools:
+            if len(self._plain_tools) >= _TOOL_LISTS:
+                self._plain_tools.clear()
+            self._plain_tools[key] = not mask_control(list(tools or ()), self.encoder)[1]
+        return self._plain_tools[key]
 
     # --- deltas ------------------------------------------------------------------------------------------------------
 
@@ -222,6 +240,12 @@ class ChatTemplate:
                 return Sampled(text, self._stop_texts.get(last) or self.encoder.decode([last]), given)
         return Sampled(text, None, given)
 
+    def check_is_due(self) -> bool:
+        """Whether the framed delta that was made just now is to be checked under verify="sample": of a template's framed deltas the
+        1st, 2nd, 4th ... 32nd, then one in 64, whichever episodes they belong to."""
+        self._framed += 1
+        return self._framed % _CHECK_EVERY == 0 or (self._framed < _CHECK_EVERY and self._framed & (self._framed - 1) == 0)
+
     def check(
         self,
         messages: Sequence[Message],
@@ -240,7 +264,7 @@ class ChatTemplate:
             self._frames.clear()
             return f"rewritten: {error.reason}"
         expected = self.encoder.encode(derived.text, derived.bodies)
-        if list(expected) == [int(index) for index in input_ids]:
+        if list(expected) == list(as_list(input_ids)):
             return None
         self._frames.clear()
         return "delta"
@@ -270,7 +294,7 @@ class ChatTemplate:
             return None
         if tools_key is None:
             tools_key = orjson.dumps(tools)
-        control = tuple(sorted(self.encoder.control_ids.intersection(map(int, sampled_ids))))
+        control = tuple(sorted(self.encoder.control_ids.intersection(as_list(sampled_ids))))
         return (history, signature, tools_key, sampled.stop, control)
 
     def _learn(
@@ -294,6 +318,11 @@ class ChatTemplate:
     def _ids(self, text: str, bodies: Sequence[tuple[int, int]]) -> IdArray:
         risky = [span for span in bodies if self.encoder.holds_control(text[span[0] : span[1]])]
         return as_ids(self.encoder.encode(text, risky))
+
+
+def as_list(ids: Sequence[int] | IdArray) -> Sequence[int]:
+    """`ids` as plain integers."""
+    return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
 
 def as_ids(ids: Sequence[int]) -> IdArray:

@@ -159,7 +159,7 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 # --- verification --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 2), ("always", 37)])
+@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 6), ("always", 37)])
 async def test_how_many_framed_deltas_are_checked(tokenizer: Any, verify: Any, checked: int) -> None:
     """Of 40 deltas the first three are derived (no history, one earlier exchange, more than one), and all others framed."""
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
