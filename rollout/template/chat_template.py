@@ -18,6 +18,7 @@ import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import frames
+from toolroll.rollout.template.cut_frame import CutFrame, risky
 from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
@@ -27,7 +28,7 @@ from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _CHECK_EVERY = 64  # a check renders the whole conversation: some twenty times the cost of a framed delta
-_TOOL_LISTS = 1024
+_TOOL_LISTS = 256
 """How many lists of tools are remembered."""
 
 HistoryPolicy = Literal["fork", "preserve"]
@@ -77,8 +78,9 @@ class ChatTemplate:
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
-        self._frames: dict[Kind, frames.Frame | None] = {}
-        self._framed = 0
+        self._frames: dict[Kind, CutFrame | None] = {}
+        self._prompt_frames: dict[Kind, frames.Frame | None] = {}
+        self._framed = self._framed_prompts = 0
         self._heads = HeadCache(self.encoder)
         self._plain_tools: dict[bytes, bool] = {}
 
@@ -129,8 +131,43 @@ class ChatTemplate:
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
-        return self.encode_conversation(messages, tools, generate=True)
+        """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes.
+
+        A first prompt of a known shape (the same tools, messages of the same kinds) costs no render.
+        """
+        messages = [plain_content(message) for message in messages]
+        key = self._prompt_key(messages, tools)
+        frame = self._prompt_frames.get(key) if key is not None else None
+        if frame is not None and not self._prompt_is_due():
+            text, bodies = frame.fill({}, messages)
+            return self._heads.encode(text, risky(self.encoder, text, bodies))
+        text, spans = self.conversation(messages, tools, generate=True)
+        if frame is not None and frame.fill({}, messages)[0] != text:
+            self._prompt_frames.clear()
+        elif key is not None and key not in self._prompt_frames:
+            self._prompt_frames[key] = self._learn_prompt(messages, tools, text)
+        return self._heads.encode(text, spans)
+
+    def _prompt_key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
+        """What the frame of a first prompt depends on; None where none may be used."""
+        if not self.features.readable or not self._hold_no_control(tools):
+            return None
+        signature = frames.signature(self.features, {}, messages)
+        if len(self._prompt_frames) >= _TOOL_LISTS:
+            self._prompt_frames.clear()
+        return None if signature is None else (orjson.dumps(tools), signature)
+
+    def _prompt_is_due(self) -> bool:
+        self._framed_prompts += 1
+        return _is_due(self._framed_prompts)
+
+    def _learn_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
+        try:
+            masked = self.renderer.render(frames.with_nonces({}, messages)[1], tools, generate=True)
+        except TemplateError:
+            return None
+        frame = frames.learn(masked, {}, messages)
+        return frame if frame is not None and frame.fill({}, messages)[0] == text else None
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
@@ -217,12 +254,12 @@ class ChatTemplate:
         key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
         frame = self._frames.get(key) if key is not None else None
         if frame is not None:
-            text, bodies = frame.fill(turn, new)
-            return Delta(self._ids(text, bodies), framed=True, first_use=False)
+            return Delta(as_ids(frame.ids(turn, new)), framed=True, first_use=False)
         derived = self._derive(messages, new, tools, sampled)
+        ids = self.encoder.encode(derived.text, derived.bodies)
         if key is not None and key not in self._frames and derived.rewritten is None:
-            self._frames[key] = self._learn(messages, new, tools, sampled, derived)
-        return Delta(as_ids(self.encoder.encode(derived.text, derived.bodies)), preserved=derived.rewritten)
+            self._frames[key] = self._learn(messages, new, tools, sampled, ids)
+        return Delta(as_ids(ids), preserved=derived.rewritten)
 
     def sampled(
         self,
@@ -244,7 +281,7 @@ class ChatTemplate:
         """Whether the framed delta that was made just now is to be checked under verify="sample": of a template's framed deltas the
         1st, 2nd, 4th ... 32nd, then one in 64, whichever episodes they belong to."""
         self._framed += 1
-        return self._framed % _CHECK_EVERY == 0 or (self._framed < _CHECK_EVERY and self._framed & (self._framed - 1) == 0)
+        return _is_due(self._framed)
 
     def check(
         self,
@@ -303,21 +340,22 @@ class ChatTemplate:
         new: Sequence[Message],
         tools: Sequence[Tool] | None,
         sampled: Sampled,
-        derived: Derived,
-    ) -> frames.Frame | None:
+        ids: Sequence[int],
+    ) -> CutFrame | None:
         turn, masked = frames.with_nonces(messages[-1], new)
         try:
             text = self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text
         except (HistoryRewrittenError, TemplateError):
             return None
         frame = frames.learn(text, messages[-1], new)
-        if frame is None or frame.fill(messages[-1], new)[0] != derived.text:
+        if frame is None:
             return None
-        return frame
+        tried = (CutFrame(frame, self.encoder, whole=whole) for whole in (False, True))
+        return next((cut for cut in tried if cut.ids(messages[-1], new) == ids), None)
 
-    def _ids(self, text: str, bodies: Sequence[tuple[int, int]]) -> IdArray:
-        risky = [span for span in bodies if self.encoder.holds_control(text[span[0] : span[1]])]
-        return as_ids(self.encoder.encode(text, risky))
+
+def _is_due(count: int) -> bool:
+    return count % _CHECK_EVERY == 0 or (count < _CHECK_EVERY and count & (count - 1) == 0)
 
 
 def as_list(ids: Sequence[int] | IdArray) -> Sequence[int]:
