@@ -34,9 +34,6 @@ from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
-_CHECK_EVERY = 16
-"""Of the deltas that a learned frame made, how many are derived anew under verify="sample": one in so many."""
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -251,9 +248,8 @@ class Endpoint:
         return text_body(served, self.served.template.encoder, logprobs=request.logprobs)
 
     def _schedule_check(self, live: LiveSession, prompt: Prompt, check: Check) -> None:
-        live.framed += 1
         verify = self.settings.verify
-        if verify == "off" or (verify == "sample" and live.framed % _CHECK_EVERY):
+        if verify == "off" or (verify == "sample" and not check.due):
             return
 
         async def run() -> None:

@@ -47,7 +47,6 @@ class LiveSession:
     texts: list[Node] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
-    framed: int = 0
     checks: set[asyncio.Task[None]] = field(default_factory=set)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)

@@ -59,13 +59,14 @@ class ServedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`."""
+    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`; `due` under verify="sample"."""
 
     before: list[Message]
     new: list[Message]
     tools: list[Tool]
     sampled: Sampled
     input_ids: IdArray
+    due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class ConversationTree:
             history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta.input_ids])
-        check = Check(served, new, tools, turn.sampled, delta.input_ids) if delta.framed else None
+        check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, turn,
             edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,

@@ -38,13 +38,13 @@ HistoryPolicy = Literal["fork", "preserve"]
 class Delta:
     """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next generation prompt.
 
-    `framed`: a learned frame made it. `first_use`: it was derived by renders, which also taught the frame. `preserved` says what
-    the template would have rewritten where history was preserved on request.
+    `framed`: a learned frame made it; `check_due`: and it is to be derived anew under verify="sample" (a frame's first use, and a
+    sample of the others). `preserved` says what the template would have rewritten where history was preserved on request.
     """
 
     input_ids: IdArray
     framed: bool = False
-    first_use: bool = True
+    check_due: bool = False
     preserved: str | None = None
 
 
@@ -254,7 +254,7 @@ class ChatTemplate:
         key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
         frame = self._frames.get(key) if key is not None else None
         if frame is not None:
-            return Delta(as_ids(frame.ids(turn, new)), framed=True, first_use=False)
+            return Delta(as_ids(frame.ids(turn, new)), framed=True, check_due=self._check_is_due(frame))
         derived = self._derive(messages, new, tools, sampled)
         ids = self.encoder.encode(derived.text, derived.bodies)
         if key is not None and key not in self._frames and derived.rewritten is None:
@@ -276,12 +276,6 @@ class ChatTemplate:
             if last in self._stop_texts or last in stop_token_ids:
                 return Sampled(text, self._stop_texts.get(last) or self.encoder.decode([last]), given)
         return Sampled(text, None, given)
-
-    def check_is_due(self) -> bool:
-        """Whether the framed delta that was made just now is to be checked under verify="sample": of a template's framed deltas the
-        1st, 2nd, 4th ... 32nd, then one in 64, whichever episodes they belong to."""
-        self._framed += 1
-        return _is_due(self._framed)
 
     def check(
         self,
@@ -333,6 +327,13 @@ class ChatTemplate:
             tools_key = orjson.dumps(tools)
         control = tuple(sorted(self.encoder.control_ids.intersection(as_list(sampled_ids))))
         return (history, signature, tools_key, sampled.stop, control)
+
+    def _check_is_due(self, frame: CutFrame) -> bool:
+        """Of one frame's deltas the first; of all the template's framed deltas the 1st, 2nd, 4th ... 32nd, then one in 64, whichever
+        episodes they belong to."""
+        self._framed += 1
+        frame.uses += 1
+        return frame.uses == 1 or _is_due(self._framed)
 
     def _learn(
         self,

@@ -130,12 +130,14 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "['toolroll.agents', 'toolroll.parsers']"  # lazy facades themselves
+    assert done.stdout.strip() in ("[]", "['toolroll.agents', 'toolroll.parsers']")  # the lazy facades themselves
     assert heavy_after("toolroll") == []
 
 
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
-    assert heavy_after(*MODULES) == []
+    """But the in-process client, which is the OpenAI SDK's own class, and the adapter that hands it out."""
+    of_the_sdk = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+    assert heavy_after(*(name for name in MODULES if not name.startswith(of_the_sdk))) == []
 
 
 def test_using_a_public_name_loads_nothing_heavy() -> None:
