@@ -155,9 +155,7 @@ async def test_top_logprobs(tokenizer: Any) -> None:
 
 async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
     defaults = {"sampling_params": {"temperature": 0.9, "top_p": 0.8}}
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"sampling_params": {"temperature": 0.9, "top_p": 0.8}}
-    ) as bench:
+    async with endpoint(tokenizer, lambda request: "Hello.", settings=defaults) as bench:
         made = {"session_id": "s", "sampling_params": {"temperature": 0.2, "max_new_tokens": 9}}
         assert (await bench.post("/sessions", made))[0] == 201
         for body in ({}, {"temperature": 0.0, "max_tokens": 3}):
