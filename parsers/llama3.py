@@ -12,6 +12,7 @@ import re
 from toolroll.parsers.collect import Collector
 from toolroll.parsers.json_blocks import OpenJsonParser
 from toolroll.parsers.json_text import decode, scan_json
+from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
 
@@ -24,6 +25,7 @@ class Llama3Parser(OpenJsonParser):
 
     name = "llama3"
     opener = _TAG
+    reasoning = SAID
     openers = (_TAG,)
     markers = (_TAG, ";")
 

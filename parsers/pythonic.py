@@ -16,6 +16,7 @@ from toolroll.parsers.collect import Collector
 from toolroll.parsers.json_blocks import broken_open
 from toolroll.parsers.json_text import call_of
 from toolroll.parsers.python_text import Unreadable, read_call, read_name
+from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
 from toolroll.parsers.types import ToolCall
@@ -29,6 +30,7 @@ class PythonicParser(ToolCallParser):
     """See the module."""
 
     name = "pythonic"
+    reasoning = SAID
     markers = (_START, _END)
 
     def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:

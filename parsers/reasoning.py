@@ -6,7 +6,7 @@ so that no attempt is hidden in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolroll.parsers.collect import Collector
 from toolroll.parsers.source import Source, Steps
@@ -14,16 +14,17 @@ from toolroll.parsers.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Reasoning between `open` and `close`."""
+    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not known whether the prompt opened
+    it, was reasoning up to there."""
 
     open: str
     close: str
+    implied: bool = True
 
     def read(self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None) -> Steps[int]:
         """Read the reasoning at the reply's beginning; where the rest begins.
 
-        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning; None: not known, and then a
-        reply that closes reasoning counts as reasoning up to there.
+        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning; None: not known.
         """
         lead = yield from source.skip(0)
         opened = yield from source.starts(lead, self.open)
@@ -31,7 +32,7 @@ class Tags:
             start = lead + len(self.open)
         elif in_reasoning:
             start = 0
-        elif in_reasoning is None:
+        elif in_reasoning is None and self.implied:
             _, marker = yield from source.until(0, (self.open, self.close, *openers))
             if marker != self.close:
                 return 0
@@ -52,6 +53,8 @@ class Tags:
 
 
 THINK = Tags("<think>", "</think>")
+SAID = replace(THINK, implied=False)
+"""For formats whose calls begin without a marker, so that a `</think>` may stand in one."""
 
 _BY_NAME: dict[str, Tags] = {
     **dict.fromkeys(

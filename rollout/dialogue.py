@@ -28,9 +28,6 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
 
 VerifyPolicy = Literal["off", "sample", "always"]
 
-_SAMPLE_EVERY = 16
-"""Of the deltas that a frame made, how many are derived anew under verify="sample": one in so many."""
-
 DeltaHook = Callable[[Sequence[Message]], Sequence[int]]
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
@@ -87,7 +84,6 @@ class Dialogue:
         self._history = History(self.template.features)
         self._history.extend(self.messages)
         self._last: tuple[Sampled, IdArray] | None = None
-        self._framed = 0
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side ----------------------------------------------------------------------------------------
@@ -204,8 +200,8 @@ class Dialogue:
     # --- verification ----------------------------------------------------------------------------------------------------
 
     def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        self._framed += 1
-        if self._verify == "off" or (self._verify == "sample" and self._framed % _SAMPLE_EVERY):
+        sampled_out = self._verify == "sample" and not self.template.check_is_due()
+        if self._verify == "off" or sampled_out:
             return
         self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
 

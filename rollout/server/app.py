@@ -105,7 +105,7 @@ class EndpointServer:
             return _refusal(_http_error(error))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
-        except Exception as error:
+        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)

@@ -28,8 +28,9 @@ def bare(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """`parallel`: whether a reply may hold several calls. `typed`: values are read by the tool's schema. `keys`: "any" text, or
-    a "word" only. `ambiguous`: strings that this format cannot carry, as a pattern. `markers`: what strings are made of in tests."""
+    """`parallel`: whether a reply may hold several calls. `typed`: values are read by the tool's schema. `keys`: "any" text, or a
+    "word" only. `ambiguous`: strings that this format cannot carry, as a pattern. `markers`: what strings are made of in tests.
+    `wide`: integers of more than 64 bits too."""
 
     name: str
     write: Writer
@@ -39,6 +40,7 @@ class Format:
     keys: str = "any"
     ambiguous: str | None = None
     null: bool = True
+    wide: bool = True
 
     def carries(self, value: Any) -> bool:
         """Whether every string in `value` can be written so that it can be told from the format's own marks."""
@@ -126,10 +128,10 @@ def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "param
     def write(calls: Sequence[Call]) -> str:
         parts = []
         for name, arguments in calls:
-            inner = "".join(
-                f'<{mark}{parameter} name="{key}" string="{json.dumps(isinstance(value, str))}">{bare(value)}</{mark}{parameter}>\n'
-                for key, value in arguments.items()
-            )
+            inner = ""
+            for key, value in arguments.items():
+                head = f'name="{key}" string="{"true" if isinstance(value, str) else "false"}"'
+                inner += f"<{mark}{parameter} {head}>{bare(value)}</{mark}{parameter}>\n"
             parts.append(f'<{mark}{invoke} name="{name}">\n{inner}</{mark}{invoke}>\n')
         return f"<{mark}{block}>\n" + "".join(parts) + f"</{mark}{block}>"
 
