@@ -134,8 +134,12 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
     assert heavy_after("toolroll") == []
 
 
+NEED_OPENAI = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+"""They are the OpenAI SDK's client in process; whoever imports them has it."""
+
+
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
-    assert heavy_after(*MODULES) == []
+    assert heavy_after(*(name for name in MODULES if not name.startswith(NEED_OPENAI))) == []
 
 
 def test_using_a_public_name_loads_nothing_heavy() -> None:
