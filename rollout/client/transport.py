@@ -80,7 +80,8 @@ class InProcessTransport:
             done, _ = await asyncio.wait([work.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            return _json(http, self._endpoint.deliver(work).body)
+            served = self._endpoint.deliver(work)
+            return http.Response(200, headers={"Content-Type": "application/json"}, content=served.body)
         finally:
             live.works.leave(work)
 

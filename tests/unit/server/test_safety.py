@@ -89,14 +89,20 @@ async def test_limits_have_clear_errors(tokenizer: Any) -> None:
 
 
 async def test_an_unused_session_is_dropped_and_a_used_one_is_not(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"idle": 1000.0}) as bench:
+    hold = lambda request: Reply("Hello.", hold=asyncio.Event(), hold_after=1) if request.routing_key == "busy" else "Hello."
+    async with endpoint(tokenizer, hold, settings={"idle": 1000.0}) as bench:
+        asking = asyncio.create_task(chat(bench, "busy"))
+        await bench.engine.until(lambda engine: engine.held == 1)
         await chat(bench, "old")
         await chat(bench, "young")
         bench.endpoint.sessions.find("young")
-        old = bench.endpoint.sessions.get("old")
-        assert old is not None
-        old.used = time.monotonic() - 1001
+        for name in ("busy", "old"):
+            found = bench.endpoint.sessions.get(name)
+            assert found is not None
+            found.used = time.monotonic() - 1001
         bench.endpoint.sessions.drop_idle()
+        assert bench.endpoint.sessions.get("busy") is not None  # it is waited for, and keeps nobody else
+        asking.cancel()
         assert bench.endpoint.sessions.get("old") is None
         assert bench.endpoint.sessions.get("young") is not None
 
