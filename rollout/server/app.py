@@ -163,7 +163,7 @@ class EndpointServer:
             if asked.request.stream:
                 return await self._stream(request, asked, work)
             await asyncio.wait([work.task])
-            return _json(self.endpoint.deliver(work).body)
+            return web.Response(body=self.endpoint.deliver(work).body, content_type="application/json")
         finally:
             live.works.leave(work)
 

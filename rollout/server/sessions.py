@@ -129,12 +129,11 @@ class Sessions:
     def drop_idle(self) -> None:
         """Forget what nobody used for the idle time."""
         limit = time.monotonic() - self._settings.idle
-        while self._sessions:
-            session_id, live = next(iter(self._sessions.items()))
-            if live.used > limit or live.works.in_flight:
+        for session_id, live in list(self._sessions.items()):
+            if live.used > limit:
                 return
-            del self._sessions[session_id]
-            live.works.cancel()
+            if not live.works.in_flight:
+                self.discard(session_id)
 
     async def aclose(self) -> None:
         """End all requests in flight."""

@@ -96,13 +96,14 @@ class ConversationTree:
         self.session = session
         self._turns: dict[Digest, list[ServedTurn]] = {}
         self.forks: list[str] = []
+        self._tools_keys: dict[bytes, bytes] = {}
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
         """The prompt of a request. Raises `TemplateError` where the template refuses the conversation."""
         turn, length, digest = self._longest(messages)
-        tools_key = orjson.dumps(tools)
+        tools_key = self._one_of(orjson.dumps(tools))
         if turn is None:
             return self._root(messages, tools, tools_key, digest, template)
         served = turn.messages
@@ -116,6 +117,10 @@ class ConversationTree:
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
         return self._forked(turn, whole, tuple(new), tools, tools_key, digest, template, reason)
+
+    def _one_of(self, tools_key: bytes) -> bytes:
+        """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
+        return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(self, messages: Sequence[Message]) -> tuple[ServedTurn | None, int, Digest]:
         """The longest turn that `messages` repeat, how many of them it covers, and the digest of all of them."""
