@@ -16,10 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.call_ids import with_call_ids
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.session import Node, Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -29,12 +28,8 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
 
 VerifyPolicy = Literal["off", "sample", "always"]
 
-_SAMPLE_EVERY = 16
-"""Of the deltas that a frame made, how many are derived anew under verify="sample": one in so many."""
-
 DeltaHook = Callable[[Sequence[Message]], Sequence[int]]
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
-ParseHook = Callable[[str], ParsedReply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,6 @@ class Dialogue:
         self._history = History(self.template.features)
         self._history.extend(self.messages)
         self._last: tuple[Sampled, IdArray] | None = None
-        self._framed = 0
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side ----------------------------------------------------------------------------------------
@@ -123,21 +117,19 @@ class Dialogue:
         return self._take(completion, node, params)
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
-        ids = completion.output_ids
-        sampled = self.template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=_stop_ids(completion, params))
-        said = sampled.said
-        parsed = self._parse(said) if self._parse is not None else self._parsed(said, ids[: len(ids) - bool(sampled.stop)])
-        parsed = with_call_ids(parsed, f"{self.session.session_id}/{node.start}")
-        message = to_openai(parsed)
-        self.messages.append(message)
-        self._history.add(message)
-        self._last = (sampled, ids)
-        return Reply(completion, said, parsed, message, node)
-
-    def _parsed(self, said: str, ids: IdArray) -> ParsedReply:
-        plain = [int(index) for index in ids]
-        offsets = self.template.encoder.offsets(plain, said)
-        return self.served.parser.parse(said, ids=plain, offsets=offsets, tools=self.tools, in_reasoning=self.template.opens_reasoning)
+        reading = read_reply(
+            self.served,
+            self.template,
+            completion,
+            params,
+            tools=self.tools,
+            place=f"{self.session.session_id}/{node.start}",
+            parse=self._parse,
+        )
+        self.messages.append(reading.message)
+        self._history.add(reading.message)
+        self._last = (reading.sampled, completion.output_ids)
+        return Reply(completion, reading.said, reading.parsed, reading.message, node)
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
 
@@ -208,8 +200,8 @@ class Dialogue:
     # --- verification ----------------------------------------------------------------------------------------------------
 
     def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        self._framed += 1
-        if self._verify == "off" or (self._verify == "sample" and self._framed % _SAMPLE_EVERY):
+        sampled_out = self._verify == "sample" and not self.template.check_is_due()
+        if self._verify == "off" or sampled_out:
             return
         self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
 
@@ -235,9 +227,3 @@ class Dialogue:
         """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
         for check in self._checks:
             check.cancel()
-
-
-def _stop_ids(completion: Completion, params: Mapping[str, Any]) -> list[int]:
-    """The stop tokens that were asked for, and the one that the engine says it stopped at."""
-    matched = [completion.matched] if isinstance(completion.matched, int) else []
-    return [*(params.get("stop_token_ids") or ()), *matched]

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
-from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, effective_params, generate_resumed
+from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -85,6 +85,7 @@ class ServedModel:
             context_length=args.context_length,
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
+            return_routed_experts=args.return_routed_experts,
         )
         return cls(
             Engine(config),
@@ -113,11 +114,14 @@ class ServedModel:
         params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *template.stop_token_ids})
         return effective_params(params, prompt_length, await self.engine.facts())
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One turn; an abort by the engine is resumed up to `max_resumes` times."""
-        if self._max_resumes and isinstance(self.engine, Engine):
-            return await generate_resumed(self.engine, request, max_resumes=self._max_resumes)
-        return await self.engine.generate(request)
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """One turn; an abort by the engine is resumed up to `max_resumes` times. `progress` hears of the ids as they are sampled."""
+        if isinstance(self.engine, Engine):
+            return await generate_resumed(self.engine, request, max_resumes=self._max_resumes, progress=progress)
+        completion = await self.engine.generate(request)
+        if progress is not None:
+            progress(completion.output_ids.tolist())
+        return completion
 
     def reformulated(self, hook: Callable[[str], str]) -> ChatTemplate:
         """The chat template with `hook` applied to the text before the first message (system text and tools).
@@ -135,6 +139,10 @@ class ServedModel:
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
         await self.engine.aclose()
+        self.release()
+
+    def release(self) -> None:
+        """Close the executor alone: for whoever borrowed the engine."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> ServedModel:

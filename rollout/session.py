@@ -2,14 +2,16 @@
 
 Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is begun (`fork`), so the prompt of
 turn n+1 begins with all tokens of turn n (I1); a node that was sampled is trained in the first path that holds it and is context
-in every later one (I2, I5); nodes hold only the tokens they add.
+in every later one (I2, I5); nodes hold only the tokens they add. `grow` and `grow_sampled` write at any node of the tree, for
+conversations that branch, and leave the current path alone.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,7 @@ class Session:
         self._head: Node | None = None
         self._ids = array("i")
         self._json = bytearray()
+        self._observed: dict[tuple[int, bytes], Node] = {}
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -85,9 +88,7 @@ class Session:
 
         Raises `TokenError` where the completion's logprobs do not belong to its ids.
         """
-        logprobs = completion.logprobs
-        if logprobs is not None and len(logprobs) != len(completion.output_ids):
-            raise TokenError(f"{len(completion.output_ids)} sampled ids came with {len(logprobs)} logprobs")
+        _check_logprobs(completion)
         if self._head is None:
             raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
         return self._append(completion.output_ids, completion=completion, sampling_params=dict(sampling_params))
@@ -117,13 +118,37 @@ class Session:
         completion: Completion | None = None,
         sampling_params: Mapping[str, Any] | None = None,
     ) -> Node:
-        node = Node(self._head, len(self._ids), ids, completion, sampling_params or {})
-        if self._head is not None:
-            self._head.children += 1
-        self._nodes.append(node)
+        node = self._add(self._head, ids, completion, sampling_params or {})
         self._head = node
         self._extend_buffers(ids)
         return node
+
+    def _add(self, parent: Node | None, ids: IdArray, completion: Completion | None, sampling_params: Mapping[str, Any]) -> Node:
+        if completion is not None and completion.routed_experts is not None:
+            _drop_experts(parent)
+        node = Node(parent, parent.stop if parent is not None else 0, ids, completion, sampling_params)
+        if parent is not None:
+            parent.children += 1
+        self._nodes.append(node)
+        return node
+
+    # --- writing anywhere in the tree ------------------------------------------------------------------------------------
+
+    def grow(self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None) -> Node:
+        """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were added there before, that node is
+        given back: several answers to one prompt are siblings behind one node. `reason`: why a path is begun anew here."""
+        added = np.array(ids, dtype=np.int32)
+        key = (id(parent), blake2b(added.tobytes(), digest_size=16).digest())
+        node = self._observed.get(key)
+        if node is None:
+            node = self._observed[key] = self._add(parent, added, None, {})
+            node.fork_reason = reason
+        return node
+
+    def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
+        """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
+        _check_logprobs(completion)
+        return self._add(parent, completion.output_ids, completion, dict(sampling_params))
 
     def _extend_buffers(self, ids: IdArray) -> None:
         if not len(ids):
@@ -161,10 +186,26 @@ class Session:
         """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
         return bytes(self._json)
 
-    def shared_prefix(self, ids: IdArray) -> Node | None:
-        """The last node of the current path up to which `ids` agree with it token for token; None for no whole node."""
+    @property
+    def nodes(self) -> int:
+        """How many nodes the tree has."""
+        return len(self._nodes)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the nodes hold, each counted once."""
+        return sum(len(node.ids) for node in self._nodes)
+
+    def path_ids(self, node: Node | None) -> IdArray:
+        """The ids from the root to the end of `node`."""
+        return np.concatenate([step.ids for step in node.path()]) if node is not None else np.zeros(0, dtype=np.int32)
+
+    def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
+        """The last node of the path to `end` (default: the current path) up to which `ids` agree with it token for token; None for
+        no whole node."""
         shared: Node | None = None
-        for node in self._head.path() if self._head else ():
+        end = end if end is not None else self._head
+        for node in end.path() if end is not None else ():
             if node.stop > len(ids) or not np.array_equal(node.ids, ids[node.start : node.stop]):
                 break
             shared = node
@@ -177,11 +218,32 @@ class Session:
         given only if the session has no other.
         """
         leaves = [node for node in self._nodes if node.children == 0]
-        paths = [path for path in (_trimmed(leaf.path()) for leaf in leaves) if path]
+        paths = _maximal([path for path in (_trimmed(leaf.path()) for leaf in leaves) if path])
         if not paths and leaves:
             paths = [leaves[0].path()]
         trained: set[int] = set()
         return tuple(_trajectory(path, trained) for path in paths)
+
+
+def _drop_experts(node: Node | None) -> None:
+    """Forget the experts that were given with the turns up to `node`: those of a later turn hold them too."""
+    for step in node.path() if node is not None else ():
+        if step.completion is not None and step.completion.routed_experts is not None:
+            step.completion = replace(step.completion, routed_experts=None)
+
+
+def _check_logprobs(completion: Completion) -> None:
+    logprobs = completion.logprobs
+    if logprobs is not None and len(logprobs) != len(completion.output_ids):
+        raise TokenError(f"{len(completion.output_ids)} sampled ids came with {len(logprobs)} logprobs")
+
+
+def _maximal(paths: list[list[Node]]) -> list[list[Node]]:
+    """`paths` without those that are the beginning of another one, and without doubles (a path of which only a prompt that was
+    never answered is cut off)."""
+    inner = {id(node) for path in paths for node in path[:-1]}
+    kept = {id(path[-1]): path for path in reversed(paths) if id(path[-1]) not in inner}
+    return list(kept.values())[::-1]
 
 
 def _trimmed(path: list[Node]) -> list[Node]:
@@ -210,7 +272,9 @@ def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
         turns.append(_turn(node, completion, excluded))
     first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
     fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
-    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason)
+    last = path[-1].completion
+    experts = last.routed_experts if last is not None else None
+    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=experts)
 
 
 def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:

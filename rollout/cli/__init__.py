@@ -1,4 +1,4 @@
-"""The command line: `toolroll run`, `envs`, `tasks`, `check-template`, `engine`, `demo`."""
+"""The command line: `toolroll run`, `serve`, `envs`, `tasks`, `check-template`, `engine`, `demo`."""
 
 from toolroll.rollout.cli.app import main
 

@@ -18,6 +18,7 @@ from toolroll.rollout.cli.display import remarks, results_table, show_environmen
 from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome
 from toolroll.rollout.cli.play import run as run_environment
+from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.cli.settings import json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
 console = Console()
+app.command(name="serve")(serve_endpoint)
 
 
 def main() -> None:

@@ -7,12 +7,14 @@ from toolroll.rollout.engine.facts import ModelFacts
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.params import effective_params
 from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.stream import Progress
 
 __all__ = [
     "Engine",
     "EngineConfig",
     "Health",
     "ModelFacts",
+    "Progress",
     "effective_params",
     "generate_resumed",
     "parse_completion",

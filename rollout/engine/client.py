@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -26,6 +26,7 @@ from toolroll.rollout.engine.facts import ModelFacts, read_facts
 from toolroll.rollout.engine.failures import Failure, from_exception, from_response
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.params import check_names
+from toolroll.rollout.engine.stream import Progress, read_stream
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -45,6 +46,18 @@ class _Deadline:
     @property
     def left(self) -> float:
         return self.at - perf_counter()
+
+
+class _Told:
+    """Passes progress on, and remembers whether there was any."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.begun = False
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        self.begun = self.begun or bool(ids)
+        self._progress(ids)
 
 
 class Engine:
@@ -82,8 +95,9 @@ class Engine:
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One turn.
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """One turn. `progress` is called with the ids sampled so far, as they come; what it was told is not sampled anew, so that a
+        stream that breaks off later is an error.
 
         An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
         `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not
@@ -92,15 +106,21 @@ class Engine:
         await self._check(request)
         began = perf_counter()
         deadline = _Deadline(began + self.config.deadline)
+        told = _Told(progress) if progress is not None else None
         for attempt in range(1, self.config.attempts + 1):
             rid = uuid.uuid4().hex
-            outcome = await self._attempt(request, rid, deadline)
+            outcome = await self._attempt(request, rid, deadline, told)
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
                 completion = parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+                if self.config.return_routed_experts and completion.routed_experts is None and len(completion.output_ids):
+                    raise CompletionError(
+                        "routed experts were asked for and the engine sent none: start SGLang with --enable-return-routed-experts, "
+                        "and send to it directly (router 0.3.2 drops return_routed_experts)"
+                    )
                 self._largest_sampled = max(self._largest_sampled, int(completion.output_ids.max(initial=-1)))
                 return completion
-            pause = self._pause(outcome, attempt)
+            pause = None if told is not None and told.begun else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)
             logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
@@ -124,14 +144,15 @@ class Engine:
             raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
         check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
 
-    def _body(self, request: GenerateRequest, rid: str) -> bytes:
+    def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
         """The JSON body; the ids are spliced in where the session kept them as JSON."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
                 "return_logprob": request.return_logprob,
-                "stream": False,
+                "stream": stream,
                 "rid": rid,
+                **({"return_routed_experts": True} if self.config.return_routed_experts else {}),
                 **request.extra,
             }
         )
@@ -140,15 +161,18 @@ class Engine:
             ids = orjson.dumps(np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         return b'{"input_ids":[' + ids + b"]," + rest[1:]
 
-    async def _attempt(self, request: GenerateRequest, rid: str, deadline: _Deadline) -> Mapping[str, Any] | Failure:
+    async def _attempt(
+        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None
+    ) -> Mapping[str, Any] | Failure:
         headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
         limit = min(self.config.attempt_timeout, max(deadline.left, 0.001))
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self.config.connect_timeout)
+        sent = self._body(request, rid, stream=told is not None)
         self._in_flight.add(rid)
         try:
-            async with self._http().post(
-                f"{self.url}/generate", data=self._body(request, rid), headers=headers, timeout=timeout
-            ) as response:
+            async with self._http().post(f"{self.url}/generate", data=sent, headers=headers, timeout=timeout) as response:
+                if told is not None and response.status == 200 and response.content_type == "text/event-stream":
+                    return await read_stream(response, told)
                 body = await response.read()
                 if response.status != 200:
                     return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
@@ -217,6 +241,10 @@ class Engine:
                 return [self.url]  # a router that has no worker yet: ask again next time
             self._workers = urls or [self.url]
         return self._workers
+
+    async def behind_router(self) -> bool:
+        """Whether a router stands between, which drops some parameters without a word."""
+        return await self.workers() != [self.url]
 
     async def facts(self) -> ModelFacts:
         """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's."""

@@ -18,6 +18,8 @@ class ModelFacts:
     weight_version: str | None = None
     model_path: str | None = None
     max_input_length: int | None = None
+    deterministic: bool = False
+    """Whether a `sampling_seed` gives the same tokens again (--enable-deterministic-inference)."""
 
     @property
     def prompt_limit(self) -> int | None:
@@ -42,6 +44,7 @@ def read_facts(model_info: Mapping[str, Any], server_info: Mapping[str, Any], mo
         weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
         max_input_length=_integer(server_info.get("max_req_input_len")),
+        deterministic=server_info.get("enable_deterministic_inference") is True,
     )
 
 

@@ -8,28 +8,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine.client import Engine
-from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
 
 
+class Turns(Protocol):
+    """What is resumed: `Engine`, or what stands before one."""
+
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """One call of `/generate`."""
+        ...
+
+
 async def generate_resumed(
-    engine: Engine,
+    engine: Turns,
     request: GenerateRequest,
     *,
     max_resumes: int,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    progress: Progress | None = None,
 ) -> Completion:
     """`engine.generate`, resumed after an abort at most `max_resumes` times.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too. `max_new_tokens` counts over all parts.
     """
-    whole = await engine.generate(request)
+    whole = await engine.generate(request, progress=progress)
     limit = int(request.sampling_params.get("max_new_tokens", 0))
     for resume in range(max_resumes):
         left = limit - len(whole.output_ids)
@@ -42,10 +52,15 @@ async def generate_resumed(
                 input_ids=np.concatenate([request.input_ids, whole.output_ids]),
                 input_ids_json=None,
                 sampling_params={**request.sampling_params, "max_new_tokens": left},
-            )
+            ),
+            progress=_behind(progress, whole.output_ids),
         )
         whole = join(whole, part)
     return whole
+
+
+def _behind(progress: Progress | None, before: IdArray) -> Progress | None:
+    return None if progress is None else lambda ids: progress([*before.tolist(), *ids])
 
 
 def join(first: Completion, second: Completion) -> Completion:
@@ -65,6 +80,7 @@ def join(first: Completion, second: Completion) -> Completion:
         cached_tokens=first.cached_tokens,
         latency=first.latency + second.latency,
         attempts=first.attempts + second.attempts,
+        top_logprobs=[*first.top_logprobs, *second.top_logprobs] if first.top_logprobs and second.top_logprobs else None,
     )
 
 

@@ -1,0 +1,86 @@
+"""`toolroll serve` and its options."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.cli.settings import json_object
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.server.serve import serve as serve_endpoint
+from toolroll.rollout.server.settings import EndpointSettings
+
+console = Console()
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="folder or name of the served model's tokenizer; `embedded` for the one in the package")],
+    engine: Annotated[str, typer.Option(help="address of SGLang or its router")] = "http://127.0.0.1:30000",
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
+    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the key; needed where host is no loopback")] = None,
+    parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "qwen25",
+    chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
+    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
+    history: Annotated[str, typer.Option(help="fork or preserve, where the template rewrites history")] = "fork",
+    sampling_params: Annotated[str | None, typer.Option(help="JSON, SGLang's names: for what a request leaves open")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="where a request names none; default: the room that is left")] = None,
+    context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
+    max_resumes: Annotated[int, typer.Option(help="how often a turn that the engine aborted is resumed")] = 3,
+    verify: Annotated[str, typer.Option(help="off, sample or always")] = "sample",
+    seed: Annotated[str, typer.Option(help="refuse or best_effort, where the engine is not deterministic")] = "refuse",
+    model_names: Annotated[str, typer.Option(help="any, or own: refuse requests that name another model")] = "any",
+    grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
+    idle: Annotated[float, typer.Option(help="seconds after which an unused session is dropped")] = 3600.0,
+    max_sessions: Annotated[int, typer.Option()] = 10_000,
+) -> None:
+    """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
+    api_key = None
+    if api_key_env is not None:
+        api_key = os.environ.get(api_key_env)
+        if not api_key:
+            raise UsageError(f"--api-key-env {api_key_env}: that variable is not set")
+    args = _valid(
+        RolloutArgs,
+        engine_url=engine,
+        hf_checkpoint=model,
+        tool_call_parser=parser,
+        chat_template=chat_template,
+        apply_chat_template_kwargs=json_object(chat_template_kwargs, "--chat-template-kwargs") or {},
+        history=history,
+        context_length=context_length,
+        max_resumes=max_resumes,
+    )
+    settings = _valid(
+        EndpointSettings,
+        host=host,
+        port=port,
+        api_key=api_key,
+        sampling_params=json_object(sampling_params, "--sampling-params") or {},
+        default_max_tokens=max_tokens,
+        model_names=model_names,
+        seed=seed,
+        verify=verify,
+        grace=grace,
+        idle=idle,
+        max_sessions=max_sessions,
+    )
+    asyncio.run(serve_endpoint(args, settings, _ready))
+
+
+def _ready(url: str) -> None:
+    console.print(f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1", highlight=False, soft_wrap=True)
+
+
+def _valid(kind: Any, **values: Any) -> Any:
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        words = "; ".join(f"--{'.'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}".lstrip("-: ") for e in error.errors())
+        raise UsageError(words) from error

@@ -1,0 +1,153 @@
+"""Answers in OpenAI's wire format, with the exact ids beside them: `prompt_token_ids`, `choices[i].token_ids`, and the id of every
+token in the logprobs (the stop token included, so that they align with `token_ids`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from toolroll.rollout.server.turns import Choice, Served
+from toolroll.rollout.session import Session
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Completion, Trajectory
+
+
+def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
+    """A `chat.completion`."""
+    choices = []
+    for index, choice in enumerate(served.choices):
+        entry = {
+            "index": index,
+            "message": wire_message(choice),
+            "finish_reason": finish_reason(choice),
+            "logprobs": chat_logprobs(choice.completion, encoder, top) if logprobs else None,
+            **exact(choice),
+        }
+        choices.append(entry)
+    return {**head(served, "chat.completion"), "choices": choices, "usage": served.usage, **tokens(served)}
+
+
+def text_body(served: Served, encoder: Encoder, *, logprobs: int | None) -> dict[str, Any]:
+    """A `text_completion`."""
+    choices = [
+        {
+            "index": index,
+            "text": choice.text,
+            "finish_reason": finish_reason(choice),
+            "logprobs": text_logprobs(choice.completion, encoder, logprobs) if logprobs is not None else None,
+            **exact(choice),
+        }
+        for index, choice in enumerate(served.choices)
+    ]
+    return {**head(served, "text_completion"), "choices": choices, "usage": served.usage, **tokens(served)}
+
+
+def head(served: Served, kind: str) -> dict[str, Any]:
+    """What every object begins with."""
+    return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
+
+
+def tokens(served: Served) -> dict[str, Any]:
+    """The exact prompt, and by what the sampling was constrained."""
+    body: dict[str, Any] = {"prompt_token_ids": served.prompt_ids.tolist()}
+    if served.constrained:
+        body["constrained"] = served.constrained
+    return body
+
+
+def exact(choice: Choice) -> dict[str, Any]:
+    """What was sampled, and what it stopped at."""
+    completion = choice.completion
+    return {
+        "token_ids": completion.output_ids.tolist(),
+        "stop_reason": completion.matched,
+        "weight_version": completion.weight_version,
+    }
+
+
+def wire_message(choice: Choice) -> dict[str, Any]:
+    """The message as a client gets it."""
+    assert choice.reading is not None
+    return {**choice.reading.message, "refusal": None}
+
+
+def finish_reason(choice: Choice) -> str:
+    """`length` stays `length` whatever stands in the reply; `tool_calls` where it ended by itself with a call."""
+    if choice.completion.finish_reason == "stop" and choice.reading is not None and choice.reading.parsed.tool_calls:
+        return "tool_calls"
+    return choice.completion.finish_reason
+
+
+def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
+    """`content`: one entry a sampled token."""
+    assert completion.logprobs is not None
+    entries = []
+    for at, (index, value) in enumerate(zip(completion.output_ids.tolist(), completion.logprobs.tolist(), strict=True)):
+        likeliest = completion.top_logprobs[at][:top] if top and completion.top_logprobs else ()
+        entries.append(
+            {**_token(encoder, index, value), "top_logprobs": [_token(encoder, other, logprob) for logprob, other in likeliest]}
+        )
+    return {"content": entries, "refusal": None}
+
+
+def _token(encoder: Encoder, index: int, logprob: float) -> dict[str, Any]:
+    text = encoder.decode([index])
+    whole = "\ufffd" not in text
+    return {"token": text, "token_id": index, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
+    """The form of text completions."""
+    assert completion.logprobs is not None
+    texts = [encoder.decode([index]) for index in completion.output_ids.tolist()]
+    offsets = [0]
+    for text in texts:
+        offsets.append(offsets[-1] + len(text))
+    places = completion.top_logprobs or [()] * len(texts)
+    return {
+        "tokens": texts,
+        "token_logprobs": completion.logprobs.tolist(),
+        "token_ids": completion.output_ids.tolist(),
+        "text_offset": offsets[:-1],
+        "top_logprobs": [{encoder.decode([other]): value for value, other in place[:top]} for place in places] if top else None,
+    }
+
+
+# --- training data -------------------------------------------------------------------------------------------------------
+
+
+def trajectories_body(session: Session) -> list[dict[str, Any]]:
+    """Every trajectory as JSON; logprobs of what was not sampled are null."""
+    return [_trajectory(found) for found in session.trajectories()]
+
+
+def _trajectory(found: Trajectory) -> dict[str, Any]:
+    return {
+        "input_ids": found.input_ids.tolist(),
+        "loss_mask": found.loss_mask.tolist(),
+        "logprobs": [None if math.isnan(value) else value for value in found.logprobs.tolist()],
+        "prompt_length": found.prompt_length,
+        "source": found.source,
+        "fork_reason": found.fork_reason,
+        "turns": [
+            {
+                "start": turn.start,
+                "stop": turn.stop,
+                "finish_reason": turn.finish_reason,
+                "matched": turn.matched,
+                "excluded": turn.excluded,
+                "constrained": constrained_by(turn.sampling_params),
+                "sampling_params": dict(turn.sampling_params),
+                "weight_versions": [[span.version, span.start, span.stop] for span in turn.weight_versions],
+                "prompt_tokens": turn.prompt_tokens,
+                "cached_tokens": turn.cached_tokens,
+            }
+            for turn in found.turns
+        ],
+    }
+
+
+def constrained_by(params: Mapping[str, Any]) -> str | None:
+    """Which sampling parameter constrained the distribution."""
+    return next((name for name in ("ebnf", "json_schema", "regex", "structural_tag") if params.get(name)), None)

@@ -1,0 +1,296 @@
+"""The HTTP server: one class with handlers over `Endpoint`.
+
+Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry` whether trying again can help; a
+session is reached with the server's key or its own, compared in constant time; nothing that a client sends becomes a file name, and
+only a checked session id becomes a header of a request to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from toolroll.rollout.server.answers import trajectories_body
+from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.sampling import check_defaults
+from toolroll.rollout.server.sessions import LiveSession, check_id
+from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.turns import Served
+from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
+from toolroll.rollout.server.works import Work
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER = "x-session-id"
+_RETRY_HEADER = "x-stainless-retry-count"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EndpointServer:
+    """Serves `endpoint` on its settings' address while its context is open; `url` has the port that was taken."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.settings = endpoint.settings
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EndpointServer:
+        await self.endpoint.start()
+        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._errors, self._keys])
+        app.add_routes(self._routes())
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
+        try:
+            await site.start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._runner is not None and self._sweeper is not None
+        self._sweeper.cancel()
+        await self.endpoint.aclose()
+        await self._runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.get("/health", self._health),
+            web.post("/sessions", self._create),
+            web.get("/sessions/{session}/trajectories", self._trajectories),
+            web.get("/sessions/{session}/trace", self._trace),
+            web.post("/sessions/{session}/reward", self._reward),
+            web.delete("/sessions/{session}", self._delete),
+        ]
+        for prefix in ("", "/sessions/{session}"):
+            routes += [
+                web.post(f"{prefix}/v1/chat/completions", self._chat),
+                web.post(f"{prefix}/v1/completions", self._text),
+                web.get(f"{prefix}/v1/models", self._models),
+                web.get(prefix + "/v1/models/{model:.+}", self._model),
+                web.post(f"{prefix}/tokenize", self._tokenize),
+                web.post(f"{prefix}/v1/tokenize", self._tokenize),
+            ]
+        return routes
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self.settings.idle / 2))
+            self.endpoint.sessions.drop_idle()
+
+    # --- around every handler --------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _refusal(_http_error(error))
+        except ConnectionError:
+            raise  # the client has gone: there is nobody to answer
+        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
+            found = api_error(error)
+            if found.code == "internal_error":
+                logger.exception("a request to %s failed", request.path)
+            return _refusal(found)
+
+    @web.middleware
+    async def _keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        key = self.settings.api_key
+        if key is not None and request.path != "/health":
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            session_id = self._named(request)
+            owned = session_id is not None and _same(given, session_key(key, session_id))
+            if not (_same(given, key) or owned):
+                raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
+            request["session_only"] = session_id if owned else None
+        return await handler(request)
+
+    def _named(self, request: web.Request) -> str | None:
+        """The session that the path or the header names."""
+        named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
+        if len(named) > 1:
+            raise ApiError(400, "invalid_session_id", "the path and the header name two sessions", param="session_id")
+        return check_id(str(next(iter(named)))) if named else None
+
+    # --- completions -----------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await _json_body(request)
+        live = self._live(request, body)
+        asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return await self._answer(request, live, asked, work)
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        body = await _json_body(request)
+        live = self._live(request, body)
+        asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return await self._answer(request, live, asked, work)
+
+    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
+        """The request's session: by path, header or body; one that is forgotten at once where there is none."""
+        named = self._named(request)
+        given = body.get("session_id") if isinstance(body, dict) else None
+        if given is not None and named is not None and given != named:
+            raise ApiError(400, "invalid_session_id", "the body names another session than the path or header", param="session_id")
+        if given is not None and request.get("session_only", given) not in (None, given):
+            raise ApiError(401, "invalid_api_key", "the key is another session's")
+        session_id = named or given
+        if session_id is None:
+            return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+        return self.endpoint.sessions.of(check_id(str(session_id)))
+
+    async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+        live.works.join(work)
+        try:
+            if asked.request.stream:
+                return await self._stream(request, asked, work)
+            await asyncio.wait([work.task])
+            return _json(self.endpoint.deliver(work).body)
+        finally:
+            live.works.leave(work)
+
+    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+        await opened(self.endpoint, work)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        async for line in event_lines(self.endpoint, asked, work):
+            await response.write(line)
+        await response.write_eof()
+        return response
+
+    # --- the model -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return _json({"object": "list", "data": [model_card(self.endpoint)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["model"]
+        if name != self.endpoint.model:
+            raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
+        return _json(model_card(self.endpoint))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await _json_body(request)
+        asked = read(TokenizeRequest, body)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
+        if asked.messages is not None:
+            template = self.endpoint.variants.get(asked.chat_template_kwargs)
+            messages = read_messages(
+                asked.messages, developer="developer" in template.renderer.source, answer=asked.add_generation_prompt
+            )
+            tools = body.get("tools") or []
+            ids = template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
+        else:
+            ids = self.endpoint.served.template.encoder.encode(asked.prompt or "")
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
+
+    # --- sessions --------------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        asked = read(SessionRequest, await _json_body(request) if request.can_read_body else {}, labels=False)
+        only = request.get("session_only")
+        if only is not None and asked.session_id != only:
+            raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
+        check_defaults(asked.sampling_params)
+        live = self.endpoint.sessions.create(asked.session_id or uuid.uuid4().hex, asked.sampling_params)
+        key = self.settings.api_key
+        made = {"session_id": live.id, "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1"}
+        return _json({**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201)
+
+    async def _trajectories(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        await live.settle()
+        return _json(
+            {
+                "session_id": live.id,
+                "reward": live.reward,
+                "info": live.info,
+                "forks": live.tree.forks,
+                "mismatches": dict(live.mismatches),
+                "in_flight": live.works.in_flight,
+                "trajectories": trajectories_body(live.session),
+            }
+        )
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        entries = []
+        for node, kind in live.trace:
+            said = node.completion
+            assert said is not None
+            entries.append(
+                {
+                    "object": kind,
+                    "prompt_token_ids": live.session.path_ids(node.parent).tolist(),
+                    "completion_token_ids": said.output_ids.tolist(),
+                    "logprobs": said.logprobs.tolist() if said.logprobs is not None else None,
+                    "finish_reason": said.finish_reason,
+                }
+            )
+        return _json({"session_id": live.id, "trace": entries})
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        asked = read(RewardRequest, await _json_body(request), labels=False)
+        live.reward, live.info = asked.reward, asked.info
+        return _json({"session_id": live.id, "reward": live.reward})
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        session_id = request.match_info["session"]
+        await self.endpoint.sessions.drop(session_id)
+        return _json({"session_id": session_id, "deleted": True})
+
+
+def session_key(key: str, session_id: str) -> str:
+    """The key that opens one session only."""
+    return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
+
+
+def _same(given: str, key: str) -> bool:
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+async def _json_body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, "invalid_json", f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    return body
+
+
+def _http_error(error: web.HTTPException) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    return ApiError(error.status, codes.get(error.status, "http_error"), error.text or error.reason)
+
+
+def _refusal(error: ApiError) -> web.Response:
+    headers = {"x-should-retry": "true" if error.retry else "false"}
+    return _json(error.body, status=error.status, headers=headers)
+
+
+def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type="application/json")

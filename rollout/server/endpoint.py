@@ -1,0 +1,303 @@
+"""`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and the in-process client.
+
+Invariants: planning and committing never wait, so that concurrent requests of one session cannot come between them; what is handed
+out is committed first, and what is never handed out is never trained; a failure is an `ApiError` and touches no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.reply import Reading, read_reply
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.server.answers import chat_body, text_body
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
+from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.settings import EndpointSettings
+from toolroll.rollout.server.texts import TextPrompt, plan_text
+from toolroll.rollout.server.tree import Check, Prompt
+from toolroll.rollout.server.turns import Choice, Served
+from toolroll.rollout.server.variants import Variants
+from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
+from toolroll.rollout.server.works import Work
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+
+_CHECK_EVERY = 16
+"""Of the deltas that a learned frame made, how many are derived anew under verify="sample": one in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, read: what a retry of it is known by, and how its answers are made and shown."""
+
+    request: ChatRequest | CompletionRequest
+    body: Mapping[str, Any]
+    key: bytes
+    use: ToolUse | None = None
+
+
+class Endpoint:
+    """Serves `served` to many sessions. Call `start` before the first request, `aclose` at the end (`served` stays open)."""
+
+    def __init__(self, served: ServedModel, settings: EndpointSettings | None = None) -> None:
+        self.served = served
+        self.settings = settings or EndpointSettings()
+        self.sessions = Sessions(self.settings)
+        self.abilities = Abilities()
+        self.variants = Variants(served.template)
+
+    @property
+    def model(self) -> str:
+        """The served model's name."""
+        return self.served.name or "toolroll"
+
+    async def start(self) -> None:
+        """Find out what the engine can do."""
+        facts = await self.served.engine.facts()
+        routed = await self.served.engine.behind_router() if isinstance(self.served.engine, Engine) else False
+        self.abilities = Abilities(
+            deterministic=facts.deterministic,
+            behind_router=routed,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+        )
+
+    async def aclose(self) -> None:
+        """Abort what is in flight."""
+        await self.sessions.aclose()
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def ask_chat(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+        """Begin, or join, the chat completion that `body` asks for."""
+        request = read(ChatRequest, body)
+        asked = Asked(request, body, _key(body, "chat"))
+        joined = live.works.retried(asked.key, retry) if retry else None
+        if joined is not None:
+            return asked, joined
+        self._admit(live, request)
+        tools = list(body.get("tools") or ())
+        params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
+        use = apply_tool_choice(request, tools, self.served.parser.name, params)
+        top = top_logprobs(request)
+        template = self.variants.get(request.chat_template_kwargs)
+        messages = read_messages(request.messages, developer="developer" in template.renderer.source)
+        prompt = live.tree.plan(messages, use.tools, template)
+        if prompt.turn is not None and prompt.turn.source is not None:
+            live.works.forget(prompt.turn.source)  # its client has the answer: it goes on from it
+            prompt.turn.source = None
+        first = live.answers[prompt.digest]
+        live.answers[prompt.digest] += request.n
+
+        async def run(work: Work[Served]) -> Served:
+            completions, sent = await self._sample(live, template, prompt.input_ids, params, request, work, top)
+            choices = [
+                self._chat_choice(live, prompt, completion, sent, use, request, first + index)
+                for index, completion in enumerate(completions)
+            ]
+            served = self._served("chatcmpl", prompt.input_ids, choices, sent, use.constrained)
+            served.commit = lambda: self._commit_chat(live, prompt, served, request, top, work)
+            return served
+
+        work = live.works.start(asked.key, request.n, run)
+        work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
+        return asked, work
+
+    def ask_text(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+        """Begin, or join, the text completion that `body` asks for."""
+        request = read(CompletionRequest, body)
+        asked = Asked(request, body, _key(body, "text"))
+        joined = live.works.retried(asked.key, retry) if retry else None
+        if joined is not None:
+            return asked, joined
+        self._admit(live, request)
+        params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
+        top = top_logprobs(request)
+        plan = plan_text(live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
+
+        async def run(work: Work[Served]) -> Served:
+            completions, sent = await self._sample(live, self.served.template, plan.input_ids, params, request, work, top)
+            choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
+            served = self._served("cmpl", plan.input_ids, choices, sent, None)
+            served.commit = lambda: self._commit_text(live, plan, served, request)
+            return served
+
+        return asked, live.works.start(asked.key, request.n, run)
+
+    def deliver(self, work: Work[Served]) -> Served:
+        """The result of a finished work, committed to its session."""
+        if work.task.cancelled():
+            raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
+        served = work.task.result()
+        if served.commit is not None:
+            served.body = served.commit()
+            served.commit = None
+        work.delivered = True
+        return served
+
+    def _admit(self, live: LiveSession, request: Sampling) -> None:
+        settings = self.settings
+        if settings.model_names == "own" and request.model not in (None, self.model):
+            raise ApiError(404, "model_not_found", f"this endpoint serves {self.model!r}, not {request.model!r}", param="model")
+        if live.session.nodes >= settings.max_nodes:
+            words = f"the session has {live.session.nodes} nodes, the limit: begin another one"
+            raise ApiError(409, "session_full", words, param="session_id")
+        if live.works.in_flight >= settings.max_in_flight:
+            words = f"the session has {live.works.in_flight} requests in flight, the limit"
+            raise ApiError(429, "too_many_requests", words, retry=True)
+
+    # --- sampling --------------------------------------------------------------------------------------------------------
+
+    async def _sample(
+        self,
+        live: LiveSession,
+        template: ChatTemplate,
+        ids: IdArray,
+        params: Mapping[str, Any],
+        request: Sampling,
+        work: Work[Served],
+        top: int,
+    ) -> tuple[list[Completion], dict[str, Any]]:
+        """All answers, each a request of its own (they share the prompt in the engine's prefix cache), or an error."""
+        sent = await self.served.effective_params(params, len(ids), template)
+        extra = {"top_logprobs_num": top} if top else {}
+        ask = GenerateRequest(input_ids=ids, sampling_params=sent, session_id=live.id, extra=extra)
+
+        async def one(index: int) -> Completion:
+            progress = (lambda got: work.report(index, list(got))) if request.stream else None
+            completion = await self.served.generate(ask, progress=progress)
+            if completion.finish_reason == "abort":
+                raise ApiError(503, "engine_aborted", "the engine aborted the request (a weight update, say)", retry=True)
+            if top and completion.top_logprobs is None and len(completion.output_ids):
+                raise ApiError(502, "engine_error", "the engine gave no top logprobs, which were asked for")
+            return completion
+
+        async with asyncio.timeout(self.settings.timeout):
+            tasks = [asyncio.ensure_future(one(index)) for index in range(request.n)]
+            try:
+                return list(await asyncio.gather(*tasks)), sent
+            finally:
+                for task in tasks:  # one that failed ends all: an answer that is not handed out is not wanted
+                    task.cancel()
+
+    def _chat_choice(
+        self,
+        live: LiveSession,
+        prompt: Prompt,
+        completion: Completion,
+        params: Mapping[str, Any],
+        use: ToolUse,
+        request: ChatRequest,
+        nth: int,
+    ) -> Choice:
+        reading: Reading = read_reply(
+            self.served,
+            prompt.template,
+            completion,
+            params,
+            tools=use.tools if use.offered else None,
+            place=call_place(live.id, len(prompt.input_ids), nth),
+            stop_strings=request.stop_strings,
+        )
+        return Choice(completion, reading.said, reading)
+
+    def _shown(self, completion: Completion, request: CompletionRequest) -> str:
+        template = self.served.template
+        said = template.sampled(
+            completion.output_ids, finish_reason=completion.finish_reason, stop_token_ids=request.stop_token_ids or ()
+        ).said
+        if isinstance(completion.matched, str) and completion.matched in request.stop_strings:
+            said = said.partition(completion.matched)[0]
+        return said
+
+    def _served(self, prefix: str, ids: IdArray, choices: list[Choice], params: Mapping[str, Any], constrained: str | None) -> Served:
+        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, constrained)
+
+    # --- committing ------------------------------------------------------------------------------------------------------
+
+    def _commit_chat(
+        self, live: LiveSession, prompt: Prompt, served: Served, request: ChatRequest, top: int, work: Work[Served]
+    ) -> dict[str, Any]:
+        observed = live.tree.observe(prompt)
+        for choice in served.choices:
+            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+            assert choice.reading is not None
+            live.tree.commit(prompt, node, choice.reading).source = work
+            live.trace.append((node, "chat.completion"))
+        if prompt.preserved:
+            live.mismatches["preserved"] += 1
+        if prompt.check is not None:
+            self._schedule_check(live, prompt, prompt.check)
+        return chat_body(served, self.served.template.encoder, logprobs=bool(request.logprobs), top=top)
+
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served, request: CompletionRequest) -> dict[str, Any]:
+        observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
+        for choice in served.choices:
+            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+            live.texts.append(node)
+            live.trace.append((node, "text_completion"))
+        return text_body(served, self.served.template.encoder, logprobs=request.logprobs)
+
+    def _schedule_check(self, live: LiveSession, prompt: Prompt, check: Check) -> None:
+        live.framed += 1
+        verify = self.settings.verify
+        if verify == "off" or (verify == "sample" and live.framed % _CHECK_EVERY):
+            return
+
+        async def run() -> None:
+            kind = await self.served.off_loop(
+                prompt.template.check, check.before, check.new, check.tools, check.sampled, check.input_ids
+            )
+            if kind is not None:
+                live.mismatches[kind] += 1
+
+        task = asyncio.get_running_loop().create_task(run())
+        live.checks.add(task)
+        task.add_done_callback(live.checks.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamNote:
+    """What a stream must know before the answer is there."""
+
+    template: ChatTemplate
+    offered: bool
+    session_id: str
+    prompt_length: int
+    first: int
+
+
+def model_card(endpoint: Endpoint) -> dict[str, Any]:
+    """The served model as `/v1/models` lists it."""
+    length = endpoint.abilities.context_length
+    return {"id": endpoint.model, "object": "model", "created": 0, "owned_by": "toolroll", "max_model_len": length}
+
+
+def retry_number(header: str | None) -> int:
+    """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
+    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
+
+
+def call_place(session_id: str, prompt_length: int, nth: int) -> str:
+    """The place that seeds the ids of a reply's calls; `nth` answer to its prompt."""
+    return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
+
+
+def _key(body: Mapping[str, Any], kind: str) -> bytes:
+    """What two attempts of one request have in common."""
+    try:
+        return blake2b(kind.encode() + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+    except TypeError as error:
+        raise refused("body", f"the body is no JSON: {error}", code="invalid_json") from error

@@ -1,0 +1,79 @@
+"""Every way in which the endpoint says no: OpenAI's error bodies with stable codes, classified in one place.
+
+`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey: only what can succeed is tried again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolroll.rollout.errors import ContextOverflowError, EngineError, TemplateError, TokenError, ToolrollError, UsageError
+
+
+class ApiError(ToolrollError):
+    """A refusal: HTTP `status`, `code` (stable), the `param` at fault, and whether the same request may succeed later."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry = retry
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        return {
+            "error": {"message": str(self), "type": _TYPES.get(self.status, "server_error"), "param": self.param, "code": self.code}
+        }
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def refused(param: str, message: str, *, code: str = "unsupported_parameter") -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, code, message, param=param)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """`error` as the endpoint answers it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextOverflowError):
+        return ApiError(400, "context_length_exceeded", str(error), param="messages")
+    if isinstance(error, TemplateError):
+        return ApiError(400, "invalid_messages", str(error), param="messages")
+    if isinstance(error, UsageError):
+        return ApiError(400, "unsupported_parameter", str(error), param=_param_in(str(error)))
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "timeout", "the engine did not answer in time", retry=True)
+    if isinstance(error, EngineError):
+        return _engine_error(error)
+    if isinstance(error, TokenError):
+        return ApiError(500, "token_error", str(error))
+    return ApiError(500, "internal_error", f"the endpoint itself failed: {type(error).__name__}")
+
+
+def _engine_error(error: EngineError) -> ApiError:
+    status = error.status
+    if status == 429 or status == 503:
+        return ApiError(503, "engine_overloaded", str(error), retry=True)
+    if status is not None and 400 <= status < 500:
+        return ApiError(400, "engine_refused", str(error))
+    return ApiError(502, "engine_error", str(error), retry=True)
+
+
+def _param_in(message: str) -> str | None:
+    """The parameter that a message names first, in quotation marks."""
+    parts = message.split("'", 2)
+    return parts[1] if len(parts) == 3 else None

@@ -1,0 +1,148 @@
+"""The messages of a request: checked, and brought into the form in which a client's echo can be compared with what was served.
+
+Invariants: what a client's library changes on its own does not count (the order of JSON keys in arguments, the ids of tool calls,
+`null` for an empty content, dropped reasoning, text in parts); everything else does. A field that a chat template would pass over
+is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.template.render import plain_content
+from toolroll.rollout.types import Message
+
+_ROLES = {
+    "system": frozenset({"role", "content", "name"}),
+    "developer": frozenset({"role", "content", "name"}),
+    "user": frozenset({"role", "content", "name"}),
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
+    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}),
+}
+_INERT = frozenset({"provider_specific_fields", "annotations"})
+"""What client libraries hang on their messages and no model ever reads."""
+
+Digest = bytes
+START: Digest = b""
+
+
+def read_messages(given: Sequence[Mapping[str, Any]], *, developer: bool = False, answer: bool = True) -> list[Message]:
+    """`given` as plain messages: text parts joined, empty fields left out. `developer`: whether the template knows that role; where it
+    does not, its messages are the system's. `answer`: whether a reply to them is wanted."""
+    messages = [_read(message, index) for index, message in enumerate(given)]
+    if not developer:
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    if answer and messages[-1]["role"] == "assistant":
+        raise refused("messages", "the last message is the assistant's: continuing one is not supported", code="invalid_messages")
+    return messages
+
+
+def _read(given: Mapping[str, Any], index: int) -> Message:
+    role = given.get("role")
+    known = _ROLES.get(role) if isinstance(role, str) else None
+    if known is None:
+        words = f"messages[{index}].role is {role!r}; there are {', '.join(_ROLES)}"
+        raise refused(f"messages[{index}].role", words, code="invalid_messages")
+    message: Message = {"role": role}
+    for name, value in given.items():
+        if name in known:
+            if value is not None or name == "content":
+                message[name] = value
+        elif value and name not in _INERT:
+            raise refused(f"messages[{index}].{name}", f"messages[{index}].{name} cannot be honoured: no chat template shows it")
+    try:
+        message = plain_content(message)
+    except (TemplateError, KeyError) as error:
+        raise refused(f"messages[{index}].content", f"messages[{index}]: {error}") from error
+    if role == "assistant":
+        return _assistant(message, index)
+    if not isinstance(message.get("content"), str):
+        raise refused(f"messages[{index}].content", f"messages[{index}].content must be text", code="invalid_messages")
+    return message
+
+
+def _assistant(message: Message, index: int) -> Message:
+    reasoning = message.pop("reasoning", None)
+    if reasoning and not message.get("reasoning_content"):
+        message["reasoning_content"] = reasoning
+    message.setdefault("content", None)
+    calls = message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = [_call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls)]
+    return message
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise refused(place, f"{place} is no function call with a name", code="invalid_messages")
+    arguments = function.get("arguments")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": "{}" if arguments in (None, "") else arguments},
+    }
+
+
+# --- the form in which messages are compared -----------------------------------------------------------------------------
+
+
+class Echo:
+    """Digests of a conversation's beginnings, message by message: equal where a client's library would make no difference."""
+
+    def __init__(self, digest: Digest = START) -> None:
+        self.digest = digest
+        self._ids: dict[str, str] = {}
+        self._calls = 0
+
+    def add(self, message: Message) -> Digest:
+        """Take the next message in."""
+        form = orjson.dumps(self._form(message), option=orjson.OPT_SORT_KEYS)
+        self.digest = blake2b(self.digest + form, digest_size=16).digest()
+        return self.digest
+
+    def _form(self, message: Message) -> list[Any]:
+        role, content = message["role"], message.get("content") or ""
+        if role == "assistant":
+            return [role, content.strip(), [self._call(call) for call in message.get("tool_calls") or ()]]
+        if role == "tool":
+            given = str(message.get("tool_call_id") or "")
+            return [role, content, self._ids.get(given, "?" + given)]
+        return [role, content, message.get("name")]
+
+    def _call(self, call: Mapping[str, Any]) -> list[Any]:
+        self._ids[str(call.get("id") or "")] = str(self._calls)
+        self._calls += 1
+        return [call["function"]["name"], canonical(call["function"].get("arguments"))]
+
+
+def canonical(arguments: Any) -> Any:
+    """Arguments as data, so that spacing and the order of keys do not count; the text itself where it is no JSON."""
+    if isinstance(arguments, str):
+        try:
+            return orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return arguments
+    return arguments
+
+
+def same_reasoning(given: Message, served: Message) -> bool:
+    """Whether the client's echo left the reasoning alone, or left it out."""
+    said = given.get("reasoning_content")
+    return not said or str(said).strip() == str(served.get("reasoning_content") or "").strip()
+
+
+def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]) -> list[Message]:
+    """`new` messages with the call ids that were served in the place of the client's own; `given` and `served` are the same
+    beginning of the conversation, as the client has it and as it was served."""
+    ids: dict[str, str] = {}
+    for one, other in zip(given, served, strict=True):
+        for call, own in zip(one.get("tool_calls") or (), other.get("tool_calls") or (), strict=True):
+            ids[call["id"]] = own["id"]
+    return [{**m, "tool_call_id": ids[m["tool_call_id"]]} if m.get("tool_call_id") in ids else m for m in new]

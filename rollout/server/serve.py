@@ -1,0 +1,30 @@
+"""`toolroll serve`: the endpoint in front of an engine, until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.server.app import EndpointServer
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.settings import EndpointSettings
+
+
+async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is told the address."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with ServedModel.from_args(args) as served:
+        await served.off_loop(served.template.encoder.prepare)
+        try:
+            async with EndpointServer(Endpoint(served, settings)) as server:
+                ready(server.url)
+                await stop.wait()
+        except OSError as error:
+            raise UsageError(f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}") from error

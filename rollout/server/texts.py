@@ -1,0 +1,71 @@
+"""Prompts of text completions: which sampled node a text, or a list of ids, goes on from.
+
+Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a node only where it begins with the
+node's whole text and its rest, encoded by itself, is what the whole would have been encoded to at the seam ("4" is not the
+beginning of "42" where the tokenizer has one token for both).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.session import Node
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import IdArray
+
+_SEAM = 8
+"""So many tokens on the left of a seam are encoded again to see whether it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """`input_ids` whole; `parent` the node that it extends, `delta` what comes behind."""
+
+    input_ids: IdArray
+    parent: Node | None
+    delta: IdArray
+    reason: str | None = None
+
+
+def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None) -> TextPrompt:
+    """The tokens of `prompt` in this session."""
+    if not prompt:
+        raise refused("prompt", "the prompt is empty", code="invalid_value")
+    reason = "another text of the same session" if live.session.nodes else None
+    if isinstance(prompt, str):
+        found = _extended_text(live, prompt, encoder)
+        if found is not None:
+            return found
+        ids = np.array(encoder.encode(prompt), dtype=np.int32)
+        return TextPrompt(ids, None, ids, reason)
+    if any(index < 0 or (vocab_size is not None and index >= vocab_size) for index in prompt):
+        raise refused("prompt", f"the prompt holds an id outside the vocabulary of {vocab_size}", code="invalid_value")
+    ids = np.array(prompt, dtype=np.int32)
+    node = _extended_ids(live, ids)
+    return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)
+
+
+def _extended_ids(live: LiveSession, ids: IdArray) -> Node | None:
+    for node in sorted(live.texts, key=lambda node: -node.stop):
+        if node.stop <= len(ids) and np.array_equal(live.session.path_ids(node), ids[: node.stop]):
+            return node
+    return None
+
+
+def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:
+    for node in sorted(live.texts, key=lambda node: -node.stop):
+        before = live.session.path_ids(node)
+        text = encoder.decode(before)
+        if not prompt.startswith(text):
+            continue
+        rest = encoder.encode(prompt[len(text) :])
+        seam = before[-_SEAM:].tolist()
+        left = encoder.decode(seam)
+        if encoder.encode(left + prompt[len(text) :]) == [*encoder.encode(left), *rest]:
+            delta = np.array(rest, dtype=np.int32)
+            return TextPrompt(np.concatenate([before, delta]), node, delta)
+    return None

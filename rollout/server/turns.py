@@ -1,0 +1,48 @@
+"""What one request came to: the prompt, the completions, and what they read as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.rollout.reply import Reading
+from toolroll.rollout.types import Completion, IdArray
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer. `reading` is None for a text completion; `text` is what the client is shown then."""
+
+    completion: Completion
+    text: str
+    reading: Reading | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request's answers: `prompt_ids` as they were sent; `constrained` says by what the sampling was, if it was. `body` is made
+    once, when the answers are handed out."""
+
+    id: str
+    created: int
+    model: str
+    prompt_ids: IdArray
+    choices: list[Choice]
+    sampling_params: Mapping[str, Any]
+    constrained: str | None = None
+    body: dict[str, Any] | None = None
+    commit: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage, with the cached tokens."""
+        prompt = len(self.prompt_ids)
+        said = sum(len(choice.completion.output_ids) for choice in self.choices)
+        cached = max((choice.completion.cached_tokens for choice in self.choices), default=0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": said,
+            "total_tokens": prompt + said,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,0 +1,216 @@
+"""The bodies of requests, as pydantic models.
+
+Invariants: a field that is not here is refused by name, never passed over; null stands for "not set", as the SDKs mean it; a label
+that asks nothing of the answer (`user`, `metadata` ...) is taken and kept out of everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from toolroll.rollout.server.errors import ApiError, refused
+
+LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+"""Fields that ask nothing of the answer."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Sampling(BaseModel):
+    """What chat and text completions have in common."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    n: int = Field(1, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    session_id: str | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+
+class StreamOptions(BaseModel):
+    """`include_obfuscation` pads events against traffic analysis: only false can be honoured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class FunctionDefinition(BaseModel):
+    """A tool's function. `strict` may be false only: arguments are checked, not forced, unless a tool choice constrains them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolDefinition(BaseModel):
+    """One tool."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """A named tool choice."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class JsonSchema(BaseModel):
+    """A named JSON schema."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = "schema"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Text, any JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(Sampling):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens` goes before `max_tokens`; 0 is refused, not passed over."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionRequest(Sampling):
+    """`POST /v1/completions`. `prompt`: one text, or one list of ids."""
+
+    prompt: str | list[int]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_tokens`."""
+        return self.max_tokens
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /tokenize`: messages as they would be served, or plain text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
+    prompt: str | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class SessionRequest(BaseModel):
+    """`POST /sessions`: `sampling_params` (SGLang's names) hold for what the session's requests leave open."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: str | None = None
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+
+
+class RewardRequest(BaseModel):
+    """`POST /sessions/{id}/reward`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float = Field(allow_inf_nan=False)
+    info: dict[str, Any] = Field(default_factory=dict)
+
+
+def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
+    """`body` as a `kind`; a 400 that names the field otherwise."""
+    if not isinstance(body, dict):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    left = {name: value for name, value in body.items() if value is not None and not (labels and name in LABELS)}
+    try:
+        return kind.model_validate(left)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    first = error.errors()[0]
+    place = [part for part in first["loc"] if not _is_branch(part)]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        hint = _INSTEAD.get(param)
+        words = f"this endpoint cannot honour {param!r}" + (f": {hint}" if hint else "")
+        return refused(param, words)
+    return refused(param, f"{param}: {first['msg']}", code="invalid_value")
+
+
+def _is_branch(part: int | str) -> bool:
+    """Pydantic names the branch of a union in an error's place: `NamedChoice`, `list[str]`, `literal[...]`."""
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
+
+
+_INSTEAD = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "reasoning_effort": "give the chat template's own switch in chat_template_kwargs",
+}
+
+Sampling.model_rebuild()

@@ -1,0 +1,143 @@
+"""Requests in flight, and their answers for a while: what retries and hang-ups do.
+
+Invariants: a retry (the SDKs say so in a header) joins the request that its client gave up on, in flight or finished, and nothing is
+sampled twice; a request that nobody waits for any more lives for the grace time and is aborted then; what was never handed out is
+never committed, so it is not trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Work(Generic[T]):
+    """One request being answered: `task` gives its result; `waiting` counts those who want it; `delivered` once it was handed out.
+    `changed` is set whenever `progress` (the ids sampled so far, by choice) has grown, and at the end."""
+
+    key: bytes
+    task: asyncio.Task[T]
+    progress: list[list[int]]
+    waiting: int = 0
+    delivered: bool = False
+    joined: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    expiry: asyncio.TimerHandle | None = None
+    note: Any = None
+
+    def report(self, choice: int, ids: list[int]) -> None:
+        """Choice `choice` has come to `ids`."""
+        if len(ids) > len(self.progress[choice]):
+            self.progress[choice] = ids
+            self.wake()
+
+    def wake(self) -> None:
+        """Let those who follow the progress look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a result."""
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+
+class Works(Generic[T]):
+    """The works of one session; `grace` in seconds."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._works: dict[bytes, list[Work[T]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """How many are not done."""
+        return sum(not work.task.done() for work in self.all())
+
+    def all(self) -> list[Work[T]]:
+        """Those in flight, and those whose answers are kept for a retry."""
+        return [work for works in self._works.values() for work in works]
+
+    def start(self, key: bytes, choices: int, run: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
+        """Begin a new one: `run` is given it, to report progress."""
+
+        async def body() -> T:
+            await asyncio.sleep(0)  # until the work is there
+            try:
+                return await run(work)
+            finally:
+                work.wake()
+
+        work: Work[T] = Work(key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)])
+        work.task.add_done_callback(_retrieved)
+        self._works.setdefault(key, []).append(work)
+        return work
+
+    def retried(self, key: bytes, retry: int) -> Work[T] | None:
+        """The work that retry number `retry` of the request `key` stands for: one that its client gave up on, else one whose hang-up
+        was not seen yet; none where it has failed, and must be tried anew."""
+        alive = [work for work in self._works.get(key, ()) if not work.failed and work.joined < retry]
+        orphans = [work for work in alive if work.waiting == 0 and not work.delivered]
+        pending = [work for work in alive if not work.delivered]
+        work = next(iter(orphans or pending or alive), None)
+        if work is not None:
+            work.joined = retry
+        return work
+
+    def join(self, work: Work[T]) -> None:
+        """Somebody waits for `work`."""
+        work.waiting += 1
+        if work.expiry is not None:
+            work.expiry.cancel()
+            work.expiry = None
+
+    def leave(self, work: Work[T]) -> None:
+        """Somebody waits no more: served, or gone. The last one starts the grace time."""
+        work.waiting -= 1
+        if work.waiting == 0:
+            if self._grace == 0:
+                self._expire(work)
+            else:
+                work.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, work)
+
+    def forget(self, work: Work[T]) -> None:
+        """Drop a finished work early: its client has the answer."""
+        if work.waiting == 0 and work.delivered:
+            if work.expiry is not None:
+                work.expiry.cancel()
+            self._expire(work)
+
+    def _expire(self, work: Work[T]) -> None:
+        if work.waiting:
+            return
+        if not work.task.done():
+            work.task.cancel()
+        works = self._works.get(work.key, [])
+        if work in works:
+            works.remove(work)
+        if not works:
+            self._works.pop(work.key, None)
+
+    def cancel(self) -> list[asyncio.Task[T]]:
+        """End all of them: the session is being dropped."""
+        tasks = []
+        for works in self._works.values():
+            for work in works:
+                if work.expiry is not None:
+                    work.expiry.cancel()
+                if not work.task.done():
+                    work.task.cancel()
+                    tasks.append(work.task)
+        self._works.clear()
+        return tasks
+
+
+def _retrieved(task: asyncio.Task[T]) -> None:
+    """Look at the exception of a work that nobody waits for, which would be logged as never retrieved."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,213 @@
+"""Which turn a request goes on from: echoes, edits, sub-agents, rewriting templates."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.endpoints import Bench, endpoint
+from support.episodes import call
+from support.qwen import qwen3_tokenizer
+from support.worlds import TOOL
+
+from toolroll.rollout.server.tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
+
+USER: Any = {"role": "user", "content": "Hi"}
+THINKING = "<think>\nWhat now?\n</think>\n\n"
+
+
+async def ask(bench: Bench, messages: list[Any], **more: Any) -> Any:
+    return (await bench.client().chat.completions.create(model="m", messages=messages, tools=[TOOL], **more)).choices[0].message
+
+
+def answers(message: Any) -> list[Any]:
+    return [{"role": "tool", "tool_call_id": wanted.id, "content": f"seen {at}"} for at, wanted in enumerate(message.tool_calls or ())]
+
+
+def turned(message: dict[str, Any], change: str) -> dict[str, Any]:
+    """The echo of `message` as some client library leaves it."""
+    calls = message.get("tool_calls") or []
+    if change == "reasoning dropped":
+        message.pop("reasoning_content", None)
+    if change == "reasoning by its other name":
+        message["reasoning"] = message.pop("reasoning_content", None)
+    if change == "keys reordered":
+        for given in calls:
+            arguments = json.loads(given["function"]["arguments"])
+            given["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
+    if change == "ids regenerated":
+        for at, given in enumerate(calls):
+            given["id"] = f"call_{at}_{len(message['tool_calls'])}"
+    if change == "content empty":
+        message["content"] = message.get("content") or ""
+    if change == "content in parts":
+        message["content"] = [{"type": "text", "text": message.get("content") or ""}]
+    if change == "library fields":
+        message |= {"refusal": None, "audio": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
+    return message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "reasoning dropped", "reasoning by its other name", "keys reordered", "ids regenerated", "content empty", "content in parts",
+        "library fields",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("split", ["canonical", "random"])
+async def test_what_client_libraries_change_does_not_break_a_conversation(tokenizer: Any, change: str, split: Any) -> None:
+    said = [THINKING + call(at="x", b=[1, {"c": 2}]), THINKING + call(at="y") + call(at="z"), "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call], split=split) as bench:
+        messages: list[Any] = [USER]
+        for _ in range(3):
+            message = await ask(bench, messages)
+            echo = turned(message.model_dump(exclude_none=True), change)
+            ids = [given["id"] for given in echo.get("tool_calls") or ()]
+            messages += [echo, *({"role": "tool", "tool_call_id": each, "content": "seen"} for each in ids)]
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 3
+
+
+@pytest.mark.parametrize("edit", ["content", "reasoning", "arguments", "a call left out"])
+async def test_an_edited_reply_forks(tokenizer: Any, edit: str) -> None:
+    said = ["Hello.", THINKING + "Well." + call(at="x") + call(at="y"), "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
+        messages: list[Any] = [USER]
+        messages += [await ask(bench, messages), USER]
+        message = (await ask(bench, messages)).model_dump(exclude_none=True)
+        if edit == "content":
+            message["content"] = "Something else."
+        elif edit == "reasoning":
+            message["reasoning_content"] = "What else?"
+        elif edit == "arguments":
+            message["tool_calls"][0]["function"]["arguments"] = '{"at": "elsewhere"}'
+        else:
+            message["tool_calls"] = message["tool_calls"][:1]
+        results = [{"role": "tool", "tool_call_id": each["id"], "content": "seen"} for each in message["tool_calls"]]
+        await ask(bench, [*messages, message, *results])
+        first, second = await bench.trajectories()
+        assert [turn["excluded"] for turn in first["turns"]] == [None, None]
+        assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
+        assert second["fork_reason"] == EDITED
+        text = tokenizer.decode(second["input_ids"])
+        assert {"content": "Something else.", "reasoning": "What else?", "arguments": "elsewhere"}.get(edit, "Well.") in text
+
+
+async def test_an_edited_user_message_forks_behind_what_was_shared(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        first = [USER]
+        first += [await ask(bench, first)]
+        await ask(bench, [*first, {"role": "user", "content": "One"}])
+        await ask(bench, [*first, {"role": "user", "content": "Two"}])
+        trajectories = await bench.trajectories()
+        assert [len(found["turns"]) for found in trajectories] == [2, 2]
+        live = bench.endpoint.sessions.find("s")
+        assert live.session.tokens < sum(len(found["input_ids"]) for found in trajectories)
+
+
+async def test_a_sub_agent_is_another_root(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        main: list[Any] = [{"role": "system", "content": "You lead."}, USER]
+        main += [await ask(bench, main), USER]
+        sub: list[Any] = [{"role": "system", "content": "You follow."}, USER]
+        sub += [await ask(bench, sub), USER]
+        await ask(bench, main)
+        await ask(bench, sub)
+        compacted: list[Any] = [{"role": "system", "content": "You lead. So far: a greeting."}, USER]
+        await ask(bench, compacted)
+        trajectories = await bench.trajectories()
+        assert [len(found["turns"]) for found in trajectories] == [2, 2, 1]
+        assert [found["fork_reason"] for found in trajectories] == [None, NEW_ROOT, NEW_ROOT]
+
+
+async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
+    other: Any = {"type": "function", "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}}}
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        messages: list[Any] = [USER]
+        messages += [await ask(bench, messages), USER]
+        await bench.client().chat.completions.create(model="m", messages=messages, tools=[other])
+        trajectories = await bench.trajectories()
+        assert [found["fork_reason"] for found in trajectories] == [None, TOOLS_CHANGED]
+        assert "listen" in tokenizer.decode(trajectories[1]["input_ids"])
+
+
+async def test_a_template_that_strips_thoughts_forks(tokenizer: Any) -> None:
+    qwen = qwen3_tokenizer()
+    async with endpoint(qwen, lambda request: THINKING + "Hello.") as bench:
+        messages: list[Any] = [USER]
+        for _ in range(3):
+            messages += [await ask(bench, messages), USER]
+        trajectories = await bench.trajectories()
+        assert len(trajectories) == 3
+        assert sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 3
+        assert all("rewrite" in found["fork_reason"] or "render" in found["fork_reason"] for found in trajectories[1:])
+        assert bench.endpoint.sessions.find("s").tree.forks == [found["fork_reason"] for found in trajectories[1:]]
+
+
+async def test_tool_cycles_of_a_thinking_model_stay_together(tokenizer: Any) -> None:
+    qwen = qwen3_tokenizer()
+    said = [THINKING + call(at="x"), THINKING + call(at="y"), THINKING + "Done."]
+    async with endpoint(qwen, lambda request: said[request.call], split="random") as bench:
+        messages: list[Any] = [USER]
+        for _ in range(3):
+            message = await ask(bench, messages)
+            messages += [{"role": "assistant", "content": message.content, "tool_calls": message.tool_calls}, *answers(message)]
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 3
+
+
+async def test_other_switches_fork(tokenizer: Any) -> None:
+    qwen = qwen3_tokenizer()
+    async with endpoint(qwen, lambda request: "Hello.") as bench:
+        messages: list[Any] = [USER]
+        messages += [await ask(bench, messages), USER]
+        await ask(bench, messages, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        trajectories = await bench.trajectories()
+        assert trajectories[-1]["fork_reason"] == SWITCHES_CHANGED
+        assert qwen.decode(bench.engine.log[-1].input_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+async def test_a_cut_turn_is_closed_and_gone_on_from(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three four five six.") as bench:
+        reply = await bench.client().chat.completions.create(model="m", messages=[USER], max_completion_tokens=3)
+        assert reply.choices[0].finish_reason == "length"
+        await bench.client().chat.completions.create(model="m", messages=[USER, reply.choices[0].message, USER])  # type: ignore[list-item]
+        [trajectory] = await bench.trajectories()
+        assert [turn["finish_reason"] for turn in trajectory["turns"]] == ["length", "stop"]
+
+
+async def test_a_stop_string_ends_what_is_shown_and_nothing_of_what_is_kept(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "One STOP two.") as bench:
+        reply: Any = await bench.client().chat.completions.create(model="m", messages=[USER], stop=["STOP"])
+        assert reply.choices[0].message.content == "One"
+        assert reply.choices[0].stop_reason == "STOP"
+        assert "STOP" in tokenizer.decode(reply.choices[0].token_ids)
+        await bench.client().chat.completions.create(model="m", messages=[USER, reply.choices[0].message, USER])
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+
+
+async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        messages: list[Any] = [USER]
+        for _ in range(20):
+            messages += [await ask(bench, messages), USER]
+        [trajectory] = await bench.trajectories()
+        live = bench.endpoint.sessions.find("s")
+        assert live.session.tokens == len(trajectory["input_ids"])
+        assert len(live.works._works) <= 1  # what the client has gone on from is not kept for a retry
+
+
+@pytest.mark.parametrize("said", ["<think>\nLong thought that", "One two three four five six."])
+async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(tokenizer: Any, said: str) -> None:
+    """What the client changed comes behind it: nothing that was sampled is encoded anew."""
+    replies = [said, "Second.", "Third."]
+    async with endpoint(tokenizer, lambda request: replies[request.call], split="random") as bench:
+        first: list[Any] = [USER, await ask(bench, [USER], max_completion_tokens=4), USER]
+        await ask(bench, first)
+        await ask(bench, [*first, {"role": "assistant", "content": "Changed."}, USER])
+        one, two = await bench.trajectories()
+        assert [turn["excluded"] for turn in one["turns"]] == [None, None]
+        assert [turn["excluded"] for turn in two["turns"]] == ["context", None]
+        assert two["fork_reason"] == EDITED
