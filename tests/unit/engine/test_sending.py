@@ -27,7 +27,7 @@ from toolroll.rollout.types import GenerateRequest
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
     text = orjson.dumps(ids)[1:-1] if spliced else None
     asked = request(ids, input_ids_json=text, return_logprob=logprobs, extra={"session_id": "x"}, sampling_params={"stop": ['"é']})
-    body = orjson.loads(Engine("http://nowhere")._body(asked, "r1"))
+    body = orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=False))
     assert body == {
         "input_ids": ids,
         "sampling_params": {"stop": ['"é']},
@@ -40,7 +40,7 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
 
 async def test_a_strided_array_is_sent_in_its_own_order() -> None:
     asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
-    assert orjson.loads(Engine("http://nowhere")._body(asked, "r"))["input_ids"] == [0, 2, 4, 6, 8]
+    assert orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=False))["input_ids"] == [0, 2, 4, 6, 8]
 
 
 async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
