@@ -18,9 +18,10 @@ import orjson
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.node import Node
 from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
@@ -169,10 +170,11 @@ class Dialogue:
             self._schedule_check(before, new, sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
-        ids = self.template.prompt(self.messages, self.tools)
+        text, ids = self.template.first_prompt(self.messages, self.tools)
         self._pending.clear()
-        self.session.observe(self._hooked(self._prompt_hook, np.array(ids, dtype=np.int32), "prompt_hook"))
-        self.first_prompt = self.template.encoder.decode(self.session.input_ids)
+        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        self.session.observe(served)
+        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
 
     def _fork(self, reason: str, new: Sequence[Message]) -> None:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolroll.rollout.node import Node
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.tree import ConversationTree
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.works import Works
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 

@@ -15,11 +15,12 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.node import Node
 from toolroll.rollout.reply import Reading
 from toolroll.rollout.server.messages import Digest, Echo, same_reasoning, with_served_ids
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.works import Work
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta, as_ids
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History

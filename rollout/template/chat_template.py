@@ -131,22 +131,23 @@ class ChatTemplate:
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes.
+        """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
+        return list(self.first_prompt(messages, tools)[1].tolist())
 
-        A first prompt of a known shape (the same tools, messages of the same kinds) costs no render.
-        """
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
+        """The same as text and ids. One of a known shape (the same tools, messages of the same kinds) costs no render."""
         messages = [plain_content(message) for message in messages]
         key = self._prompt_key(messages, tools)
         frame = self._prompt_frames.get(key) if key is not None else None
         if frame is not None and not self._prompt_is_due():
             text, bodies = frame.fill({}, messages)
-            return self._heads.encode(text, risky(self.encoder, text, bodies))
+            return text, self._heads.encode(text, risky(self.encoder, text, bodies))
         text, spans = self.conversation(messages, tools, generate=True)
         if frame is not None and frame.fill({}, messages)[0] != text:
             self._prompt_frames.clear()
         elif key is not None and key not in self._prompt_frames:
             self._prompt_frames[key] = self._learn_prompt(messages, tools, text)
-        return self._heads.encode(text, spans)
+        return text, self._heads.encode(text, spans)
 
     def _prompt_key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
         """What the frame of a first prompt depends on; None where none may be used."""
@@ -171,7 +172,7 @@ class ChatTemplate:
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
-        return self._heads.encode(*self.conversation(messages, tools, generate=generate))
+        return list(self._heads.encode(*self.conversation(messages, tools, generate=generate)).tolist())
 
     def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the conversation as the template wants it now, keeping those of `stream` as far as their text agrees.
