@@ -18,18 +18,16 @@ import orjson
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.node import Node
 from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 VerifyPolicy = Literal["off", "sample", "always"]
-
-_SAMPLE_EVERY = 16
-"""Of the deltas that a frame made, how many are derived anew under verify="sample": one in so many."""
 
 DeltaHook = Callable[[Sequence[Message]], Sequence[int]]
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
@@ -87,7 +85,6 @@ class Dialogue:
         self._history = History(self.template.features)
         self._history.extend(self.messages)
         self._last: tuple[Sampled, IdArray] | None = None
-        self._framed = 0
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side ----------------------------------------------------------------------------------------
@@ -169,14 +166,15 @@ class Dialogue:
         ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
         self.session.observe(ids)
         self._history.extend(new)
-        if delta.framed:
+        if delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always":
             self._schedule_check(before, new, sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
-        ids = self.template.prompt(self.messages, self.tools)
+        text, ids = self.template.first_prompt(self.messages, self.tools)
         self._pending.clear()
-        self.session.observe(self._hooked(self._prompt_hook, np.array(ids, dtype=np.int32), "prompt_hook"))
-        self.first_prompt = self.template.encoder.decode(self.session.input_ids)
+        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        self.session.observe(served)
+        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
 
     def _fork(self, reason: str, new: Sequence[Message]) -> None:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
@@ -204,9 +202,6 @@ class Dialogue:
     # --- verification ----------------------------------------------------------------------------------------------------
 
     def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        self._framed += 1
-        if self._verify == "off" or (self._verify == "sample" and self._framed % _SAMPLE_EVERY):
-            return
         self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
 
     async def _check(self, before: list[Message], new: list[Message], tools: list[Tool], sampled: Sampled, ids: IdArray) -> None:

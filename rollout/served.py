@@ -139,6 +139,10 @@ class ServedModel:
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
         await self.engine.aclose()
+        self.release()
+
+    def release(self) -> None:
+        """Close the executor alone: for whoever borrowed the engine."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> ServedModel:

@@ -107,7 +107,7 @@ class EndpointServer:
             return _refusal(_http_error(error))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
-        except Exception as error:
+        except Exception as error:  # the border of a request: one that fails is answered, and touches no other
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)

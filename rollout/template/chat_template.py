@@ -18,12 +18,18 @@ import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import frames
+from toolroll.rollout.template.cut_frame import CutFrame, risky
 from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
+from toolroll.rollout.template.heads import HeadCache
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
+
+_CHECK_EVERY = 64  # a check renders the whole conversation: some twenty times the cost of a framed delta
+_TOOL_LISTS = 256
+"""How many lists of tools are remembered."""
 
 HistoryPolicy = Literal["fork", "preserve"]
 
@@ -32,13 +38,13 @@ HistoryPolicy = Literal["fork", "preserve"]
 class Delta:
     """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next generation prompt.
 
-    `framed`: a learned frame made it. `first_use`: it was derived by renders, which also taught the frame. `preserved` says what
-    the template would have rewritten where history was preserved on request.
+    `framed`: a learned frame made it; `check_due`: and it is to be derived anew under verify="sample" (a frame's first use, and a
+    sample of the others). `preserved` says what the template would have rewritten where history was preserved on request.
     """
 
     input_ids: IdArray
     framed: bool = False
-    first_use: bool = True
+    check_due: bool = False
     preserved: str | None = None
 
 
@@ -72,7 +78,11 @@ class ChatTemplate:
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
-        self._frames: dict[Kind, frames.Frame | None] = {}
+        self._frames: dict[Kind, CutFrame | None] = {}
+        self._prompt_frames: dict[Kind, frames.Frame | None] = {}
+        self._framed = self._framed_prompts = 0
+        self._heads = HeadCache(self.encoder)
+        self._plain_tools: dict[bytes, bool] = {}
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
         """The same template, with `hook` applied to the head of each render: system text and tools."""
@@ -122,11 +132,47 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
-        return self.encode_conversation(messages, tools, generate=True)
+        return list(self.first_prompt(messages, tools)[1].tolist())
+
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
+        """The same as text and ids. One of a known shape (the same tools, messages of the same kinds) costs no render."""
+        messages = [plain_content(message) for message in messages]
+        key = self._prompt_key(messages, tools)
+        frame = self._prompt_frames.get(key) if key is not None else None
+        if frame is not None and not self._prompt_is_due():
+            text, bodies = frame.fill({}, messages)
+            return text, self._heads.encode(text, risky(self.encoder, text, bodies))
+        text, spans = self.conversation(messages, tools, generate=True)
+        if frame is not None and frame.fill({}, messages)[0] != text:
+            self._prompt_frames.clear()
+        elif key is not None and key not in self._prompt_frames:
+            self._prompt_frames[key] = self._learn_prompt(messages, tools, text)
+        return text, self._heads.encode(text, spans)
+
+    def _prompt_key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
+        """What the frame of a first prompt depends on; None where none may be used."""
+        if not self.features.readable or not self._hold_no_control(tools):
+            return None
+        signature = frames.signature(self.features, {}, messages)
+        if len(self._prompt_frames) >= _TOOL_LISTS:
+            self._prompt_frames.clear()
+        return None if signature is None else (orjson.dumps(tools), signature)
+
+    def _prompt_is_due(self) -> bool:
+        self._framed_prompts += 1
+        return _is_due(self._framed_prompts)
+
+    def _learn_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
+        try:
+            masked = self.renderer.render(frames.with_nonces({}, messages)[1], tools, generate=True)
+        except TemplateError:
+            return None
+        frame = frames.learn(masked, {}, messages)
+        return frame if frame is not None and frame.fill({}, messages)[0] == text else None
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
-        return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
+        return list(self._heads.encode(*self.conversation(messages, tools, generate=generate)).tolist())
 
     def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the conversation as the template wants it now, keeping those of `stream` as far as their text agrees.
@@ -148,11 +194,21 @@ class ChatTemplate:
         """The render of the whole conversation, and the spans of it in which message bodies hold control-token text."""
         messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
-        masked, originals = mask_control({"messages": messages, "tools": list(tools or ())}, self.encoder)
+        shown = [] if self._hold_no_control(tools) else list(tools or ())
+        masked, originals = mask_control({"messages": messages, "tools": shown}, self.encoder)
         if not originals:
             return text, ()
-        rendered = self.renderer.render(masked["messages"], masked["tools"], generate=generate)
+        rendered = self.renderer.render(masked["messages"], masked["tools"] or tools, generate=generate)
         return text, locate(rendered, originals, text)
+
+    def _hold_no_control(self, tools: Sequence[Tool] | None) -> bool:
+        """Whether no string in `tools` has the text of a control token; searched once for each list of tools."""
+        key = orjson.dumps(tools)
+        if key not in self._plain_tools:
+            if len(self._plain_tools) >= _TOOL_LISTS:
+                self._plain_tools.clear()
+            self._plain_tools[key] = not mask_control(list(tools or ()), self.encoder)[1]
+        return self._plain_tools[key]
 
     # --- deltas ------------------------------------------------------------------------------------------------------
 
@@ -199,12 +255,12 @@ class ChatTemplate:
         key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
         frame = self._frames.get(key) if key is not None else None
         if frame is not None:
-            text, bodies = frame.fill(turn, new)
-            return Delta(self._ids(text, bodies), framed=True, first_use=False)
+            return Delta(as_ids(frame.ids(turn, new)), framed=True, check_due=self._check_is_due(frame))
         derived = self._derive(messages, new, tools, sampled)
+        ids = self.encoder.encode(derived.text, derived.bodies)
         if key is not None and key not in self._frames and derived.rewritten is None:
-            self._frames[key] = self._learn(messages, new, tools, sampled, derived)
-        return Delta(as_ids(self.encoder.encode(derived.text, derived.bodies)), preserved=derived.rewritten)
+            self._frames[key] = self._learn(messages, new, tools, sampled, ids)
+        return Delta(as_ids(ids), preserved=derived.rewritten)
 
     def sampled(
         self,
@@ -240,7 +296,7 @@ class ChatTemplate:
             self._frames.clear()
             return f"rewritten: {error.reason}"
         expected = self.encoder.encode(derived.text, derived.bodies)
-        if list(expected) == [int(index) for index in input_ids]:
+        if list(expected) == list(as_list(input_ids)):
             return None
         self._frames.clear()
         return "delta"
@@ -270,8 +326,15 @@ class ChatTemplate:
             return None
         if tools_key is None:
             tools_key = orjson.dumps(tools)
-        control = tuple(sorted(self.encoder.control_ids.intersection(map(int, sampled_ids))))
+        control = tuple(sorted(self.encoder.control_ids.intersection(as_list(sampled_ids))))
         return (history, signature, tools_key, sampled.stop, control)
+
+    def _check_is_due(self, frame: CutFrame) -> bool:
+        """Of one frame's deltas the first; of all the template's framed deltas the 1st, 2nd, 4th ... 32nd, then one in 64, whichever
+        episodes they belong to."""
+        self._framed += 1
+        frame.uses += 1
+        return frame.uses == 1 or _is_due(self._framed)
 
     def _learn(
         self,
@@ -279,21 +342,27 @@ class ChatTemplate:
         new: Sequence[Message],
         tools: Sequence[Tool] | None,
         sampled: Sampled,
-        derived: Derived,
-    ) -> frames.Frame | None:
+        ids: Sequence[int],
+    ) -> CutFrame | None:
         turn, masked = frames.with_nonces(messages[-1], new)
         try:
             text = self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text
         except (HistoryRewrittenError, TemplateError):
             return None
         frame = frames.learn(text, messages[-1], new)
-        if frame is None or frame.fill(messages[-1], new)[0] != derived.text:
+        if frame is None:
             return None
-        return frame
+        tried = (CutFrame(frame, self.encoder, whole=whole) for whole in (False, True))
+        return next((cut for cut in tried if cut.ids(messages[-1], new) == ids), None)
 
-    def _ids(self, text: str, bodies: Sequence[tuple[int, int]]) -> IdArray:
-        risky = [span for span in bodies if self.encoder.holds_control(text[span[0] : span[1]])]
-        return as_ids(self.encoder.encode(text, risky))
+
+def _is_due(count: int) -> bool:
+    return count % _CHECK_EVERY == 0 or (count < _CHECK_EVERY and count & (count - 1) == 0)
+
+
+def as_list(ids: Sequence[int] | IdArray) -> Sequence[int]:
+    """`ids` as plain integers."""
+    return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
 
 def as_ids(ids: Sequence[int]) -> IdArray:

@@ -51,6 +51,10 @@ class Encoder:
         """Whether `text` contains the characters of a control token."""
         return self.pattern.search(text) is not None
 
+    def eats_left(self, control: str) -> bool:
+        """Whether this control token swallows the white space before it."""
+        return control in self._eats_left
+
     def encode(self, text: str, bodies: Sequence[Span] = ()) -> list[int]:
         """The ids of `text`. Control-token characters inside `bodies` are ordinary text; no BOS is added."""
         if not bodies:

@@ -15,23 +15,27 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 
+from toolroll.rollout.template.locality import is_local
 from toolroll.rollout.types import Message
 
 Kind = tuple[Any, ...]
 
 _SEEN_TWICE = 2  # a flag that the second exchange of a kind sets is seen (DeepSeek-V3 does that); no template counts further
 
+_SEEN_THRICE = 3  # whether a message is the first, or the first behind the system's
 
-def tested_strings(source: str) -> tuple[str, ...] | None:
-    """The strings that the template `source` searches for in message texts, without those of white space only.
 
-    None where the source cannot be read: then the caller has nothing to go by but renders.
-    """
+def syntax_tree(source: str) -> nodes.Template | None:
+    """The syntax tree of the template `source`; None where it cannot be read: then there is nothing to go by but renders."""
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _GenerationTag])
     try:
-        tree = environment.parse(source)
+        return environment.parse(source)
     except jinja2.TemplateSyntaxError:
         return None
+
+
+def tested_strings(tree: nodes.Template) -> tuple[str, ...]:
+    """The strings that a template searches for in message texts, without those of white space only."""
     found: set[str] = set()
     for compare in tree.find_all(nodes.Compare):
         if any(operand.op in ("in", "notin") for operand in compare.ops):
@@ -64,10 +68,12 @@ class Features:
     """The features of messages, for one template."""
 
     def __init__(self, source: str) -> None:
-        tested = tested_strings(source)
-        self.readable = tested is not None
+        tree = syntax_tree(source)
+        self.readable = tree is not None
         """Whether the template's tests are known; where they are not, kinds do not tell everything."""
-        self.tested = tested or ()
+        self.tested = tested_strings(tree) if tree is not None else ()
+        self.local = tree is not None and is_local(tree)
+        """Whether what is appended depends on nothing further back than the message before the last turn."""
 
     def kind(self, message: Message) -> Kind:
         """What a branch of the template may ask about one message of history."""
@@ -94,8 +100,9 @@ class Features:
 class History:
     """The features of a conversation so far, kept up to date in O(1) a message and bounded in size.
 
-    Leading system messages; the exchanges before the last user message thinned to two of a kind; the last exchange, its cycles
-    (an assistant turn with its tool results) thinned alike, its last cycle always.
+    For a local template: the first message, how many there are up to three, the message before the last one, and the last one.
+    For any other: leading system messages; the exchanges before the last user message thinned to two of a kind; the last exchange,
+    its cycles (an assistant turn with its tool results) thinned alike, its last cycle always.
     """
 
     def __init__(self, features: Features) -> None:
@@ -105,12 +112,16 @@ class History:
         self._user: Kind | None = None
         self._cycles: list[Kind] = []
         self._cycle: list[Any] | None = None
+        self._near: Kind = (None, 0, None, None)
         self._ended: Kind | None = None  # the cycle before this one: the neighbour that a template may look back at
 
     def add(self, message: Message) -> None:
         """Take the next message in."""
         kind = self._features.kind(message)
         role = message.get("role")
+        if self._features.local:
+            self._near = (self._near[0] or kind, min(self._near[1] + 1, _SEEN_THRICE), self._near[3], kind)
+            return
         if role in ("user", "system", "developer"):
             if role != "user" and self._user is None and self._cycle is None:
                 self._lead.append(kind)
@@ -145,6 +156,8 @@ class History:
     @property
     def key(self) -> Kind:
         """Equal for conversations that a template cannot tell apart when it renders what comes next."""
+        if self._features.local:
+            return self._near
         last = tuple(self._cycle) if self._cycle is not None else None
         return (tuple(self._lead), tuple(self._past), self._user, tuple(self._cycles), self._ended, last)
 

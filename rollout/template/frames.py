@@ -57,7 +57,7 @@ _TRANSFORMS: tuple[Callable[[str], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """Where a body stands: `source` of which it is the text, `transform` what the template makes of it."""
 
     source: tuple[str, int]
@@ -68,7 +68,7 @@ class _Slot:
 class Frame:
     """The pieces of an appended text, in order: fixed strings and slots."""
 
-    pieces: tuple[str | _Slot, ...]
+    pieces: tuple[str | Slot, ...]
 
     def fill(self, turn: Message, new: Sequence[Message]) -> tuple[str, list[Span]]:
         """The appended text for these messages, and where their contents stand in it."""
@@ -79,14 +79,15 @@ class Frame:
             if isinstance(piece, str):
                 text = piece
             else:
-                text = piece.transform(_source(piece.source, turn, new))
+                text = piece.transform(source_text(piece.source, turn, new))
                 bodies.append((length, length + len(text)))
             parts.append(text)
             length += len(text)
         return "".join(parts), bodies
 
 
-def _source(source: tuple[str, int], turn: Message, new: Sequence[Message]) -> str:
+def source_text(source: tuple[str, int], turn: Message, new: Sequence[Message]) -> str:
+    """The text that a slot of this source stands for."""
     kind, index = source
     if kind == "content":
         return str(new[index]["content"])
@@ -103,6 +104,8 @@ def signature(features: Features, turn: Message, new: Sequence[Message]) -> Kind
     ids = {call.get("id"): index for index, call in enumerate(calls)}
     kinds: list[Kind] = []
     for message in new:
+        if message.get("role") == "assistant":
+            return None  # a turn that was never served: rare, and not worth a frame
         kind = features.text_kind(message.get("content"))
         if len(kind) > 1 or kind[0] == "parts":
             return None
@@ -147,7 +150,7 @@ def with_nonces(turn: Message, new: Sequence[Message]) -> tuple[Message, list[Me
 def learn(text: str, turn: Message, new: Sequence[Message]) -> Frame | None:
     """The frame in `text`, which was derived for `with_nonces(turn, new)`; None where a body's place or transformation is not
     understood."""
-    found: list[tuple[int, int, _Slot]] = []
+    found: list[tuple[int, int, Slot]] = []
     for index in range(len(turn.get("tool_calls") or ())):
         found += _plain(text, _id_nonce(index), ("id", index)) + _plain(text, _name_nonce(index), ("name", index))
     for index, message in enumerate(new):
@@ -159,7 +162,7 @@ def learn(text: str, turn: Message, new: Sequence[Message]) -> Frame | None:
             return None
         found += slots
     found.sort(key=lambda entry: entry[0])
-    pieces: list[str | _Slot] = []
+    pieces: list[str | Slot] = []
     at = 0
     for begin, end, slot in found:
         if begin < at:
@@ -172,16 +175,16 @@ def learn(text: str, turn: Message, new: Sequence[Message]) -> Frame | None:
     return Frame(tuple(piece for piece in pieces if piece != ""))
 
 
-def _plain(text: str, nonce: str, source: tuple[str, int]) -> list[tuple[int, int, _Slot]]:
+def _plain(text: str, nonce: str, source: tuple[str, int]) -> list[tuple[int, int, Slot]]:
     found = []
     begin = text.find(nonce)
     while begin >= 0:
-        found.append((begin, begin + len(nonce), _Slot(source, str)))
+        found.append((begin, begin + len(nonce), Slot(source, str)))
         begin = text.find(nonce, begin + 1)
     return found
 
 
-def _bodies(text: str, index: int) -> list[tuple[int, int, _Slot]] | None:
+def _bodies(text: str, index: int) -> list[tuple[int, int, Slot]] | None:
     """Every place of a content's nonce with its transformation; None where one is not understood."""
     original = _EDGE + _body_nonce(index) + _EDGE[::-1]
     shown = [(transform(original), transform) for transform in _TRANSFORMS]
@@ -192,7 +195,7 @@ def _bodies(text: str, index: int) -> list[tuple[int, int, _Slot]] | None:
         for candidate, transform in shown:
             begin = at - candidate.index(_body_nonce(index))
             if begin >= 0 and text.startswith(candidate, begin):
-                found.append((begin, begin + len(candidate), _Slot(("content", index), transform)))
+                found.append((begin, begin + len(candidate), Slot(("content", index), transform)))
                 break
         else:
             return None

@@ -17,6 +17,7 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
 from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template.cut_frame import CutFrame
 from toolroll.rollout.template.frames import Frame
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
@@ -159,7 +160,7 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 # --- verification --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 2), ("always", 37)])
+@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 6), ("always", 37)])
 async def test_how_many_framed_deltas_are_checked(tokenizer: Any, verify: Any, checked: int) -> None:
     """Of 40 deltas the first three are derived (no history, one earlier exchange, more than one), and all others framed."""
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
@@ -179,14 +180,14 @@ async def test_a_frame_that_is_wrong_takes_the_episode_out_of_training(tokenizer
         assert frames
         for key, frame in frames.items():
             assert frame is not None
-            frames[key] = Frame((*frame.pieces, " "))
+            frames[key] = CutFrame(Frame((*frame.frame.pieces, " ")), served.template.encoder)
         await exchange(dialogue, 20)
         await dialogue.settle()
     assert dialogue.mismatches["delta"] >= 1
     trajectories = dialogue.session.trajectories()
     assert sum(trajectory.trained_tokens for trajectory in trajectories) == 0
     assert {turn.excluded for trajectory in trajectories for turn in trajectory.turns} == {"verification: delta"}
-    assert all(not isinstance(frame, Frame) or frame.pieces[-1] != " " for frame in served.template._frames.values())
+    assert all(frame is None or frame.frame.pieces[-1] != " " for frame in served.template._frames.values())
 
 
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])

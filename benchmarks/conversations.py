@@ -1,0 +1,159 @@
+"""Conversations to play: tau-bench's recorded ones where they are, else made-up ones of the same shape; Qwen's real BPE."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.qwen import all_templates, qwen3_tokenizer
+
+from toolroll.rollout.types import Message, Tool
+
+QWEN = "qwen3_instruct_2507"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the model says, then what the environment answers."""
+
+    assistant: Message
+    new: list[Message]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The first messages, and the turns."""
+
+    first: list[Message]
+    turns: list[Turn]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is played. `source` says where it is from."""
+
+    conversations: list[Conversation]
+    tools: list[Tool]
+    source: str
+
+
+def tokenizer(template: str = QWEN) -> Any:
+    """Qwen's tokenizer with one of its chat templates."""
+    found = all_templates()
+    name = template if template in found else f"data/{template}"
+    return qwen3_tokenizer(found.get(name))
+
+
+@cache
+def workload(turns: int = 31) -> Workload:
+    """At least `turns` turns each: a conversation that is shorter goes on with the exchanges of the next one."""
+    folder = os.environ.get("TOOLROLL_TEST_DATA")
+    recorded = Path(folder, "tau_bench", "gpt-4o-airline-40.json") if folder else None
+    if recorded is not None and recorded.is_file():
+        runs = json.loads(recorded.read_text())
+        given = [split(run["traj"]) for run in runs]
+        tools, from_package = airline_tools(given)
+        source = f"{len(given)} recorded gpt-4o runs of tau-bench's airline domain, {len(tools)} tools"
+        source += "" if from_package else " (rebuilt from the calls: tau-bench is not installed)"
+        return Workload(lengthened(given, turns), tools, source)
+    given = [invented(seed) for seed in range(20)]
+    return Workload(lengthened(given, turns), made_up_tools(), "20 made-up conversations of tau-bench's shape, 14 tools")
+
+
+def split(messages: Sequence[Message]) -> Conversation:
+    """A recorded conversation, cut before each assistant message."""
+    clean = [_clean(message) for message in messages]
+    begin = next(at for at, message in enumerate(clean) if message["role"] == "assistant")
+    turns: list[Turn] = []
+    for message in clean[begin:]:
+        if message["role"] == "assistant":
+            turns.append(Turn(message, []))
+        else:
+            turns[-1].new.append(message)
+    return Conversation(clean[:begin], [turn for turn in turns if turn.new])
+
+
+def _clean(message: Message) -> Message:
+    kept = {key: message[key] for key in ("role", "content", "tool_calls", "tool_call_id", "name") if message.get(key) is not None}
+    return {"content": "", **kept}
+
+
+def lengthened(given: Sequence[Conversation], turns: int) -> list[Conversation]:
+    """Each with exactly `turns` turns."""
+    made = []
+    for at, conversation in enumerate(given):
+        sequence, following = list(conversation.turns), at
+        while len(sequence) < turns:
+            following = (following + 1) % len(given)
+            sequence += given[following].turns
+        made.append(Conversation(conversation.first, sequence[:turns]))
+    return made
+
+
+def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
+    """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are its own."""
+    from toolroll.agents.tau_bench.package import installed, load_domain
+
+    if installed("tau_bench", "airline"):
+        return [dict(tool) for tool in load_domain("tau_bench", "airline", "test").tools_info], True
+    seen: dict[str, set[str]] = {}
+    for conversation in given:
+        for turn in conversation.turns:
+            for call in turn.assistant.get("tool_calls") or ():
+                names = json.loads(call["function"]["arguments"])
+                seen.setdefault(call["function"]["name"], set()).update(names)
+    return [_tool(name, sorted(arguments)) for name, arguments in sorted(seen.items())], False
+
+
+def _tool(name: str, arguments: Sequence[str]) -> Tool:
+    words = name.replace("_", " ")
+    properties = {each: {"type": "string", "description": f"The {each.replace('_', ' ')}, as in the example."} for each in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": f"To {words}.", "parameters": parameters}}
+
+
+def made_up_tools() -> list[Tool]:
+    """Fourteen tools of four arguments."""
+    return [_tool(f"do_thing_{at}", ["user_id", "item", "date_of_flight", "reason"]) for at in range(14)]
+
+
+_WORDS = (
+    "flight reservation booked change cancel insurance passenger economy business total payment card gift certificate bag "
+    "origin destination date policy agent user please confirm details number available seat price refund within hours"
+).split()
+
+
+def invented(seed: int) -> Conversation:
+    """A conversation of tau-bench's shape: a long policy, short users, JSON from tools."""
+    rng = random.Random(seed)
+
+    def words(count: int) -> str:
+        return " ".join(rng.choice(_WORDS) for _ in range(count))
+
+    def turns() -> Iterator[Turn]:
+        for at in range(31):
+            if rng.random() < 0.5:
+                arguments = json.dumps({"user_id": f"user_{rng.randrange(9999)}", "item": words(2), "reason": words(4)})
+                call = {"id": f"call{at:05d}", "type": "function", "function": {"name": "do_thing_3", "arguments": arguments}}
+                body = json.dumps({f"{rng.choice(_WORDS)}_{n}": words(3) for n in range(rng.randrange(5, 20))})
+                answer: Message = {"role": "tool", "tool_call_id": call["id"], "name": "do_thing_3", "content": body}
+                yield Turn({"role": "assistant", "content": "", "tool_calls": [call]}, [answer])
+            else:
+                yield Turn({"role": "assistant", "content": words(60)}, [{"role": "user", "content": words(25)}])
+
+    return Conversation([{"role": "system", "content": words(1000)}, {"role": "user", "content": words(20)}], list(turns()))
+
+
+def as_sampled(turn: Message) -> str:
+    """The text that a model of the Hermes format would sample for an assistant message, without its stop token."""
+    parts = [turn.get("content") or ""]
+    for call in turn.get("tool_calls") or ():
+        function = call["function"]
+        parts.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>')
+    return "\n".join(part for part in parts if part)

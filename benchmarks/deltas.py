@@ -1,0 +1,237 @@
+"""Prompt building: CPU per turn, from a sampled turn and new messages to the next request's ids, without a network.
+
+Goals: a learned frame costs at most 1.3x a raw encode of the new bodies, an unknown template at most 1.8x, turn 30 at most 1.1x
+turn 5, a known head at most 0.2 ms.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from benchmarks.clock import Laps, mean
+from benchmarks.conversations import QWEN, Conversation, Workload, as_sampled, tokenizer, workload
+from benchmarks.peers import FullRender, PublishedLoop, Renderers, Strands, Verl, Way, missing, readable
+from benchmarks.tables import Table, number, verdict
+from toolroll.rollout.session import Session
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.features import History
+from toolroll.rollout.types import Completion, Message, Tool
+
+TURNS = (1, 5, 10, 20, 30)
+FLOOR = "floor: raw encode of the new bodies"
+OURS = "toolroll"
+OURS_CHECKED = 'toolroll, verify="sample"'
+OURS_UNKNOWN = "toolroll, nothing learned"
+
+
+class Toolroll:
+    """Our own: delta, session and history; the ids of the next request as JSON."""
+
+    def __init__(self, template: ChatTemplate, *, name: str = OURS, checked: bool = False) -> None:
+        self.name = name
+        self.framed = self.turns = 0
+        self._template = template
+        self._checked = checked
+        self._session = Session("s")
+        self._messages: list[Message] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._session = Session("s")
+        self._messages = list(messages)
+        self._tools, self._tools_key = tools, orjson.dumps(tools)
+        self._history = History(self._template.features)
+        self._history.extend(messages)
+        self._session.observe(self._template.first_prompt(messages, tools)[1])
+        return self._session.input_ids
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        self._messages.append(assistant)
+        self._history.add(assistant)
+        ids = self._ids
+        delta = self._template.delta_after(
+            self._history.key,
+            self._messages,
+            new,
+            tools=self._tools,
+            sampled=self._sampled,
+            sampled_ids=ids,
+            tools_key=self._tools_key,
+        )
+        self._session.observe(delta.input_ids)
+        self._history.extend(new)
+        self.turns += 1
+        self.framed += delta.framed
+        if self._checked and delta.check_due:
+            assert self._template.check(self._messages, new, self._tools, self._sampled, delta.input_ids) is None
+        self._messages += new
+        return self._session.input_ids, self._session.input_ids_json  # type: ignore[return-value]
+
+    def sampled(self, ids: list[int]) -> None:
+        """What the engine's answer brings: appended before the next prompt is built, and decoded for the parser anyway."""
+        array = np.array(ids, dtype=np.int32)
+        self._session.sample(Completion(array, np.zeros(len(ids), dtype=np.float32), "stop"), {})
+        self._sampled, self._ids = self._template.sampled(ids), array
+
+    @property
+    def prompt(self) -> list[int]:
+        """The next request's ids."""
+        return [int(index) for index in self._session.input_ids]
+
+
+@dataclass
+class Measured:
+    """Microseconds: `first[way]` of the first prompt, `turns[way, turn]` the mean over conversations."""
+
+    first: dict[str, float]
+    turns: dict[tuple[str, int], float]
+    prompts: dict[int, float]
+    equal: dict[str, tuple[int, int]]
+    skipped: list[str]
+
+
+def ways(tok: Any) -> tuple[list[Way], list[str]]:
+    """Our ways and the peers that are installed; and why the others are skipped."""
+    found: list[Way] = [
+        FullRender(tok),
+        PublishedLoop(tok),
+        Toolroll(ChatTemplate(tok)),
+        Toolroll(ChatTemplate(tok), name=OURS_CHECKED, checked=True),
+        Toolroll(unreadable(tok), name=OURS_UNKNOWN),
+    ]
+    peers: list[tuple[str, str, Callable[[], Way]]] = [
+        ("renderers 0.1.12", "renderers", lambda: Renderers(tok)),
+        ("strands-sglang 0.4.3", "strands_sglang", lambda: Strands(tok)),
+        ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=True)),
+        ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=False)),
+    ]
+    skipped = []
+    for package, module, make in peers:
+        why = missing(package, module)
+        if why is None:
+            found.append(make())
+        elif why not in skipped:
+            skipped.append(why)
+    return found, skipped
+
+
+def unreadable(tok: Any) -> ChatTemplate:
+    """A template of which nothing may be learned, as one whose source cannot be read: each delta is derived by renders."""
+    template = ChatTemplate(tok)
+    template.features.readable = False
+    return template
+
+
+def measure(load: Workload, *, conversations: int = 12, rounds: int = 3, template: str = QWEN) -> Measured:
+    """Play every conversation in every way, the ways interleaved, after one round that is not timed."""
+    tok = tokenizer(template)
+    candidates, skipped = ways(tok)
+    chosen = load.conversations[:conversations]
+    laps, prompts = Laps(), Laps()
+    equal: dict[str, list[bool]] = {}
+    for number_of_round in range(rounds + 1):
+        timed = number_of_round > 0
+        for at, conversation in enumerate(chosen):
+            order = candidates[at % len(candidates) :] + candidates[: at % len(candidates)]
+            for way in order:
+                ids = play(way, tok, conversation, load.tools, at, laps if timed else Laps(), prompts)
+                equal.setdefault(way.name, []).extend(ids if timed and number_of_round == 1 else [])
+            floor(tok, conversation, at, laps if timed else Laps())
+    names = [FLOOR, *(way.name for way in candidates)]
+    return Measured(
+        first={name: laps.median((name, "first")) for name in names if name != FLOOR},
+        turns={
+            (name, turn): mean(laps.median((name, at, turn)) for at in range(len(chosen))) for name in names for turn in range(1, 31)
+        },
+        prompts={turn: mean(prompts.times[turn]) for turn in TURNS},
+        equal={name: (sum(values), len(values)) for name, values in equal.items()},
+        skipped=skipped,
+    )
+
+
+def play(way: Way, tok: Any, conversation: Conversation, tools: list[Tool], at: int, laps: Laps, prompts: Laps) -> list[bool]:
+    """One conversation in one way; whether the text of each prompt equals the full render."""
+    end = tok.convert_tokens_to_ids("<|im_end|>")
+    history = list(conversation.first)
+    gc.collect()
+    with laps.lap((way.name, "first")):
+        way.begin(list(conversation.first), tools)
+    equal = []
+    for number_of_turn, turn in enumerate(conversation.turns[:30], 1):
+        ids = [*tok.encode(as_sampled(turn.assistant), add_special_tokens=False), end]
+        assistant = readable(turn.assistant)
+        if isinstance(way, Toolroll):
+            way.sampled(ids)
+        began = time.thread_time_ns()
+        prompt = way.turn(assistant, ids, turn.new)
+        laps.add((way.name, at, number_of_turn), (time.thread_time_ns() - began) / 1000)
+        history += [assistant, *turn.new]
+        if number_of_turn in TURNS and not isinstance(way, PublishedLoop):
+            built = way.prompt if isinstance(way, Toolroll) else list(prompt)
+            text = tok.apply_chat_template(history, tools=tools, tokenize=False, add_generation_prompt=True)
+            equal.append(tok.decode(built) == text)
+            if isinstance(way, FullRender):
+                prompts.add(number_of_turn, float(len(built)))
+    return equal
+
+
+def floor(tok: Any, conversation: Conversation, at: int, laps: Laps) -> None:
+    """The least that any way must do: encode the new bodies with the bare tokenizer."""
+    encode = tok.backend_tokenizer.encode
+    for number_of_turn, turn in enumerate(conversation.turns[:30], 1):
+        bodies = [message["content"] for message in turn.new]
+        began = time.thread_time_ns()
+        for body in bodies:
+            _ = encode(body, add_special_tokens=False).ids
+        laps.add((FLOOR, at, number_of_turn), (time.thread_time_ns() - began) / 1000)
+
+
+def over(found: Measured, name: str) -> float:
+    """CPU of all 30 turns, over the floor's."""
+    return mean(found.turns[name, turn] for turn in range(1, 31)) / mean(found.turns[FLOOR, turn] for turn in range(1, 31))
+
+
+def growth(found: Measured, name: str) -> float:
+    """What turn 30 costs over turn 5, each over the floor of its own bodies: three turns around each."""
+
+    def around(turn: int) -> float:
+        near = range(turn - 2, min(turn + 3, 31))
+        return mean(found.turns[name, each] for each in near) / mean(found.turns[FLOOR, each] for each in near)
+
+    return around(30) / around(5)
+
+
+def table(found: Measured, load: Workload) -> Table:
+    """The figures as a table."""
+    head = ["way", "first prompt", *(f"turn {turn}" for turn in TURNS), "30 turns / floor", "turn 30 / turn 5", "prompts as rendered"]
+    made = Table("Prompt building, microseconds of CPU per turn", head)
+    for name in [FLOOR, *found.first]:
+        cells = [number(found.turns[name, turn]) for turn in TURNS]
+        equal = "" if name == FLOOR else "{}/{}".format(*found.equal[name]) if found.equal[name][1] else "text"
+        first = "" if name == FLOOR else number(found.first[name])
+        made.rows.append([name, first, *cells, f"{over(found, name):.2f}", f"{growth(found, name):.2f}", equal])
+    tokens = ", ".join(f"{found.prompts[turn]:,.0f}" for turn in TURNS)
+    made.notes += [f"Conversations: {load.source}; Qwen's BPE and template {QWEN}; prompt tokens at these turns: {tokens}."]
+    made.notes += ["turn 30 / turn 5: each over the floor of its own bodies, five turns around each."]
+    goals = [
+        ("a learned frame over the floor", over(found, OURS), 1.3),
+        ('with verify="sample"', over(found, OURS_CHECKED), 1.5),
+        ("an unknown template over the floor", over(found, OURS_UNKNOWN), 1.8),
+        ("turn 30 / turn 5", growth(found, OURS), 1.1),
+        ("a known head, ms", found.first[OURS] / 1000, 0.2),
+    ]
+    made.notes += [f"Goal: {name} at most {most}: {value:.2f}, {verdict(held=value <= most)}." for name, value, most in goals]
+    made.notes += [f"Skipped: {why}." for why in found.skipped]
+    return made
+
+
+def run(*, quick: bool = False) -> Table:
+    """Measure and tabulate."""
+    load = workload()
+    return table(measure(load, conversations=3 if quick else 8, rounds=3), load)

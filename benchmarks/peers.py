@@ -1,0 +1,223 @@
+"""Other projects' ways from messages to the next prompt's ids, each behind one small class; one that is not installed is skipped.
+
+A way is given a conversation once (`begin`: the first prompt), then turn for turn what was sampled and what is new (`turn`), and
+returns the whole next prompt. Only `begin` and `turn` are timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from benchmarks.conversations import as_sampled
+from toolroll.rollout.types import Message, Tool
+
+
+class Way(Protocol):
+    """One way of prompt building."""
+
+    name: str
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        """The ids of the first prompt."""
+        ...
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        """The ids of the next prompt."""
+        ...
+
+
+class FullRender:
+    """Render and tokenise everything each turn."""
+
+    name = "full render + full tokenise"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._messages: list[Message] = []
+        self._tools: list[Tool] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._messages, self._tools = list(messages), tools
+        return self._ids()
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        self._messages += [readable(assistant), *new]
+        return self._ids()
+
+    def _ids(self) -> Sequence[int]:
+        text = self._tokenizer.apply_chat_template(self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+class PublishedLoop:
+    """The blocking text loop of the first published tau-bench example: text to the engine, deltas by diffs of plain renders.
+
+    Written from its description: each turn renders the prompt with tools for the engine, and for the assistant's and for the
+    environment's message two renders without tools and one encode of the difference.
+    """
+
+    name = "published loop (text payload)"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._messages: list[Message] = []
+        self._tools: list[Tool] = []
+        self._ids: list[int] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._messages, self._tools = list(messages), tools
+        self._ids = self._tokenizer.encode(self._payload(), add_special_tokens=False)
+        return self._ids
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        for message in (plain(assistant), *new):
+            before = self._render(generate=message["role"] == "assistant")
+            self._messages.append(message)
+            after = self._render(generate=False)
+            self._ids = self._ids + self._tokenizer.encode(after[len(before) :], add_special_tokens=False)
+        self._payload()
+        return self._ids
+
+    def _payload(self) -> str:
+        """What the engine would be sent."""
+        text = self._tokenizer.apply_chat_template(self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True)
+        return str(text)
+
+    def _render(self, *, generate: bool) -> str:
+        return str(self._tokenizer.apply_chat_template(self._messages, tokenize=False, add_generation_prompt=generate))
+
+
+class Renderers:
+    """renderers 0.1.12: `bridge_to_next_turn` of its hand-written Qwen3 renderer."""
+
+    name = "renderers, bridge, retention all"
+
+    def __init__(self, tokenizer: Any) -> None:
+        configs, base = importlib.import_module("renderers.configs"), importlib.import_module("renderers.base")
+        self._renderer = base.create_renderer(tokenizer, configs.Qwen3RendererConfig(thinking_retention="all"))
+        self._tools: list[Tool] = []
+        self._prompt: list[int] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._tools = tools
+        self._prompt = list(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+        return self._prompt
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        bridged = self._renderer.bridge_to_next_turn(self._prompt, sampled_ids, new, tools=self._tools)
+        self._prompt = list(bridged.token_ids)
+        return self._prompt
+
+
+class Strands:
+    """strands-sglang 0.4.3: `SGLangModel.tokenize_prompt_messages` and its rollout's lists."""
+
+    name = "strands-sglang"
+
+    def __init__(self, tokenizer: Any) -> None:
+        package = importlib.import_module("strands_sglang")
+        logging.getLogger("strands_sglang").setLevel(logging.WARNING)
+        client = package.SGLangClient("http://127.0.0.1:1")
+        self._model = package.SGLangModel(client=client, tokenizer=tokenizer, enable_thinking=False)
+        _ = self._model.message_separator
+        self._messages: list[Any] = []
+        self._system = ""
+        self._specs: list[Any] = []
+        self._prompt: list[int] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._model.reset()
+        self._system = str(messages[0]["content"])
+        self._messages = [strands_message(message) for message in messages[1:]]
+        self._specs = [strands_tool(tool) for tool in tools]
+        return self._next()
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        rollout = self._model.rollout
+        rollout.add_prompt(self._prompt)
+        rollout.add_response(sampled_ids)
+        self._model.processed_messages = len(self._messages) + 1
+        self._messages.append({"role": "assistant", "content": [{"text": ""}]})
+        self._messages += [strands_message(message) for message in new]
+        return self._next()
+
+    def _next(self) -> Sequence[int]:
+        self._prompt = self._model.tokenize_prompt_messages(self._messages, self._system, self._specs)
+        return list(self._model.rollout.token_ids + self._prompt)
+
+
+class Verl:
+    """verl 0.9.1: its continuous-token builder for Qwen; `tools` given to each merge, as its agent loop does, or not."""
+
+    def __init__(self, tokenizer: Any, *, with_tools: bool) -> None:
+        self.name = "verl, continuous tokens" + ("" if with_tools else ", tools=None")
+        self._builder = verl_module().QwenContinuousTokenBuilder(tokenizer)
+        self._with_tools = with_tools
+        self._messages: list[Message] = []
+        self._tools: list[Tool] = []
+        self._ids: list[int] = []
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._messages, self._tools = list(messages), tools
+        self._ids = self._builder.build_initial_tokens(messages, tools=tools)
+        return self._ids
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        before = [*self._messages, readable(assistant)]
+        after = [*before, *new]
+        ids = self._builder.merge_assistant_tokens(self._ids, sampled_ids).token_ids
+        tools = self._tools if self._with_tools else None
+        self._ids = self._builder.merge_context_tokens(before, after, ids, tools=tools).token_ids
+        self._messages = after
+        return self._ids
+
+
+def readable(message: Message) -> Message:
+    """An assistant message as a template takes it: content "" rather than none."""
+    return {**message, "content": message.get("content") or ""}
+
+
+def plain(message: Message) -> Message:
+    """An assistant message as the published loop keeps it: the whole reply as text."""
+    return {"role": "assistant", "content": as_sampled(message)}
+
+
+def strands_message(message: Message) -> dict[str, Any]:
+    """A message in strands' format."""
+    if message["role"] == "tool":
+        result = {"toolUseId": message["tool_call_id"], "content": [{"text": message["content"]}], "status": "success"}
+        return {"role": "user", "content": [{"toolResult": result}]}
+    return {"role": message["role"], "content": [{"text": message["content"]}]}
+
+
+def strands_tool(tool: Tool) -> dict[str, Any]:
+    """A tool in strands' format."""
+    function = tool["function"]
+    return {"name": function["name"], "description": function["description"], "inputSchema": {"json": function["parameters"]}}
+
+
+def verl_module() -> ModuleType:
+    """verl's continuous-token module, without running the packages above it: those import ray."""
+    name = "verl.utils.tokenizer.continuous_token"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec("verl")
+    folder = next(iter(spec.submodule_search_locations or ())) if spec else ""
+    for above in ("verl", "verl.utils", "verl.utils.tokenizer"):
+        package = ModuleType(above)
+        package.__path__ = [folder + above.removeprefix("verl").replace(".", "/")]
+        package.__spec__ = importlib.util.spec_from_loader(above, None, is_package=True)
+        sys.modules[above] = package
+    return importlib.import_module(name)
+
+
+def missing(package: str, module: str) -> str | None:
+    """Why a peer is skipped; None where it is there."""
+    there = module in sys.modules or importlib.util.find_spec(module) is not None
+    return None if there else f"{package} is not installed"
