@@ -70,8 +70,9 @@ class HarmonyParser(ToolCallParser):
         if marker != "<|message|>":  # a header that was cut, or text that only looked like one
             out.content(_MARKS.sub("", header))
             return stop
-        if channel is None or channel[1] != "analysis" or not _PLAIN.fullmatch(header):
-            out.content("\n" if _PLAIN.fullmatch(header) else f"{_MARKS.sub('', header)}\n")
+        plain = len(header) < 200 and _PLAIN.fullmatch(header) is not None
+        if channel is None or channel[1] != "analysis" or not plain:
+            out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
             at, marker = yield from source.until(body, (*_ENDS, "<|start|>"), out.content)
         else:
             out.reasoning("\n")
