@@ -19,7 +19,7 @@ from toolroll.parsers.registry import UnknownParserError, get_parser, parser_nam
 SGLANG = (
     "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
     "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 nanbeige "
-    "trinity interns1 hermes hunyuan gigachat35 gemma4"
+    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse"
 ).split()
 
 
