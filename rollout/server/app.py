@@ -115,13 +115,16 @@ class EndpointServer:
     async def _keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = self.settings.api_key
         if key is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
             session_id = self._named(request)
-            owned = session_id is not None and _same(given, session_key(key, session_id))
-            if not (_same(given, key) or owned):
+            owned = session_id is not None and _same(_given_key(request), session_key(key, session_id))
+            if not (_same(_given_key(request), key) or owned):
                 raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
-            request["session_only"] = session_id if owned else None
         return await handler(request)
+
+    def _only(self, request: web.Request) -> str | None:
+        """The one session that the request's key opens; None for the server's own key, or where none is needed."""
+        key = self.settings.api_key
+        return None if key is None or _same(_given_key(request), key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
         """The session that the path or the header names."""
@@ -150,7 +153,7 @@ class EndpointServer:
         given = body.get("session_id") if isinstance(body, dict) else None
         if given is not None and named is not None and given != named:
             raise ApiError(400, "invalid_session_id", "the body names another session than the path or header", param="session_id")
-        if given is not None and request.get("session_only", given) not in (None, given):
+        if given is not None and self._only(request) not in (None, given):
             raise ApiError(401, "invalid_api_key", "the key is another session's")
         session_id = named or given
         if session_id is None:
@@ -210,7 +213,7 @@ class EndpointServer:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         asked = read(SessionRequest, await _json_body(request) if request.can_read_body else {}, labels=False)
-        only = request.get("session_only")
+        only = self._only(request)
         if only is not None and asked.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
         check_defaults(asked.sampling_params)
@@ -266,6 +269,10 @@ class EndpointServer:
 def session_key(key: str, session_id: str) -> str:
     """The key that opens one session only."""
     return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
+
+
+def _given_key(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
 
 
 def _same(given: str, key: str) -> bool:
