@@ -74,6 +74,7 @@ def run(
     on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,
     user_model: Annotated[str | None, typer.Option(help="who plays the user: a model's name")] = None,
     user_url: Annotated[str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")] = None,
+    user_strategy: Annotated[str | None, typer.Option(help="llm, react, verify or reflection")] = None,
     user_api_key_env: Annotated[str | None, typer.Option(help="the variable that holds its key")] = None,
     context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
     endpoint: Annotated[str | None, typer.Option(help="a baseline: an OpenAI-compatible address; --model is its model")] = None,

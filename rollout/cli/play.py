@@ -205,6 +205,7 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     users = user_maker("openai")(
         base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
+        strategy=config.user_strategy,
         api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)

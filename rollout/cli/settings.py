@@ -46,6 +46,7 @@ class RunConfig(BaseModel):
     stop: list[str] | None = None
     user_model: str | None = None
     user_url: str | None = None
+    user_strategy: Literal["llm", "react", "verify", "reflection"] = "llm"
     user_api_key_env: str | None = None
     context_length: int | None = Field(None, ge=1)
     endpoint: str | None = None
