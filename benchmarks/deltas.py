@@ -48,7 +48,7 @@ class Toolroll:
         self._tools, self._tools_key = tools, orjson.dumps(tools)
         self._history = History(self._template.features)
         self._history.extend(messages)
-        self._session.observe(np.array(self._template.prompt(messages, tools), dtype=np.int32))
+        self._session.observe(self._template.first_prompt(messages, tools)[1])
         return self._session.input_ids
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
@@ -68,7 +68,7 @@ class Toolroll:
         self._history.extend(new)
         self.turns += 1
         self.framed += delta.framed
-        if self._checked and delta.framed and self._template.check_is_due():
+        if self._checked and delta.check_due:
             assert self._template.check(self._messages, new, self._tools, self._sampled, delta.input_ids) is None
         self._messages += new
         return self._session.input_ids, self._session.input_ids_json  # type: ignore[return-value]
@@ -234,4 +234,4 @@ def table(found: Measured, load: Workload) -> Table:
 def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
     load = workload()
-    return table(measure(load, conversations=3 if quick else 12, rounds=2 if quick else 3), load)
+    return table(measure(load, conversations=3 if quick else 8, rounds=3), load)

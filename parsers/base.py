@@ -136,7 +136,8 @@ class ReplyStream:
             if done.ok and done.id in self._seen:
                 done = replace(done, status=CallStatus.DUPLICATE_ID, error=f"the call id {done.id!r} was used twice")
             self._seen.add(done.id)
-        return replace(done, token_span=self._source.tokens(done.span)) if done.span else done
+        tokens = self._source.tokens(done.span) if done.span is not None else None
+        return done if tokens is None else replace(done, token_span=tokens)
 
 
 def broken_call(

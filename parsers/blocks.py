@@ -34,6 +34,8 @@ class BlockParser(ToolCallParser):
     call: ClassVar[tuple[str, str]]
     bare: ClassVar[bool] = False
     wrappers: ClassVar[tuple[str, ...]] = ()
+    _closes: ClassVar[tuple[str, ...]]
+    _stops: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -41,6 +43,9 @@ class BlockParser(ToolCallParser):
             first = (cls.block[0],) if cls.block is not None else ()
             cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
             cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
+            outer = cls.block or cls.call
+            cls._closes = tuple(dict.fromkeys((cls.call[1], outer[1])))
+            cls._stops = tuple(dict.fromkeys((outer[0], cls.call[0])))
 
     @abstractmethod
     def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
@@ -107,18 +112,8 @@ class BlockParser(ToolCallParser):
         try:
             return (yield from self.element(source, begin, start, offered))
         except Broken as broken:
-            outer = self.block or self.call
-            return (
-                yield from broken_call(
-                    source,
-                    begin,
-                    start,
-                    str(broken),
-                    closes=tuple(dict.fromkeys((self.call[1], outer[1]))),
-                    openers=tuple(dict.fromkeys((outer[0], self.call[0]))),
-                    name=broken.name,
-                )
-            )
+            problem, name = str(broken), broken.name
+            return (yield from broken_call(source, begin, start, problem, closes=self._closes, openers=self._stops, name=name))
 
 
 def json_arguments(source: Source, at: int, name: str) -> Steps[tuple[dict[str, object] | None, int]]:

@@ -19,6 +19,9 @@ from toolroll.parsers.types import CallStatus, ToolCall
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_PLAIN = re.compile(
+    r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:<\|channel\|>\s*(?:analysis|commentary|final))?\s*(?:(?:<\|constrain\|>)?\s*json)?\s*"
+)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -28,8 +31,10 @@ class HarmonyParser(ToolCallParser):
     name = "gpt-oss"
     reasoning = None
     markers = (
-        *(f"<|channel|>{channel}{json}<|message|>" for channel in ("analysis", "commentary", "final") for json in ("", "json")),
+        *(f"<|channel|>{channel}" for channel in ("analysis", "commentary", "final")),
         "<|start|>assistant",
+        "<|constrain|>json",
+        "json<|message|>",
         *_HEAD,
         *_ENDS,
     )
@@ -64,8 +69,8 @@ class HarmonyParser(ToolCallParser):
         if marker != "<|message|>":  # a header that was cut, or text that only looked like one
             out.content(header)
             return stop
-        if channel is None or channel[1] != "analysis":
-            out.content("\n")
+        if channel is None or channel[1] != "analysis" or not _PLAIN.fullmatch(header):
+            out.content("\n" if _PLAIN.fullmatch(header) else f"{header}\n")
             at, marker = yield from source.until(body, (*_ENDS, "<|start|>"), out.content)
         else:
             out.reasoning("\n")

@@ -8,7 +8,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from toolroll.parsers.registry import UnknownParserError, built_in_parsers
+from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import ParsedReply
 
 _NAME, _ARGUMENTS = "lookup_order", {"order_id": "W12 é", "count": 3, "deep": {"a": [1, "x"]}}

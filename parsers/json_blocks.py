@@ -5,7 +5,6 @@ Invariants: text between blocks is content; what stands in a string is never a m
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
@@ -73,8 +72,7 @@ class JsonBlockParser(ToolCallParser):
             return (yield from self._broken(source, out, begin, start, f"text follows the JSON object at character {at - start}"))
         calls = [call for value, first, last in found for call in self.calls_in(value, source.text[first:last], (begin, stop))]
         for call in calls:
-            spanned = replace(call, span=(begin, stop))
-            out.call(spanned if closes else unclosed(spanned, self.closer))
+            out.call(call if closes else unclosed(call, self.closer))
         return stop
 
     def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str) -> Steps[int]:

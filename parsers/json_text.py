@@ -111,6 +111,8 @@ def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
             return Scanned(at + len(word))
         cut = source.closed and _LITERALS[char].startswith(source.text[at:])
         return Scanned(at, INCOMPLETE if cut else "expected a JSON value")
+    if char not in "-0123456789":
+        return Scanned(at, "expected a JSON value")
     while True:
         match = _NUMERIC.match(source.text, at)
         stop = match.end() if match is not None else at

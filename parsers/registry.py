@@ -19,6 +19,7 @@ from toolroll.parsers.dsml import (
     KimiK3Parser,
     Step3Parser,
 )
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.gemma4 import Gemma4Parser
 from toolroll.parsers.glm import Glm45Parser, HunyuanParser
 from toolroll.parsers.harmony import HarmonyParser
@@ -39,10 +40,6 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
 )  # fmt: skip
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
-
-
-class UnknownParserError(ValueError):
-    """No parser has that name, or reads that template; the message says which there are."""
 
 
 def built_in_parsers() -> tuple[type[ToolCallParser], ...]:
@@ -79,7 +76,9 @@ def get_parser(name: str, control_tokens: Collection[str] = ()) -> ToolCallParse
     if name.startswith("sglang:"):
         from toolroll.parsers.sglang_parser import SGLangParser  # SGLang is heavy, and may not be there
 
-        return SGLangParser(name.removeprefix("sglang:"), control_tokens)
+        sglang_name = name.removeprefix("sglang:")
+        ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
+        return SGLangParser(sglang_name, control_tokens, ours=ours)
     for entry in entry_points(group=GROUP, name=name):
         made: ToolCallParser = entry.load()(control_tokens)
         return made

@@ -12,8 +12,8 @@ from typing import Any
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.collect import Collector
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.json_text import made_call
-from toolroll.parsers.registry import UnknownParserError, get_parser, parser_names
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
@@ -22,9 +22,12 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 class SGLangParser(ToolCallParser):
-    """SGLang's parser `sglang_name`. Raises `UnknownParserError` where SGLang is not there, or has no such parser."""
+    """SGLang's parser `sglang_name`; `ours`: the parser of the same format here, for its reasoning and its markers.
 
-    def __init__(self, sglang_name: str, control_tokens: Collection[str] = ()) -> None:
+    Raises `UnknownParserError` where SGLang is not there, or has no such parser.
+    """
+
+    def __init__(self, sglang_name: str, control_tokens: Collection[str] = (), *, ours: ToolCallParser | None = None) -> None:
         super().__init__(control_tokens)
         try:
             from sglang.srt.entrypoints.openai.protocol import Tool
@@ -37,7 +40,7 @@ class SGLangParser(ToolCallParser):
             raise UnknownParserError(f"SGLang has no tool-call parser named {sglang_name!r}; it has {known}")
         self.sglang_name = sglang_name
         self._tool, self._parser = Tool, FunctionCallParser
-        self._own = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
+        self._own = ours
         if self._own is not None:
             self.reasoning, self.openers, self.markers = self._own.reasoning, self._own.openers, self._own.markers
 

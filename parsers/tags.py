@@ -48,9 +48,15 @@ class TagParser(BlockParser):
     """A parser for a `shape`."""
 
     shape: ClassVar[Shape]
+    _name_ends: ClassVar[tuple[str, ...]]
+    _name_guards: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
-        cls.block, cls.call = cls.shape.block, cls.shape.call
+        shape = cls.shape
+        cls.block, cls.call = shape.block, shape.call
+        cls._name_ends = (*shape.name_end, *((shape.self_closing,) if shape.self_closing else ()))
+        guards = (*cls._name_ends, "\n", shape.call[1], shape.call[0], shape.key[0], *(shape.block or ()))
+        cls._name_guards = tuple(dict.fromkeys(guards))
         super().__init_subclass__()
 
     def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
@@ -61,11 +67,9 @@ class TagParser(BlockParser):
 
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
         shape = self.shape
-        guards = tuple(dict.fromkeys(("\n", shape.call[1], shape.call[0], shape.key[0], *(shape.block or ()))))
-        others = tuple(guard for guard in guards if guard and guard not in shape.name_end)
         first = yield from source.skip(start)
-        ends = (*shape.name_end, *((shape.self_closing,) if shape.self_closing else ()))
-        at, marker = yield from source.until(first, (*ends, *others))
+        ends = self._name_ends
+        at, marker = yield from source.until(first, self._name_guards)
         name = source.text[first:at].strip()
         if marker not in ends:
             raise Broken(f"the tool's name is not closed with {shape.name_end[0]!r}" if marker else "the text ends in the tool's name")

@@ -18,9 +18,10 @@ import orjson
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.node import Node
 from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
@@ -165,14 +166,15 @@ class Dialogue:
         ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
         self.session.observe(ids)
         self._history.extend(new)
-        if delta.framed:
+        if delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always":
             self._schedule_check(before, new, sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
-        ids = self.template.prompt(self.messages, self.tools)
+        text, ids = self.template.first_prompt(self.messages, self.tools)
         self._pending.clear()
-        self.session.observe(self._hooked(self._prompt_hook, np.array(ids, dtype=np.int32), "prompt_hook"))
-        self.first_prompt = self.template.encoder.decode(self.session.input_ids)
+        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        self.session.observe(served)
+        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
 
     def _fork(self, reason: str, new: Sequence[Message]) -> None:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
@@ -200,9 +202,6 @@ class Dialogue:
     # --- verification ----------------------------------------------------------------------------------------------------
 
     def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        sampled_out = self._verify == "sample" and not self.template.check_is_due()
-        if self._verify == "off" or sampled_out:
-            return
         self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
 
     async def _check(self, before: list[Message], new: list[Message], tools: list[Tool], sampled: Sampled, ids: IdArray) -> None:

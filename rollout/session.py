@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.node import Node, packed
 from toolroll.rollout.types import (
     Completion,
     IdArray,
@@ -32,40 +32,6 @@ CONTEXT = "context"
 """`Turn.excluded` of a sampled turn that an earlier path trains."""
 
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """The tokens that one step added: observed, or sampled (`completion` is set then). `start` is the place of its first token in
-    every path that holds it."""
-
-    parent: Node | None
-    start: int
-    ids: IdArray
-    completion: Completion | None = None
-    sampling_params: Mapping[str, Any] = field(default_factory=dict)
-    excluded: str | None = None
-    fork_reason: str | None = None
-    children: int = 0
-
-    @property
-    def stop(self) -> int:
-        """The place behind its last token."""
-        return self.start + len(self.ids)
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the engine sampled tokens here (an abort in its queue samples none)."""
-        return self.completion is not None and len(self.ids) > 0
-
-    def path(self) -> list[Node]:
-        """From the root to this node."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
 class Session:
     """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache."""
 
@@ -76,6 +42,7 @@ class Session:
         self._ids = array("i")
         self._json = bytearray()
         self._observed: dict[tuple[int, bytes], Node] = {}
+        self._params: Mapping[str, Any] = {}
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +58,7 @@ class Session:
         _check_logprobs(completion)
         if self._head is None:
             raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
-        return self._append(completion.output_ids, completion=completion, sampling_params=dict(sampling_params))
+        return self._append(completion.output_ids, completion, sampling_params)
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
         """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
@@ -108,29 +75,39 @@ class Session:
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
         """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
         for node in self._nodes if nodes is None else nodes:
-            if node.completion is not None and node.excluded is None:
+            if node.said is not None and node.excluded is None:
                 node.excluded = reason
 
-    def _append(
-        self,
-        ids: IdArray,
-        *,
-        completion: Completion | None = None,
-        sampling_params: Mapping[str, Any] | None = None,
-    ) -> Node:
-        node = self._add(self._head, ids, completion, sampling_params or {})
+    def _append(self, ids: IdArray, completion: Completion | None = None, sampling_params: Mapping[str, Any] | None = None) -> Node:
+        node = self._add(self._head, ids, completion, sampling_params)
         self._head = node
         self._extend_buffers(ids)
         return node
 
-    def _add(self, parent: Node | None, ids: IdArray, completion: Completion | None, sampling_params: Mapping[str, Any]) -> Node:
-        if completion is not None and completion.routed_experts is not None:
-            _drop_experts(parent)
-        node = Node(parent, parent.stop if parent is not None else 0, ids, completion, sampling_params)
+    def _add(
+        self,
+        parent: Node | None,
+        ids: IdArray,
+        completion: Completion | None = None,
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> Node:
+        node = Node(parent, parent.stop if parent is not None else 0, ids)
+        if completion is not None:
+            node.said, node.logprobs = packed(completion), completion.logprobs
+            node.sampling_params = self._shared(sampling_params or {})
+            if completion.routed_experts is not None:
+                _drop_experts(parent)
+                node.routed_experts = completion.routed_experts
         if parent is not None:
             parent.children += 1
         self._nodes.append(node)
         return node
+
+    def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A copy of `sampling_params`; the last one where they are the same, as they are for nearly every turn."""
+        if self._params != sampling_params:
+            self._params = dict(sampling_params)
+        return self._params
 
     # --- writing anywhere in the tree ------------------------------------------------------------------------------------
 
@@ -141,14 +118,14 @@ class Session:
         key = (id(parent), blake2b(added.tobytes(), digest_size=16).digest())
         node = self._observed.get(key)
         if node is None:
-            node = self._observed[key] = self._add(parent, added, None, {})
+            node = self._observed[key] = self._add(parent, added)
             node.fork_reason = reason
         return node
 
     def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
         _check_logprobs(completion)
-        return self._add(parent, completion.output_ids, completion, dict(sampling_params))
+        return self._add(parent, completion.output_ids, completion, sampling_params)
 
     def _extend_buffers(self, ids: IdArray) -> None:
         if not len(ids):
@@ -228,8 +205,7 @@ class Session:
 def _drop_experts(node: Node | None) -> None:
     """Forget the experts that were given with the turns up to `node`: those of a later turn hold them too."""
     for step in node.path() if node is not None else ():
-        if step.completion is not None and step.completion.routed_experts is not None:
-            step.completion = replace(step.completion, routed_experts=None)
+        step.routed_experts = None
 
 
 def _check_logprobs(completion: Completion) -> None:
@@ -272,9 +248,9 @@ def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
         turns.append(_turn(node, completion, excluded))
     first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
     fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
-    last = path[-1].completion
-    experts = last.routed_experts if last is not None else None
-    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=experts)
+    return Trajectory(
+        input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=path[-1].routed_experts
+    )
 
 
 def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:

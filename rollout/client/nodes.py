@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.node import Node
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Trajectory
 

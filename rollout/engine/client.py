@@ -159,7 +159,7 @@ class Engine:
         ids = request.input_ids_json
         if ids is None:
             ids = orjson.dumps(np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        return b'{"input_ids":[' + ids + b"]," + rest[1:]
+        return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
         self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None

@@ -11,20 +11,21 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from toolroll.rollout.server.answers import trajectories_body
-from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.endpoint import Asked, Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
-from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.streaming import chat_events, text_events
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.works import Work
@@ -35,6 +36,7 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Events = Callable[..., AsyncIterator[dict[str, Any]]]
 
 
 class EndpointServer:
@@ -105,7 +107,7 @@ class EndpointServer:
             return _refusal(_http_error(error))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
-        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
+        except Exception as error:  # the border of a request: one that fails is answered, and touches no other
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -135,14 +137,14 @@ class EndpointServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
         live = self._live(request, body)
-        asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
-        return await self._answer(request, live, asked, work)
+        asked, work = self.endpoint.ask_chat(live, body, retry=_retry(request))
+        return await self._answer(request, live, asked, work, chat_events)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
         live = self._live(request, body)
-        asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
-        return await self._answer(request, live, asked, work)
+        asked, work = self.endpoint.ask_text(live, body, retry=_retry(request))
+        return await self._answer(request, live, asked, work, text_events)
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """The request's session: by path, header or body; one that is forgotten at once where there is none."""
@@ -157,22 +159,34 @@ class EndpointServer:
             return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
         return self.endpoint.sessions.of(check_id(str(session_id)))
 
-    async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served], events: Events
+    ) -> web.StreamResponse:
         live.works.join(work)
         try:
             if asked.request.stream:
-                return await self._stream(request, asked, work)
+                return await self._stream(request, asked, work, events)
             await asyncio.wait([work.task])
             return _json(self.endpoint.deliver(work).body)
         finally:
             live.works.leave(work)
 
-    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served]) -> web.StreamResponse:
-        await opened(self.endpoint, work)
+    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served], events: Events) -> web.StreamResponse:
+        while not work.task.done() and not any(work.progress):
+            await work.changed.wait()  # what fails before the first token is an HTTP error, which SDKs can retry
+        if work.failed:
+            self.endpoint.deliver(work)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        async for line in event_lines(self.endpoint, asked, work):
-            await response.write(line)
+        stream = events(self.endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time()))
+        try:
+            async for event in stream:
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in `_errors`; the status has been sent, so the refusal is an event
+            await response.write(b"data: " + orjson.dumps(api_error(error).body) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
@@ -182,13 +196,22 @@ class EndpointServer:
         return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return _json({"object": "list", "data": [model_card(self.endpoint)]})
+        return _json({"object": "list", "data": [self._card()]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
         if name != self.endpoint.model:
             raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
-        return _json(model_card(self.endpoint))
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self.endpoint.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "toolroll",
+            "max_model_len": self.endpoint.abilities.context_length,
+        }
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
@@ -270,6 +293,12 @@ def session_key(key: str, session_id: str) -> str:
 
 def _same(given: str, key: str) -> bool:
     return hmac.compare_digest(given.encode(), key.encode())
+
+
+def _retry(request: web.Request) -> int:
+    """Which retry this is, 0 for a first attempt."""
+    value = request.headers.get(_RETRY_HEADER, "0")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
 
 
 async def _json_body(request: web.Request) -> dict[str, Any]:

@@ -34,9 +34,6 @@ from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
-_CHECK_EVERY = 16
-"""Of the deltas that a learned frame made, how many are derived anew under verify="sample": one in so many."""
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -108,7 +105,9 @@ class Endpoint:
                 for index, completion in enumerate(completions)
             ]
             served = self._served("chatcmpl", prompt.input_ids, choices, sent, use.constrained)
-            served.commit = lambda: self._commit_chat(live, prompt, served, request, top, work)
+            encoder = self.served.template.encoder
+            served.commit = lambda: self._commit_chat(live, prompt, served, work)
+            served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
         work = live.works.start(asked.key, request.n, run)
@@ -131,7 +130,9 @@ class Endpoint:
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, params, request, work, top)
             choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
             served = self._served("cmpl", plan.input_ids, choices, sent, None)
-            served.commit = lambda: self._commit_text(live, plan, served, request)
+            encoder = self.served.template.encoder
+            served.commit = lambda: self._commit_text(live, plan, served)
+            served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
             return served
 
         return asked, live.works.start(asked.key, request.n, run)
@@ -142,7 +143,7 @@ class Endpoint:
             raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
         served = work.task.result()
         if served.commit is not None:
-            served.body = served.commit()
+            served.commit()
             served.commit = None
         work.delivered = True
         return served
@@ -227,9 +228,7 @@ class Endpoint:
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
-    def _commit_chat(
-        self, live: LiveSession, prompt: Prompt, served: Served, request: ChatRequest, top: int, work: Work[Served]
-    ) -> dict[str, Any]:
+    def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: Work[Served]) -> None:
         observed = live.tree.observe(prompt)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
@@ -240,20 +239,17 @@ class Endpoint:
             live.mismatches["preserved"] += 1
         if prompt.check is not None:
             self._schedule_check(live, prompt, prompt.check)
-        return chat_body(served, self.served.template.encoder, logprobs=bool(request.logprobs), top=top)
 
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served, request: CompletionRequest) -> dict[str, Any]:
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served) -> None:
         observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
-        return text_body(served, self.served.template.encoder, logprobs=request.logprobs)
 
     def _schedule_check(self, live: LiveSession, prompt: Prompt, check: Check) -> None:
-        live.framed += 1
         verify = self.settings.verify
-        if verify == "off" or (verify == "sample" and live.framed % _CHECK_EVERY):
+        if verify == "off" or (verify == "sample" and not check.due):
             return
 
         async def run() -> None:

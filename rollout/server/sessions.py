@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolroll.rollout.node import Node
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.tree import ConversationTree
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.works import Works
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
@@ -47,7 +48,6 @@ class LiveSession:
     texts: list[Node] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
-    framed: int = 0
     checks: set[asyncio.Task[None]] = field(default_factory=set)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
@@ -130,12 +130,11 @@ class Sessions:
     def drop_idle(self) -> None:
         """Forget what nobody used for the idle time."""
         limit = time.monotonic() - self._settings.idle
-        while self._sessions:
-            session_id, live = next(iter(self._sessions.items()))
-            if live.used > limit or live.works.in_flight:
+        for session_id, live in list(self._sessions.items()):
+            if live.used > limit:
                 return
-            del self._sessions[session_id]
-            live.works.cancel()
+            if not live.works.in_flight:
+                self.discard(session_id)
 
     async def aclose(self) -> None:
         """End all requests in flight."""

@@ -15,11 +15,12 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.node import Node
 from toolroll.rollout.reply import Reading
 from toolroll.rollout.server.messages import Digest, Echo, same_reasoning, with_served_ids
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.works import Work
-from toolroll.rollout.session import Node, Session
+from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta, as_ids
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
@@ -59,13 +60,14 @@ class ServedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`."""
+    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`; `due` under verify="sample"."""
 
     before: list[Message]
     new: list[Message]
     tools: list[Tool]
     sampled: Sampled
     input_ids: IdArray
+    due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,14 @@ class ConversationTree:
         self.session = session
         self._turns: dict[Digest, list[ServedTurn]] = {}
         self.forks: list[str] = []
+        self._tools_keys: dict[bytes, bytes] = {}
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
         """The prompt of a request. Raises `TemplateError` where the template refuses the conversation."""
         turn, length, digest = self._longest(messages)
-        tools_key = orjson.dumps(tools)
+        tools_key = self._one_of(orjson.dumps(tools))
         if turn is None:
             return self._root(messages, tools, tools_key, digest, template)
         served = turn.messages
@@ -115,6 +118,10 @@ class ConversationTree:
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
         return self._forked(turn, whole, tuple(new), tools, tools_key, digest, template, reason)
+
+    def _one_of(self, tools_key: bytes) -> bytes:
+        """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
+        return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(self, messages: Sequence[Message]) -> tuple[ServedTurn | None, int, Digest]:
         """The longest turn that `messages` repeat, how many of them it covers, and the digest of all of them."""
@@ -173,7 +180,7 @@ class ConversationTree:
             history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta.input_ids])
-        check = Check(served, new, tools, turn.sampled, delta.input_ids) if delta.framed else None
+        check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, turn,
             edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,

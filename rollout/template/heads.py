@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.types import IdArray
 
 _SHORTEST = 1000  # characters; below that the look-up is not worth it
 _REMEMBERED = 8  # prompts that a new one is compared with: the tasks of a batch come interleaved
@@ -22,27 +25,28 @@ class HeadCache:
     def __init__(self, encoder: Encoder, *, limit: int = 64) -> None:
         self._encoder = encoder
         self._limit = limit
-        self._heads: OrderedDict[tuple[str, tuple[Span, ...]], list[int]] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, tuple[Span, ...]], IdArray] = OrderedDict()
         self._recent: deque[tuple[str, tuple[Span, ...]]] = deque(maxlen=_REMEMBERED)
 
-    def encode(self, text: str, bodies: Sequence[Span] = ()) -> list[int]:
-        """As `Encoder.encode`."""
+    def encode(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
+        """As `Encoder.encode`, as int32."""
         spans = tuple(bodies)
         known = max((head for head in self._heads if _begins(text, spans, head)), key=lambda head: len(head[0]), default=None)
         if known is None:
-            ids = self._encoder.encode(text, spans)
+            ids = np.array(self._encoder.encode(text, spans), dtype=np.int32)
         else:
             self._heads.move_to_end(known)
-            ids = self._heads[known] + self._rest(text, spans, known)
+            ids = np.concatenate([self._heads[known], self._rest(text, spans, known)])
         if known is None or len(text) - len(known[0]) > len(known[0]):
             self._learn(text, spans, ids)
         return ids
 
-    def _rest(self, text: str, spans: tuple[Span, ...], head: tuple[str, tuple[Span, ...]]) -> list[int]:
+    def _rest(self, text: str, spans: tuple[Span, ...], head: tuple[str, tuple[Span, ...]]) -> IdArray:
         cut = len(head[0])
-        return self._encoder.encode(text[cut:], [(start - cut, stop - cut) for start, stop in spans[len(head[1]) :]])
+        behind = [(start - cut, stop - cut) for start, stop in spans[len(head[1]) :]]
+        return np.array(self._encoder.encode(text[cut:], behind), dtype=np.int32)
 
-    def _learn(self, text: str, spans: tuple[Span, ...], ids: list[int]) -> None:
+    def _learn(self, text: str, spans: tuple[Span, ...], ids: IdArray) -> None:
         """Keep the longest beginning that this prompt shares with a recent one, if it is long."""
         cut = max((self._cut(text, spans, _common(text, other)) for other, _ in self._recent), default=0)
         if all(other != text for other, _ in self._recent):
@@ -50,8 +54,8 @@ class HeadCache:
         if cut < _SHORTEST:
             return
         head = (text[:cut], tuple(span for span in spans if span[1] <= cut))
-        begun = self._encoder.encode(*head)
-        if head not in self._heads and begun + self._rest(text, spans, head) == ids:
+        begun = np.array(self._encoder.encode(*head), dtype=np.int32)
+        if head not in self._heads and np.array_equal(np.concatenate([begun, self._rest(text, spans, head)]), ids):
             self._heads[head] = begun
             if len(self._heads) > self._limit:
                 self._heads.popitem(last=False)

@@ -12,8 +12,9 @@ from support.calls import calls, examples, same
 from support.formats import FORMATS, tools_for
 from support.qwen import all_templates, tokenizer_for
 
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.infer import infer_parser
-from toolroll.parsers.registry import UnknownParserError, get_parser
+from toolroll.parsers.registry import get_parser
 from toolroll.rollout.template.chat_template import ChatTemplate
 
 PARALLEL, ONE = True, False

@@ -54,25 +54,31 @@ def assert_same_in_pieces(parser: ToolCallParser, text: str, **options: Any) -> 
 
 
 def lost(parser: ToolCallParser, text: str, reply: ParsedReply) -> str:
-    """What of `text` is in no call's span, nor in content or reasoning, nor one of the format's own markers; "" for nothing."""
+    """What of `text`, white space aside, is in no call's span, nor in content or reasoning, nor one of the format's own markers; ""
+    for nothing: the text outside of calls must be reasoning and content, each in its order, with markers between."""
     outside, at = "", 0
     for start, stop in sorted({call.span for call in reply.tool_calls if call.span is not None}):
         outside += text[at:start]
         at = max(at, stop)
-    outside += text[at:]
-    kept = _bare(reply.reasoning or "", parser) + _bare(reply.content, parser)
-    missing = _bare(outside, parser)
-    return "" if sorted(kept) == sorted(missing) else missing or kept
-
-
-def _bare(text: str, parser: ToolCallParser) -> str:
+    outside = _packed(outside + text[at:])
+    reasoning, content = _packed(reply.reasoning or ""), _packed(reply.content)
     tags = (parser.reasoning.open, parser.reasoning.close) if parser.reasoning is not None else ()
-    markers = sorted((*parser.markers, *tags), key=len, reverse=True)
-    text = re.sub(r"\s+", "", text)
-    while True:
-        shorter = text
-        for marker in markers:
-            shorter = shorter.replace(re.sub(r"\s+", "", marker), "")
-        if shorter == text:
-            return text
-        text = shorter
+    markers = tuple(dict.fromkeys(_packed(marker) for marker in (*parser.markers, *tags)))
+    reached: dict[int, set[tuple[int, int]]] = {0: {(0, 0)}}
+    for place in range(len(outside)):
+        found = reached.pop(place, set())
+        jumps = [len(marker) for marker in markers if outside.startswith(marker, place)] if found else []
+        for thought, said in found:
+            for jump in jumps:
+                reached.setdefault(place + jump, set()).add((thought, said))
+            if reasoning[thought : thought + 1] == outside[place]:
+                reached.setdefault(place + 1, set()).add((thought + 1, said))
+            if content[said : said + 1] == outside[place]:
+                reached.setdefault(place + 1, set()).add((thought, said + 1))
+        if not reached:
+            return outside[place:]
+    return "" if (len(reasoning), len(content)) in reached.get(len(outside), set()) else outside or reasoning + content
+
+
+def _packed(text: str) -> str:
+    return re.sub(r"\s+", "", text)

@@ -130,12 +130,16 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "['toolroll.agents', 'toolroll.parsers']"  # lazy facades themselves
+    assert done.stdout.strip() == "[]"
     assert heavy_after("toolroll") == []
 
 
+NEED_OPENAI = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+"""They are the OpenAI SDK's client in process; whoever imports them has it."""
+
+
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
-    assert heavy_after(*MODULES) == []
+    assert heavy_after(*(name for name in MODULES if not name.startswith(NEED_OPENAI))) == []
 
 
 def test_using_a_public_name_loads_nothing_heavy() -> None:

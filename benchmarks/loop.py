@@ -1,0 +1,188 @@
+"""The whole loop on an instant engine: client CPU a turn, with checks, metrics and the episode file on.
+
+Goals: at 64 episodes at once at least 7x less than the published loop and 3x less than strands-sglang, in the same run; at 1,024
+at most 1.5x of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.conversations import QWEN, tokenizer, workload
+from benchmarks.peers import missing, strands_message, strands_tool
+from benchmarks.stub import stub
+from benchmarks.tables import Table, number, verdict
+from benchmarks.world import Material, RecordedFactory, call_of, material
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.store import EpisodeStore
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import Status
+
+TURNS = 20
+PARAMS = {"temperature": 1.0, "max_new_tokens": 512}
+
+
+@dataclass
+class Cost:
+    """Client CPU in microseconds a turn, and turns a second of the wall."""
+
+    cpu: float
+    rate: float
+
+
+Loop = Callable[[str, Any, Material, int], Awaitable[int]]
+"""Plays that many episodes at once against the stub at an address; returns the number of turns."""
+
+
+def served_model(url: str, tok: Any, *, threads: int = 64) -> ServedModel:
+    """Ours, on the stub."""
+    template = ChatTemplate(tok)
+    engine = Engine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
+    return ServedModel(engine, template, get_parser("hermes", template.encoder.control), threads=threads)
+
+
+async def ours(url: str, tok: Any, given: Material, episodes: int) -> int:
+    """The runner with its metrics, verify="sample", and the episode file."""
+    factory = RecordedFactory(given, turns=TURNS)
+    turns = 0
+    with tempfile.TemporaryDirectory() as folder, EpisodeStore(Path(folder)) as store:
+        async with served_model(url, tok) as served:
+
+            def done(episode: Any) -> None:
+                nonlocal turns
+                assert episode.result.status is Status.COMPLETED, episode.result.info
+                turns += int(episode.result.metrics["turns"])
+                store.append(episode)
+
+            agent = lambda: TrainableToolCallingAgent(given.tools, "", served=served)
+            settings = RunSettings(PARAMS, concurrency=episodes, max_num_steps=TURNS)
+            await Runner(factory, agent, settings).run(factory.tasks("test")[:episodes], done)
+    return turns
+
+
+async def published(url: str, tok: Any, given: Material, episodes: int) -> int:
+    """The published loop, from its description: text payloads over httpx, renders of everything, deltas by diffs."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+
+    async def play(http: httpx.AsyncClient, at: int) -> int:
+        messages = list(given.first[at % len(given.first)])
+        render = lambda generate: tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        ids: list[int] = []
+        mask: list[int] = []
+        for turn in range(TURNS):
+            text = tok.apply_chat_template(messages, tools=given.tools, tokenize=False, add_generation_prompt=True)
+            if not turn:
+                tok(text, add_special_tokens=False)
+            answer = await http.post(f"{url}/generate", json={"text": text, "sampling_params": PARAMS})
+            said = answer.json()["text"].removesuffix("<|im_end|>")
+            call = call_of(said)
+            for mine in (True, False):
+                before = render(False)
+                if mine:
+                    messages.append({"role": "assistant", "content": said})
+                elif call:
+                    messages.append({"role": "tool", "name": call[0], "content": given.results[(at + turn) % len(given.results)]})
+                else:
+                    messages.append({"role": "user", "content": given.users[(at + turn) % len(given.users)]})
+                new = tok.encode(render(False)[len(before) :], add_special_tokens=False)
+                ids += new
+                mask += [int(mine)] * len(new)
+        return TURNS
+
+    async with httpx.AsyncClient(limits=limits, timeout=None) as http:
+        return sum(await asyncio.gather(*(play(http, at) for at in range(episodes))))
+
+
+async def strands(url: str, tok: Any, given: Material, episodes: int) -> int:
+    """strands-sglang's model and client, without the Agent loop of strands around them."""
+    import strands_sglang
+
+    logging.getLogger("strands_sglang").setLevel(logging.ERROR)
+    specs: Any = [strands_tool(tool) for tool in given.tools]
+
+    async def play(client: Any, at: int) -> int:
+        first = given.first[at % len(given.first)]
+        model = strands_sglang.SGLangModel(client=client, tokenizer=tok, enable_thinking=False, sampling_params=PARAMS)
+        messages: list[Any] = [strands_message(message) for message in first[1:]]
+        for turn in range(TURNS):
+            calls, said = [], ""
+            async for event in model.stream(messages, specs, first[0]["content"]):
+                delta = event.get("contentBlockDelta", {}).get("delta", {})
+                said += delta.get("text", "")
+                start = event.get("contentBlockStart", {}).get("start", {})
+                calls += [start["toolUse"]] if start.get("toolUse") else []
+            messages.append({"role": "assistant", "content": [{"text": said}]})
+            if calls:
+                result = {"role": "tool", "content": given.results[(at + turn) % len(given.results)]}
+                messages.append(strands_message({**result, "tool_call_id": calls[0]["toolUseId"]}))
+            else:
+                messages.append(strands_message({"role": "user", "content": given.users[(at + turn) % len(given.users)]}))
+        return TURNS
+
+    async with strands_sglang.SGLangClient(url, max_connections=2048) as client:
+        client._is_multimodal = False
+        return sum(await asyncio.gather(*(play(client, at) for at in range(episodes))))
+
+
+async def measured(loop: Loop, url: str, tok: Any, given: Material, episodes: int) -> Cost:
+    """One run of `loop`."""
+    gc.collect()
+    wall, cpu = time.perf_counter(), time.process_time()
+    turns = await loop(url, tok, given, episodes)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Cost(cpu / turns * 1e6, turns / wall)
+
+
+def run(*, quick: bool = False) -> Table:
+    """Measure and tabulate."""
+    tok, load = tokenizer(), workload()
+    given = material(load, tok)
+    loops: dict[tuple[str, int], Loop] = {("toolroll", 64): ours, ("published loop (httpx)", 64): published}
+    why = missing("strands-sglang 0.4.3", "strands_sglang")
+    if why is None:
+        loops["strands-sglang", 64] = strands
+    loops["toolroll", 1024] = ours
+    found: dict[tuple[str, int], list[Cost]] = {name: [] for name in loops}
+    with stub(given.replies) as url:
+        asyncio.run(measured(ours, url, tok, given, 16))  # imports, frames of nothing that is timed
+        for _ in range(1 if quick else 3):
+            for name, loop in loops.items():
+                found[name].append(asyncio.run(measured(loop, url, tok, given, name[1])))
+    return table(found, load.source, why)
+
+
+def table(found: dict[tuple[str, int], list[Cost]], source: str, why: str | None) -> Table:
+    """The figures as a table."""
+    middle = {name: statistics.median(cost.cpu for cost in costs) for name, costs in found.items()}
+    rate = {name: statistics.median(cost.rate for cost in costs) for name, costs in found.items()}
+    made = Table(
+        "The whole loop on an instant engine, 20 turns an episode", ["loop", "episodes at once", "us of CPU a turn", "turns/s"]
+    )
+    base = middle["toolroll", 64]
+    made.head = [*made.head, "over toolroll at 64"]
+    for name, cpu in middle.items():
+        made.rows.append([name[0], f"{name[1]:,}", number(cpu), number(rate[name]), f"{cpu / base:.2f}"])
+    goals = [("the published loop over toolroll, at least", middle["published loop (httpx)", 64] / base, 7.0, False)]
+    if ("strands-sglang", 64) in middle:
+        goals.append(("strands-sglang over toolroll, at least", middle["strands-sglang", 64] / base, 3.0, False))
+    goals.append(("1,024 episodes over 64, at most", middle["toolroll", 1024] / base, 1.5, True))
+    for name, value, limit, most in goals:
+        made.notes.append(f"Goal: {name} {limit:g}: {value:.2f}, {verdict(held=value <= limit if most else value >= limit)}.")
+    made.notes.append(f'{source}; template {QWEN}; ours with checks, metrics, verify="sample" and the episode file on.')
+    made.notes += [f"Skipped: {why}."] if why else []
+    return made

@@ -1,0 +1,109 @@
+"""What live episodes hold: bytes a token, growth with the turns, and the cost of a full garbage collection.
+
+Goals: at most 25 bytes a token, nothing that grows with the square of the turns, 4,096 live episodes of 12,000 tokens within
+2 GiB, and less than 10 ms of a full collection for token storage.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+
+from benchmarks.tables import Table, number, verdict
+from toolroll.rollout.session import Session
+from toolroll.rollout.types import Completion, WeightVersion
+
+TURNS = 20
+TOKENS = 12_000
+_PROMPT = 4_000
+
+
+def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> Session:
+    """A live session of that many tokens: a prompt of 4,000, and turns that share the rest between sampled and observed ones."""
+    rng = np.random.default_rng(seed)
+    made = Session(f"s{seed}")
+    made.observe(rng.integers(0, 150_000, _PROMPT).astype(np.int32))
+    each = (tokens - _PROMPT) // (2 * turns)
+    params = {"temperature": 1.0, "max_new_tokens": 512}
+    for _ in range(turns):
+        ids = rng.integers(0, 150_000, each).astype(np.int32)
+        logprobs = -rng.random(each).astype(np.float32)
+        made.sample(Completion(ids, logprobs, "stop", 151645, "word " * each, (WeightVersion("default", 0, each),)), params)
+        made.observe(rng.integers(0, 150_000, each).astype(np.int32))
+    return made
+
+
+def held(turns: int, *, episodes: int = 16, tokens: int = TOKENS) -> float:
+    """Bytes a token that live sessions hold, as Python's allocators count them."""
+    episode(0, turns=turns, tokens=tokens)
+    gc.collect()
+    tracemalloc.start()
+    kept = [episode(seed, turns=turns, tokens=tokens) for seed in range(episodes)]
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return used / sum(len(session) for session in kept)
+
+
+def collection(episodes: int) -> float:
+    """Milliseconds of a full collection that live sessions add."""
+
+    def full() -> float:
+        found = []
+        for _ in range(5):
+            began = time.thread_time()
+            gc.collect()
+            found.append((time.thread_time() - began) * 1000)
+        return min(found)
+
+    before = full()
+    kept = [episode(seed) for seed in range(episodes)]
+    after = full()
+    del kept
+    return after - before
+
+
+_RESIDENT = """
+import resource
+from benchmarks.memory import episode
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+kept = [episode(seed % 64) for seed in range({episodes})]
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def resident(episodes: int) -> float:
+    """MiB by which a fresh process grows with that many live sessions."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RESIDENT.format(episodes=episodes)], capture_output=True, text=True, check=True, timeout=600
+    )
+    return float(done.stdout.split()[-1])
+
+
+def run(*, quick: bool = False) -> Table:
+    """Measure and tabulate."""
+    episodes = 512 if quick else 4096
+    made = Table("Memory of live episodes (12,000 tokens, 20 turns)", ["", "toolroll"])
+    few, many = held(10), held(40)
+    made.rows.append(["bytes a token, 10 turns", number(few)])
+    made.rows.append(["bytes a token, 20 turns", number(usual := held(TURNS))])
+    made.rows.append(["bytes a token, 40 turns, the same tokens", number(many)])
+    grown = resident(episodes) * 4096 / episodes
+    made.rows.append([f"MiB of 4,096 live episodes{' (from 512)' if quick else ''}", number(grown)])
+    paused = collection(1024)
+    made.rows.append(["ms of a full collection for 1,024 live episodes", number(max(paused, 0.0))])
+    goals = [
+        ("bytes a token", usual, 25.0),
+        ("40 turns over 10 turns, the same tokens", many / few, 2.0),
+        ("MiB of 4,096 episodes", grown, 2048.0),
+        ("ms of a full collection", paused, 10.0),
+    ]
+    made.notes += [f"Goal: {name} at most {most:g}: {value:.3g}, {verdict(held=value <= most)}." for name, value, most in goals]
+    made.notes += [f"Peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB."]
+    return made

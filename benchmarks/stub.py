@@ -1,0 +1,138 @@
+"""A stub of the engine in a process of its own: it answers `/generate` at once, or after a latency, with replies made beforehand.
+
+It parses nothing but the length of a request, so that it needs little of its core. Run as `python -m benchmarks.stub PORT LATENCY`,
+with the replies as JSON lines on standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.processes import free_ports
+
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+_COUNT = b"77777777"
+"""Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with spaces."""
+
+
+def _prompt_tokens(body: bytes) -> int:
+    begin = body.find(b'"input_ids"')
+    return body.count(b",", begin, body.find(b"]", begin)) + 1 if begin >= 0 else 1
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection."""
+
+    def __init__(self, replies: Iterator[tuple[bytes, bytes]], latency: float) -> None:
+        self._replies = replies
+        self._latency = latency
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._buffer[:end]).lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n")[0]) if at >= 0 else 0
+        if len(self._buffer) < end + 4 + length:
+            return
+        body = bytes(self._buffer[end + 4 : end + 4 + length])
+        del self._buffer[: end + 4 + length]
+        self._answer(head, body)
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        assert self._transport is not None
+        if not head.startswith(b"post /generate"):
+            self._transport.write(_NOT_FOUND)
+            return
+        plain, with_logprobs = next(self._replies)
+        wanted = b'"return_logprob":true' in body or b'"return_logprob": true' in body
+        reply = (with_logprobs if wanted else plain).replace(_COUNT, b"%8d" % _prompt_tokens(body))
+        if self._latency:
+            asyncio.get_running_loop().call_later(self._latency, self._transport.write, reply)
+        else:
+            self._transport.write(reply)
+
+
+async def _serve(port: int, latency: float, replies: Sequence[tuple[bytes, bytes]]) -> None:
+    turn = itertools.cycle(replies)
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(turn, latency), "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+def _response(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
+    """An answer of SGLang's that says `text`."""
+    meta: dict[str, Any] = {
+        "id": "0" * 32,
+        "finish_reason": {"type": "stop", "matched": ids[-1]},
+        "prompt_tokens": int(_COUNT),
+        "completion_tokens": len(ids),
+        "cached_tokens": 100,
+        "e2e_latency": 0.5,
+        "weight_version": "default",
+        "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}],
+    }
+    if logprobs:
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[-0.125 - (at % 7) / 3, index, None] for at, index in enumerate(ids)]
+    return {"text": text, "output_ids": list(ids), "meta_info": meta}
+
+
+@contextmanager
+def stub(replies: Sequence[tuple[str, Sequence[int]]], *, latency: float = 0.0) -> Iterator[str]:
+    """The address of a stub that gives `replies` (text and ids) in turn."""
+    port = free_ports(1)[0]
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", "benchmarks.stub", str(port), str(latency)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=root)
+    try:
+        assert process.stdin is not None
+        process.stdin.write("\n".join(json.dumps([text, list(ids)]) for text, ids in replies))
+        process.stdin.close()
+        _wait(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(port: int) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1)
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError("the stub does not come up")
+
+
+if __name__ == "__main__":
+    given = [json.loads(line) for line in sys.stdin]
+    made = [tuple(_response(answer(text, ids, logprobs=wanted)) for wanted in (False, True)) for text, ids in given]
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]), made))  # type: ignore[arg-type]
