@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -40,22 +40,29 @@ class Outcome:
 
 async def run(config: RunConfig, console: Console) -> Outcome:
     """`toolroll run`."""
+    async with AsyncExitStack() as stack:
+        plan = await prepare(config, stack)
+        if plan.served is not None:
+            await _check_engine(plan.served)
+            await _check_template(plan.served, console)
+        return await play(plan, console)
+
+
+async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
+    """Open what a run needs; `stack` closes it."""
     factory = load_environment(config.env)
     tasks = choose_tasks(factory, config.split, config.tasks)
-    async with AsyncExitStack() as stack:
-        options = EnvironmentOptions()
-        if config.user_model is not None:
-            options = EnvironmentOptions(user=await _users(config, stack))
-        if config.endpoint is not None:
-            threads = await stack.enter_async_context(Executor(config.concurrency))
-            agent = agent_maker(config.agent)(threads, config.agent_settings)
-            stack.push_async_callback(agent.aclose)
-            return await play(Plan(config, factory, tasks, lambda: agent, options, config.identity), console)
-        served = await stack.enter_async_context(ServedModel.from_args(rollout_args(config)))
-        await _check_engine(served)
-        await _check_template(served, console)
-        identity = config.identity | {"template": fingerprint(served.template)}
-        return await play(Plan(config, factory, tasks, served_agents(config, served), options, identity), console)
+    options = EnvironmentOptions()
+    if config.user_model is not None:
+        options = EnvironmentOptions(user=await _users(config, stack))
+    if config.endpoint is not None:
+        threads = await stack.enter_async_context(Executor(config.concurrency))
+        agent = agent_maker(config.agent)(threads, config.agent_settings)
+        stack.push_async_callback(agent.aclose)
+        return Plan(config, factory, tasks, lambda: agent, options, config.identity)
+    served = await stack.enter_async_context(ServedModel.from_args(rollout_args(config)))
+    identity = config.identity | {"template": fingerprint(served.template)}
+    return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
 
 def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]:
@@ -74,6 +81,7 @@ class Plan:
     make_agent: Callable[[], Agent]
     options: EnvironmentOptions
     identity: Mapping[str, Any]
+    served: ServedModel | None = None
 
     @property
     def total(self) -> int:
@@ -101,7 +109,7 @@ async def _play(
     plan: Plan, console: Console, summary: Summary, keep: Callable[[Episode], None], done: Collection[EpisodeKey]
 ) -> Outcome:
     config = plan.config
-    runner = Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+    runner = runner_of(plan)
     stopped: int | None = None
     with RunDisplay(console, summary, plan.total) as display:
 
@@ -125,6 +133,23 @@ async def _play(
         allow_unequal=config.allow_unequal,
     )
     return Outcome(summary, found, display.seconds, stopped)
+
+
+class Plays(Protocol):
+    """What plays the episodes that are left: `Runner`, or `RayRunner`."""
+
+    async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
+        """Play every (task, sample) that is not in `done`."""
+        ...
+
+
+def runner_of(plan: Plan) -> Plays:
+    """The runner in this process, or the one that spreads over Ray."""
+    if plan.config.ray is None:
+        return Runner(plan.factory, plan.make_agent, run_settings(plan.config), plan.options)
+    from toolroll.rollout.cli.ray_runner import RayRunner  # ray is an extra
+
+    return RayRunner(plan.config)
 
 
 def run_settings(config: RunConfig) -> RunSettings:
@@ -180,6 +205,7 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     users = user_maker("openai")(
         base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
+        strategy=config.user_strategy,
         api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)
