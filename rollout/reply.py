@@ -52,7 +52,7 @@ def read_reply(
     if parse is not None:
         parsed = parse(said)
     else:
-        plain = [int(index) for index in ids[: len(ids) - bool(sampled.stop)]]
+        plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.said)
         parsed = served.parser.parse(said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=template.opens_reasoning)
     if tools is None:
