@@ -20,8 +20,8 @@ import orjson
 from toolroll.agents.plain import DEFAULT_POLICY, PlainAgent, PlainReply
 from toolroll.agents.policy import CallPolicy
 from toolroll.parsers.openai import to_openai
-from toolroll.parsers.reasoning import split_reasoning
-from toolroll.parsers.schema import ToolSchemas
+from toolroll.parsers.plain import PlainParser
+from toolroll.parsers.schema import Offered, ToolSchemas
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.call_ids import with_call_ids
 from toolroll.rollout.engine.failures import Failure, from_exception, from_response
@@ -111,6 +111,7 @@ class BaselineAgent(PlainAgent):
         super().__init__(threads, policy=policy, step_timeout=step_timeout)
         self._endpoint = endpoint
         self._schemas = ToolSchemas()
+        self._parser = PlainParser()
         self._extra_params = extra_params
 
     async def reply(
@@ -137,14 +138,14 @@ class BaselineAgent(PlainAgent):
         return PlainReply(parsed, _message(parsed), str(choice.get("finish_reason") or "stop"), counts, seconds)
 
     def _parsed(self, message: Mapping[str, Any], tools: Sequence[Tool]) -> ParsedReply:
-        text = message.get("content") or ""
         # A server without a reasoning parser leaves the thoughts in the text; nobody but the model may see them.
-        reasoning, closed, begin = split_reasoning(text, in_reasoning=False)
-        calls = tuple(self._call(call, tools) for call in message.get("tool_calls") or ())
-        told = message.get("reasoning_content") or message.get("reasoning") or reasoning
-        return ParsedReply(text[begin:].strip() if closed else "", told, calls, closed)
+        read = self._parser.parse(message.get("content") or "")
+        offered = Offered(tools)
+        calls = tuple(self._call(call, offered) for call in message.get("tool_calls") or ())
+        told = message.get("reasoning_content") or message.get("reasoning") or read.reasoning
+        return replace(read, reasoning=told, tool_calls=calls)
 
-    def _call(self, call: Mapping[str, Any], tools: Sequence[Tool]) -> ToolCall:
+    def _call(self, call: Mapping[str, Any], offered: Offered) -> ToolCall:
         function = call["function"]
         name, raw = str(function.get("name") or ""), function.get("arguments") or "{}"
         found = ToolCall(name, None, str(raw), id=str(call.get("id") or ""))
@@ -154,7 +155,7 @@ class BaselineAgent(PlainAgent):
             return replace(found, status=CallStatus.INVALID_JSON, error=f"the arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
             return replace(found, status=CallStatus.BAD_ARGUMENTS, error="the arguments are no JSON object")
-        return self._schemas.check(replace(found, arguments=arguments), tools)
+        return self._schemas.check(replace(found, arguments=arguments), offered)
 
     async def aclose(self) -> None:
         """Close the connections."""

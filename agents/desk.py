@@ -347,12 +347,10 @@ class Desk(Environment):
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing here is random, so `seed` changes nothing."""
         await self.close()
-        self._task, self._done, self._replies = task, False, []
-        self._tool_errors.clear()
+        self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database()
         self._user = self._options.user(seed) if self._options.user else DeskUser(task.data)
-        data = task.data
-        instruction = f"You write to your library. {data['opening']} {' '.join(_details(data))}"
+        instruction = f"You write to your library. {task.data['opening']} {' '.join(_details(task.data))}"
         opening = await self._user.reset(instruction)
         tools = [tool for _, tool in TOOLS.values()]
         return Observation([{"role": "system", "content": POLICY}, {"role": "user", "content": opening}], tools)
@@ -394,9 +392,8 @@ class Desk(Environment):
 
     def metrics(self) -> Mapping[str, float]:
         """`tool_errors`, in all and by tool, and the user's own."""
-        user = self._user.metrics() if self._user else {}
         errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
-        return {"tool_errors": float(self._tool_errors.total()), **errors, **user}
+        return {"tool_errors": float(self._tool_errors.total()), **errors, **(self._user.metrics() if self._user else {})}
 
     async def close(self) -> None:
         """Drop the database and let the user go."""

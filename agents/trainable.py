@@ -72,8 +72,8 @@ class TrainableAgentMixin:
     policy: CallPolicy = CallPolicy()
     served: ServedModel | None = None
     on_length: Literal["stop", "continue"] = "stop"
-    _own_template: ChatTemplate | None = None
     step_timeout: float | None = None
+    _own_template: ChatTemplate | None = None
 
     async def asolve(
         self,

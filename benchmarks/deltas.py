@@ -68,7 +68,7 @@ class Toolroll:
         self._history.extend(new)
         self.turns += 1
         self.framed += delta.framed
-        if self._checked and delta.framed and self._template.check_is_due():
+        if self._checked and delta.check_due:
             assert self._template.check(self._messages, new, self._tools, self._sampled, delta.input_ids) is None
         self._messages += new
         return self._session.input_ids, self._session.input_ids_json  # type: ignore[return-value]

@@ -1,27 +1,84 @@
-"""Reasoning in `<think>` tags, apart from what the reply says."""
+"""Reasoning in tags (`<think>` and its like), apart from what the reply says.
+
+Invariants: only a tag at the reply's beginning opens reasoning; reasoning that is never closed ends where a tool call begins,
+so that no attempt is hidden in it.
+"""
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
+from dataclasses import dataclass, replace
+
+from toolroll.parsers.collect import Collector
+from toolroll.parsers.source import Source, Steps
 
 
-def split_reasoning(text: str, *, in_reasoning: bool = False) -> tuple[str | None, bool, int]:
-    """The reasoning (None for none), whether it was closed, and where the rest of `text` begins.
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not known whether the prompt opened
+    it, was reasoning up to there."""
 
-    `in_reasoning`: the prompt opened it already. A reply that only closes it counts as reasoning up to there too.
-    """
-    lead = len(text) - len(text.lstrip())
-    opened = text.startswith(OPEN, lead)
-    start = lead + len(OPEN) if opened else 0
-    end = text.find(CLOSE, start)
-    if end < 0:
-        if opened or in_reasoning:
-            return text[start:].strip("\n"), False, len(text)
-        return None, True, 0
-    if not opened and not in_reasoning and OPEN in text[:end]:
-        return None, True, 0  # tags in mid-reply are text
-    reasoning = text[start:end].strip("\n")
-    rest = end + len(CLOSE)
-    while rest < len(text) and text[rest] == "\n":
-        rest += 1
-    return reasoning or None, True, rest
+    open: str
+    close: str
+    implied: bool = True
+
+    def read(self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None) -> Steps[int]:
+        """Read the reasoning at the reply's beginning; where the rest begins.
+
+        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning; None: not known.
+        """
+        lead = yield from source.skip(0)
+        opened = yield from source.starts(lead, self.open)
+        if opened:
+            start = lead + len(self.open)
+        elif in_reasoning:
+            start = 0
+        elif in_reasoning is None and self.implied:
+            _, marker = yield from source.until(0, (self.open, self.close, *openers))
+            if marker != self.close:
+                return 0
+            start = 0
+        else:
+            return 0
+        at, marker = yield from source.until(start, (self.close, *openers), out.reasoning)
+        if marker and marker != self.close:
+            close, found = yield from source.until(at, (self.close,))
+            if not found:
+                return at
+            out.reasoning(source.text[at:close])
+            at = close
+        elif not marker:
+            out.reasoning_closed = False
+            return at
+        return at + len(self.close)
+
+
+THINK = Tags("<think>", "</think>")
+SAID = replace(THINK, implied=False)
+"""For formats whose calls begin without a marker, so that a `</think>` may stand in one."""
+
+_BY_NAME: dict[str, Tags] = {
+    **dict.fromkeys(
+        "deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 glm45 kimi_k2 qwen3 qwen3-thinking minimax minimax-append-think "
+        "nanbeige step3 step3p5 nemotron_3 granite_thinking_parser interns1 gigachat35 mimo dots poolside_v1 ling3 "
+        "iquest_q1 hunyuan".split(),
+        THINK,
+    ),
+    "kimi": Tags("◁think▷", "◁/think▷"),
+    "mistral": Tags("[THINK]", "[/THINK]"),
+    "gemma4": Tags("<|channel>thought", "<channel|>"),
+    "cohere_command4": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "minimax-m3": Tags("<mm:think>", "</mm:think>"),
+    "apertus2509": Tags("<|inner_prefix|>", "<|inner_suffix|>"),
+}
+
+
+def reasoning_names() -> tuple[str, ...]:
+    """The names of reasoning formats, as SGLang's `--reasoning-parser` names them. (gpt-oss's belongs to its tool-call parser.)"""
+    return tuple(sorted(_BY_NAME))
+
+
+def get_reasoning(name: str) -> Tags:
+    """A reasoning format by name. Raises `ValueError` for a name that is not there."""
+    if name not in _BY_NAME:
+        raise ValueError(f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}")
+    return _BY_NAME[name]

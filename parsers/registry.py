@@ -1,38 +1,87 @@
-"""Parsers by the names that SGLang's `--tool-call-parser` uses; third parties add theirs through the entry-point group
-`toolroll.parsers` (name -> a `ToolCallParser` class)."""
+"""Parsers by the names that SGLang's `--tool-call-parser` uses, and those that third parties add: with `register`, or through the
+entry-point group `toolroll.parsers` (name -> a `ToolCallParser` class).
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.cohere import ApertusParser, CohereParser
+from toolroll.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from toolroll.parsers.dsml import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
+    GigaChat35Parser,
+    KimiK3Parser,
+    Step3Parser,
+)
+from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.gemma4 import Gemma4Parser
+from toolroll.parsers.glm import Glm45Parser, HunyuanParser
+from toolroll.parsers.harmony import HarmonyParser
+from toolroll.parsers.hermes import HermesParser, InternParser
+from toolroll.parsers.kimi_k2 import KimiK2Parser
+from toolroll.parsers.llama3 import Llama3Parser
+from toolroll.parsers.minimax import DotsParser, MiniMaxM2Parser
+from toolroll.parsers.mistral import MistralParser
+from toolroll.parsers.plain import PlainParser
+from toolroll.parsers.pythonic import Lfm2Parser, PythonicParser
+from toolroll.parsers.qwen3_coder import MiMoParser, Qwen3CoderParser
 
-_BUILT_IN: tuple[type[ToolCallParser], ...] = (HermesParser,)
+_BUILT_IN: tuple[type[ToolCallParser], ...] = (
+    HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
+    DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
+    KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
+    ApertusParser, PlainParser,
+)  # fmt: skip
 GROUP = "toolroll.parsers"
+_REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
 
 
-class UnknownParserError(ValueError):
-    """No parser has that name; the message says which there are."""
+def built_in_parsers() -> tuple[type[ToolCallParser], ...]:
+    """The parsers of this package, each once."""
+    return _BUILT_IN
 
 
 def parser_names() -> tuple[str, ...]:
-    """All names, aliases and entry points included."""
+    """All names, aliases, registered ones and entry points included."""
     own = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
-    return tuple(sorted({*own, *(entry.name for entry in entry_points(group=GROUP))}))
+    return tuple(sorted({*own, *_REGISTERED, *(entry.name for entry in entry_points(group=GROUP))}))
+
+
+def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
+    """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this process.
+
+    Raises `ValueError` where the name is taken. A package that others install uses the entry-point group `toolroll.parsers` instead.
+    """
+    if name in parser_names():
+        raise ValueError(f"there is a tool-call parser named {name!r} already: choose another name")
+    _REGISTERED[name] = parser
 
 
 def get_parser(name: str, control_tokens: Collection[str] = ()) -> ToolCallParser:
-    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens."""
+    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens.
+
+    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`.
+    """
     for kind in _BUILT_IN:
         if name == kind.name or name in kind.aliases:
             return kind(control_tokens)
+    if name in _REGISTERED:
+        return _REGISTERED[name](control_tokens)
+    if name.startswith("sglang:"):
+        from toolroll.parsers.sglang_parser import SGLangParser  # SGLang is heavy, and may not be there
+
+        sglang_name = name.removeprefix("sglang:")
+        ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
+        return SGLangParser(sglang_name, control_tokens, ours=ours)
     for entry in entry_points(group=GROUP, name=name):
-        kind = entry.load()
-        parser: ToolCallParser = kind(control_tokens)
-        return parser
+        made: ToolCallParser = entry.load()(control_tokens)
+        return made
     names = parser_names()
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

@@ -17,15 +17,28 @@ from toolroll.parsers.types import CallStatus, ToolCall
 _KEEP = 4096
 
 
+class Offered:
+    """The tools that were offered (in OpenAI's format), by name."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.functions: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"] for tool in tools}
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """The JSON schemas of the parameters of the tool `name` by their names; empty where they are not told."""
+        schema = self.functions.get(name, {}).get("parameters")
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
 class ToolSchemas:
     """Validators of tool parameters, compiled once per schema."""
 
     def __init__(self) -> None:
         self._validators: OrderedDict[bytes, tuple[Draft202012Validator | None, Fits | None]] = OrderedDict()
 
-    def check(self, call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    def check(self, call: ToolCall, offered: Offered) -> ToolCall:
         """`call`, with the status unknown_tool or bad_arguments where that applies."""
-        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        functions = offered.functions
         function = functions.get(call.name)
         if function is None:
             known = ", ".join(sorted(functions)) or "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 class CallStatus(StrEnum):
@@ -74,3 +74,15 @@ class ParsedReply:
     def bad_calls(self) -> tuple[ToolCall, ...]:
         """The attempts that cannot be executed, in order."""
         return tuple(call for call in self.tool_calls if not call.ok)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One step of a reply that is read as it comes: a piece of reasoning or of content, or a whole call.
+
+    The pieces of one kind, joined, are `ParsedReply.reasoning` and `ParsedReply.content`; the calls are `tool_calls`.
+    """
+
+    kind: Literal["reasoning", "content", "tool_call"]
+    text: str = ""
+    call: ToolCall | None = None

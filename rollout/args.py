@@ -31,6 +31,7 @@ class RolloutArgs(BaseModel):
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
     max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
+    return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
     concurrency: int = Field(64, ge=1)
 
     @property

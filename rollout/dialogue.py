@@ -166,7 +166,7 @@ class Dialogue:
         ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
         self.session.observe(ids)
         self._history.extend(new)
-        if delta.framed:
+        if delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always":
             self._schedule_check(before, new, sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
@@ -202,9 +202,6 @@ class Dialogue:
     # --- verification ----------------------------------------------------------------------------------------------------
 
     def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        sampled_out = self._verify == "sample" and not self.template.check_is_due()
-        if self._verify == "off" or sampled_out:
-            return
         self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
 
     async def _check(self, before: list[Message], new: list[Message], tools: list[Tool], sampled: Sampled, ids: IdArray) -> None:

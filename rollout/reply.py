@@ -54,7 +54,9 @@ def read_reply(
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.said)
-        parsed = served.parser.parse(said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=template.opens_reasoning)
+        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all the same.
+        opened = template.opens_reasoning or None
+        parsed = served.parser.parse(said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened)
     if tools is None:
         parsed = _as_text(parsed, said)
     parsed = with_call_ids(parsed, place)

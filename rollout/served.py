@@ -85,6 +85,7 @@ class ServedModel:
             context_length=args.context_length,
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
+            return_routed_experts=args.return_routed_experts,
         )
         return cls(
             Engine(config),
@@ -138,6 +139,10 @@ class ServedModel:
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
         await self.engine.aclose()
+        self.release()
+
+    def release(self) -> None:
+        """Close the executor alone: for whoever borrowed the engine."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> ServedModel:

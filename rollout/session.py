@@ -94,7 +94,10 @@ class Session:
         node = Node(parent, parent.stop if parent is not None else 0, ids)
         if completion is not None:
             node.said, node.logprobs = packed(completion), completion.logprobs
-            node.sampling_params, node.routed_experts = self._shared(sampling_params or {}), completion.routed_experts
+            node.sampling_params = self._shared(sampling_params or {})
+            if completion.routed_experts is not None:
+                _drop_experts(parent)
+                node.routed_experts = completion.routed_experts
         if parent is not None:
             parent.children += 1
         self._nodes.append(node)
@@ -199,6 +202,12 @@ class Session:
         return tuple(_trajectory(path, trained) for path in paths)
 
 
+def _drop_experts(node: Node | None) -> None:
+    """Forget the experts that were given with the turns up to `node`: those of a later turn hold them too."""
+    for step in node.path() if node is not None else ():
+        step.routed_experts = None
+
+
 def _check_logprobs(completion: Completion) -> None:
     logprobs = completion.logprobs
     if logprobs is not None and len(logprobs) != len(completion.output_ids):
@@ -239,7 +248,9 @@ def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
         turns.append(_turn(node, completion, excluded))
     first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
     fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
-    return Trajectory(input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason)
+    return Trajectory(
+        input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=path[-1].routed_experts
+    )
 
 
 def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:

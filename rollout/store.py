@@ -52,6 +52,7 @@ class TrajectoryRecord(BaseModel):
     prompt_length: int
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
+    routed_experts: list[list[int]] | None = None
 
 
 class EpisodeRecord(BaseModel):
@@ -116,7 +117,8 @@ def _plain(value: Any) -> Any:
 
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
-    return {
+    experts = trajectory.routed_experts
+    return ({} if experts is None else {"routed_experts": np.ascontiguousarray(experts)}) | {
         "input_ids": np.ascontiguousarray(trajectory.input_ids),
         "loss_mask": np.ascontiguousarray(trajectory.loss_mask),
         "logprobs": np.ascontiguousarray(trajectory.logprobs),
@@ -183,6 +185,7 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         record.prompt_length,
         record.source,
         record.fork_reason,
+        routed_experts=None if record.routed_experts is None else np.array(record.routed_experts, dtype=np.int32),
     )
 
 

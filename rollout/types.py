@@ -115,7 +115,8 @@ class Completion:
     latency: float = 0.0
     attempts: int = 1
     rid: str = ""
-    routed_experts: Any = None
+    routed_experts: npt.NDArray[np.int32] | None = None
+    """[prompt + output - 1, layers * top_k] where `return_routed_experts` asked for them: all tokens but the last one."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked for them."""
 
@@ -180,6 +181,8 @@ class Trajectory:
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
+    routed_experts: npt.NDArray[np.int32] | None = None
+    """[n - 1, layers * top_k], as the engine gave them with the last turn: the experts of every token but the last."""
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)

@@ -8,7 +8,7 @@ of them is equal (`1`, `1.0` and `True` differ there, the order of keys does not
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 Changes = Mapping[tuple[str, str | None], str | None]
@@ -60,12 +60,10 @@ class Table(dict[str, Any]):
             return default
 
     def values(self) -> Any:
-        self._read_all()
-        return super().values()
+        return _Values(self)
 
     def items(self) -> Any:
-        self._read_all()
-        return super().items()
+        return _Items(self)
 
     def pop(self, key: Any, *default: Any) -> Any:
         if key in self:
@@ -108,6 +106,30 @@ class Table(dict[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         # The bytes make a cheaper copy than a walk over the records does; what was changed is copied through them as well.
         return {key: marshal.loads(v.blob if type(v) is Unread else marshal.dumps(v, _VERSION)) for key, v in self.raw()}
+
+
+class _Items(ItemsView[str, Any]):
+    """A table's items, each made when it is reached: a search that ends early reads no further."""
+
+    _mapping: Table
+
+    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+        return ((key, self._mapping[key]) for key in reversed(self._mapping))
+
+    def __repr__(self) -> str:
+        return f"dict_items({list(self)!r})"
+
+
+class _Values(ValuesView[Any]):
+    """A table's values, in the same way."""
+
+    _mapping: Table
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._mapping[key] for key in reversed(self._mapping))
+
+    def __repr__(self) -> str:
+        return f"dict_values({list(self)!r})"
 
 
 class Database:

@@ -26,7 +26,7 @@ class TauBenchEnvironment(Environment):
     """`bench_of(split)` gives what episodes share; `make_user(seed)` makes who plays the user, at `reset`. `split` is that of tasks
     which name none (the published `task_index`)."""
 
-    blocking = False  # a step takes microseconds, and everything that waits is awaited
+    blocking = False  # a step takes micro- to milliseconds, and everything that waits is awaited
 
     def __init__(self, bench_of: Callable[[str], Bench], make_user: Callable[[int], UserSimulator], *, split: str) -> None:
         self._bench_of = bench_of
@@ -70,7 +70,8 @@ class TauBenchEnvironment(Environment):
             if done:
                 messages.append(answer(call, NOT_EXECUTED))
                 continue
-            observation = self._bench.invoke(self._data, call.name, call.arguments or {})
+            async with self._bench.turn():
+                observation = self._bench.invoke(self._data, call.name, call.arguments or {})
             self._calls += 1
             self._errors += observation.startswith((_CALL_PREFIX, "Unknown action "))
             messages.append(answer(call, observation))
@@ -91,7 +92,8 @@ class TauBenchEnvironment(Environment):
             return StepResult(messages, 0.0, False, info={"source": source})
         assert self._data is not None
         expected = await self._bench.expected(self._index)
-        graded = self._bench.grade(self._index, expected, self._data, self._said)
+        async with self._bench.turn():
+            graded = self._bench.grade(self._index, expected, self._data, self._said)
         self._data = None
         return StepResult(messages, float(graded["reward"]), True, info={"source": source, "reward_info": graded})
 

@@ -1,17 +1,20 @@
 """`Bench`: what all episodes of one domain and split share: the domain, its database, and each task's expected outcome.
 
 Invariants: rewards and reward infos are those that tau-bench computes (the expected database is replayed once a task and
-remembered as what it changes); no task object is ever changed: every argument is a copy.
+remembered as what it changes); no task object is ever changed: every argument is a copy; the event loop goes on between any two
+episodes' steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from toolroll.agents.actions import RESPOND_ACTION_NAME
 from toolroll.agents.tau_bench.calculate import Calculate
@@ -37,6 +40,7 @@ class Bench:
         self._expected: dict[int, Expected] = {}
         # One thread: hashing is CPU work, and two episodes of a task need its outcome only once.
         self._grader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolroll-tau-bench")
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def task(self, index: int) -> Any:
         """tau-bench's task object. `UsageError` for an index out of range."""
@@ -54,6 +58,16 @@ class Bench:
             return str(tool(data=data, **copy.deepcopy(dict(arguments))))
         except Exception as error:  # noqa: BLE001 - tau-bench's rule: any error of a tool is what the model sees
             return f"Error: {error}"
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """For one episode's work on the event loop, one episode in each of the loop's iterations.
+
+        A look-up of a user by name reads all records, in milliseconds; those of many episodes at once would hold the loop.
+        """
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            yield
+            await asyncio.sleep(0)
 
     async def expected(self, index: int) -> Expected:
         """The outcome that the reward asks for."""

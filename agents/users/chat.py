@@ -22,7 +22,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from toolroll.rollout.errors import UsageError, UserSimulatorError
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import Message, Tool
 
 SYSTEM_PROMPT = """Play the part of a person who writes to a service desk. You are never the desk, and never an assistant.
 
@@ -111,11 +111,12 @@ class UserConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One completion: its raw content and what it cost in tokens (0 where the server does not say)."""
+    """One completion: its raw content, what it cost in tokens (0 where the server does not say), and its tool calls as they came."""
 
     content: str
     prompt_tokens: int
     completion_tokens: int
+    tool_calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,11 @@ class ChatClient:
         self._limit = asyncio.Semaphore(config.max_concurrency)
         self._session: aiohttp.ClientSession | None = None
 
-    async def complete(self, messages: Sequence[Message], *, seed: int | None, on_retry: Callable[[], None]) -> Answer:
+    async def complete(
+        self, messages: Sequence[Message], *, seed: int | None, on_retry: Callable[[], None], tools: Sequence[Tool] = ()
+    ) -> Answer:
         """The answer to `messages`. `UserSimulatorError` with url, status, excerpt of the body, and attempts."""
-        body = orjson.dumps(self.request(messages, seed))
+        body = orjson.dumps(self.request(messages, seed) | ({"tools": list(tools)} if tools else {}))
         for attempt in range(self._config.retries + 1):
             outcome = await self._attempt(body)
             if isinstance(outcome, Answer):
@@ -216,14 +219,16 @@ def _read_answer(text: str) -> Answer | _Failure:
     except orjson.JSONDecodeError as error:
         return _Failure(f"the answer is not JSON ({error})", 200, text)
     try:
-        content = data["choices"][0]["message"].get("content")
+        message = data["choices"][0]["message"]
+        content = message.get("content")
+        calls = tuple(dict(call) for call in message.get("tool_calls") or ())
         usage = data.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         return _Failure(f"the answer is not a chat completion ({type(error).__name__}: {error})", 200, text)
     if content is not None and not isinstance(content, str):
         return _Failure(f"the answer's content is {type(content).__name__}, not text", 200, text)
-    return Answer(content or "", *tokens)
+    return Answer(content or "", *tokens, calls)
 
 
 def _retry_after(header: str | None) -> float:

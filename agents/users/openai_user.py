@@ -8,13 +8,19 @@ never a line; `CancelledError` passes through. One `OpenAIUsers` per process sha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from toolroll.agents.users.chat import ChatClient, UserConfig
+import orjson
+
+from toolroll.agents.users.chat import Answer, ChatClient, UserConfig
 from toolroll.agents.users.stop import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import Message, Tool
+
+_CALLS_IN_A_ROW = 30
+"""How often a user may act before it says something."""
 
 
 def derive_seed(base: int, episode_seed: int) -> int:
@@ -37,6 +43,8 @@ class OpenAIUser:
         self._seed = config.seed if seed is None else derive_seed(config.seed or 0, seed)
         self._prompt = config.system_prompt
         self._messages: list[Message] = []
+        self._tools: tuple[Tool, ...] = ()
+        self._call: Callable[[str, Mapping[str, Any]], str] | None = None
         self._metrics = dict.fromkeys(
             ("user_calls", "user_prompt_tokens", "user_completion_tokens", "user_seconds", "user_retries", "user_errors"), 0.0
         )
@@ -45,6 +53,10 @@ class OpenAIUser:
         """Take a benchmark's own system prompt (`{instruction}` is the place of the task's), unless the config sets one."""
         if "system_prompt" not in self._config.model_fields_set:
             self._prompt = prompt
+
+    def adopt_tools(self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]) -> None:
+        """Let the user act: `call(name, arguments)` gives a tool's answer. The agent hears of it only what the user tells."""
+        self._tools, self._call = tuple(tools), call
 
     async def reset(self, instruction: str) -> str:
         """The user's first line, in answer to `config.first_agent_line`."""
@@ -65,10 +77,43 @@ class OpenAIUser:
         return line
 
     async def _ask(self, messages: list[Message]) -> str:
+        """The next line; the user's own calls before it, and their answers, are added to `messages`."""
+        for _ in range(_CALLS_IN_A_ROW):
+            found = await self._say(messages)
+            if isinstance(found, str):
+                return found
+            messages += self._act(found)
+        self._metrics["user_errors"] += 1
+        raise UserSimulatorError(
+            f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times without a word to the agent"
+        )
+
+    def _act(self, answer: Answer) -> list[Message]:
+        assert self._call is not None
+        calls, answers = list(answer.tool_calls), []
+        for call in calls:
+            self._metrics["user_tool_calls"] = self._metrics.get("user_tool_calls", 0.0) + 1
+            function = call.get("function") or {}
+            try:
+                arguments = orjson.loads(function.get("arguments") or "{}")
+                if not isinstance(arguments, dict):
+                    raise ValueError("they are no JSON object")
+                text = self._call(str(function.get("name")), arguments)
+            except ValueError as error:
+                function["arguments"] = "{}"  # servers refuse a history with anything but JSON
+                text = f"Error: the arguments cannot be read: {error}"
+            answers.append({"role": "tool", "tool_call_id": call.get("id"), "content": text})
+        return [{"role": "assistant", "content": visible_text(answer.content) or None, "tool_calls": calls}, *answers]
+
+    async def _say(self, messages: list[Message]) -> str | Answer:
+        """A line, or an answer with tool calls."""
         for attempt in range(self._config.retries + 1):
             # The same seed would give the same empty answer again.
             seed = None if self._seed is None else (self._seed + attempt) % 2**31
-            line = visible_text(await self._complete(messages, seed))
+            answer = await self._complete(messages, seed)
+            if answer.tool_calls and self._call is not None:
+                return answer
+            line = visible_text(answer.content)
             if line:
                 return line
             if attempt < self._config.retries:
@@ -79,10 +124,10 @@ class OpenAIUser:
             "raise max_tokens, or turn its reasoning off through extra_body"
         )
 
-    async def _complete(self, messages: list[Message], seed: int | None) -> str:
+    async def _complete(self, messages: list[Message], seed: int | None) -> Answer:
         started = self._client.clock()
         try:
-            answer = await self._client.complete(messages, seed=seed, on_retry=self._count_retry)
+            answer = await self._client.complete(messages, seed=seed, on_retry=self._count_retry, tools=self._tools)
         except UserSimulatorError:
             self._metrics["user_errors"] += 1
             raise
@@ -91,7 +136,7 @@ class OpenAIUser:
         self._metrics["user_calls"] += 1
         self._metrics["user_prompt_tokens"] += answer.prompt_tokens
         self._metrics["user_completion_tokens"] += answer.completion_tokens
-        return answer.content
+        return answer
 
     def _count_retry(self) -> None:
         self._metrics["user_retries"] += 1

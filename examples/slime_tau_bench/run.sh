@@ -109,7 +109,7 @@ done
 
 MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"
 ray start --head --node-ip-address "$MASTER_ADDR" --num-gpus "$NUM_GPUS" --disable-usage-stats
-ray job submit --address "http://$MASTER_ADDR:8265" \
+ray job submit --address http://127.0.0.1:8265 \
     --runtime-env-json "$(python3 - "$MEGATRON" <<'PYTHON'
 import json, os, sys
 names = ["USER_API_KEY"]  # api_key_env of toolroll.yaml: the simulated user's

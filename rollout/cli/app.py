@@ -15,6 +15,8 @@ from toolroll.rollout.cli.check_template import report as template_report
 from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
 from toolroll.rollout.cli.display import remarks, results_table, show_environments
+from toolroll.rollout.cli.export import export as export_run
+from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
@@ -144,6 +146,30 @@ def view(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     size = page.stat().st_size / 1e6
     console.print(f"{page}: {count} episodes, {size:.1f} MB; open it in a browser", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path, typer.Option(help="what is written: a folder for parquet, a file for tau-bench")],
+    kind: Annotated[str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")] = "parquet",
+    env: Annotated[str | None, typer.Option(help="of this environment only")] = None,
+) -> None:
+    """Write a run in another format: training samples as a Parquet data set, or results as tau-bench writes them."""
+    for line in export_run(folder, kind, out, env):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def new_env(
+    name: Annotated[str, typer.Argument(help="its name: small letters, digits and hyphens")],
+    at: Annotated[Path, typer.Option(help="the folder in which its own is made")] = Path(),
+) -> None:
+    """Write a working package with an environment of your own, an entry point and a test, to be changed."""
+    folder = write_new_env(name, at)
+    console.print(
+        f"{folder}: pip install -e {folder} && pytest {folder}; then toolroll envs lists {name}", highlight=False, soft_wrap=True
+    )
 
 
 @app.command()

@@ -6,19 +6,22 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from toolroll.rollout.executor import Executor
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import agent_maker
 from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool
 
 _CONCURRENCY = 8
 
 
 class LeavingUser:
     """A user who greets, and leaves at the first answer (`###STOP###`, tau-bench's marker)."""
+
+    def adopt_tools(self, tools: Sequence[Tool], call: Callable[..., str]) -> None:
+        """Tools are not touched."""
 
     async def reset(self, instruction: str) -> str:
         """A greeting."""

@@ -113,6 +113,11 @@ class Engine:
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
                 completion = parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+                if self.config.return_routed_experts and completion.routed_experts is None and len(completion.output_ids):
+                    raise CompletionError(
+                        "routed experts were asked for and the engine sent none: start SGLang with --enable-return-routed-experts, "
+                        "and send to it directly (router 0.3.2 drops return_routed_experts)"
+                    )
                 self._largest_sampled = max(self._largest_sampled, int(completion.output_ids.max(initial=-1)))
                 return completion
             pause = None if told is not None and told.begun else self._pause(outcome, attempt)
@@ -148,6 +153,7 @@ class Engine:
                 "return_logprob": request.return_logprob,
                 "stream": stream,
                 "rid": rid,
+                **({"return_routed_experts": True} if self.config.return_routed_experts else {}),
                 **request.extra,
             }
         )

@@ -6,6 +6,7 @@ weight versions cover the sampled tokens. What does not hold raises `CompletionE
 
 from __future__ import annotations
 
+import base64
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def parse_completion(
         latency=latency,
         attempts=attempts,
         rid=rid,
-        routed_experts=meta.get("routed_experts"),
+        routed_experts=_routed_experts(meta, len(request.input_ids) + len(output_ids) - 1),
         top_logprobs=_top_logprobs(meta, len(output_ids)),
     )
 
@@ -62,6 +63,18 @@ def _top_logprobs(meta: Mapping[str, Any], sampled: int) -> tuple[tuple[tuple[fl
     if len(places) != sampled:
         raise CompletionError(f"{sampled} sampled ids came with {len(places)} lists of top logprobs")
     return tuple(tuple((float(item[0]), int(item[1])) for item in place or ()) for place in places)
+
+
+def _routed_experts(meta: Mapping[str, Any], tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
+    """The experts of the first `tokens` tokens: base64 of int32 [tokens, layers, top_k] (SGLang 0.5.23, io_struct)."""
+    encoded = meta.get("routed_experts")
+    if not encoded:
+        return None
+    try:
+        flat = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
+        return flat.reshape(tokens, -1)
+    except (ValueError, TypeError) as error:
+        raise CompletionError(f"the engine's routed_experts are no base64 of int32 for {tokens} tokens: {error}") from error
 
 
 def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:

@@ -24,6 +24,7 @@ class EngineConfig(BaseModel):
     context_length: int | None = Field(None, ge=1)
     vocab_size: int | None = Field(None, ge=1)
     use_http2: bool = False
+    return_routed_experts: bool = Field(False, description="MoE; the server needs --enable-return-routed-experts")
 
     @field_validator("url")
     @classmethod

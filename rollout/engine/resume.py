@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine.client import Engine
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
 
@@ -19,8 +19,16 @@ _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
 
 
+class Turns(Protocol):
+    """What is resumed: `Engine`, or what stands before one."""
+
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """One call of `/generate`."""
+        ...
+
+
 async def generate_resumed(
-    engine: Engine,
+    engine: Turns,
     request: GenerateRequest,
     *,
     max_resumes: int,

@@ -109,7 +109,7 @@ class ChoiceDeltas:
         stop = text.rfind(self._closer) + len(self._closer)
         offsets = self._template.encoder.offsets(self._growing.ids, self._growing.text)
         parsed = self._parser.parse(
-            text[:stop], ids=self._growing.ids, offsets=offsets, tools=self._tools, in_reasoning=self._template.opens_reasoning
+            text[:stop], ids=self._growing.ids, offsets=offsets, tools=self._tools, in_reasoning=self._template.opens_reasoning or None
         )
         if all(call.span is not None and call.span[1] <= stop for call in parsed.tool_calls):
             self._tell_calls(to_openai(with_call_ids(parsed, self._place)).get("tool_calls") or [], deltas)

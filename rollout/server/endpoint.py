@@ -34,9 +34,6 @@ from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
-_CHECK_EVERY = 16
-"""Of the deltas that a learned frame made, how many are derived anew under verify="sample": one in so many."""
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -108,7 +105,9 @@ class Endpoint:
                 for index, completion in enumerate(completions)
             ]
             served = self._served("chatcmpl", prompt.input_ids, choices, sent, use.constrained)
-            served.commit = lambda: self._commit_chat(live, prompt, served, request, top, work)
+            encoder = self.served.template.encoder
+            served.commit = lambda: self._commit_chat(live, prompt, served, work)
+            served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
         work = live.works.start(asked.key, request.n, run)
@@ -131,7 +130,9 @@ class Endpoint:
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, params, request, work, top)
             choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
             served = self._served("cmpl", plan.input_ids, choices, sent, None)
-            served.commit = lambda: self._commit_text(live, plan, served, request)
+            encoder = self.served.template.encoder
+            served.commit = lambda: self._commit_text(live, plan, served)
+            served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
             return served
 
         return asked, live.works.start(asked.key, request.n, run)
@@ -142,7 +143,7 @@ class Endpoint:
             raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
         served = work.task.result()
         if served.commit is not None:
-            served.body = served.commit()
+            served.commit()
             served.commit = None
         work.delivered = True
         return served
@@ -180,6 +181,8 @@ class Endpoint:
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
                 raise ApiError(503, "engine_aborted", "the engine aborted the request (a weight update, say)", retry=True)
+            if top and completion.top_logprobs is None and len(completion.output_ids):
+                raise ApiError(502, "engine_error", "the engine gave no top logprobs, which were asked for")
             return completion
 
         async with asyncio.timeout(self.settings.timeout):
@@ -225,9 +228,7 @@ class Endpoint:
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
-    def _commit_chat(
-        self, live: LiveSession, prompt: Prompt, served: Served, request: ChatRequest, top: int, work: Work[Served]
-    ) -> dict[str, Any]:
+    def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: Work[Served]) -> None:
         observed = live.tree.observe(prompt)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
@@ -238,20 +239,17 @@ class Endpoint:
             live.mismatches["preserved"] += 1
         if prompt.check is not None:
             self._schedule_check(live, prompt, prompt.check)
-        return chat_body(served, self.served.template.encoder, logprobs=bool(request.logprobs), top=top)
 
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served, request: CompletionRequest) -> dict[str, Any]:
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served) -> None:
         observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
-        return text_body(served, self.served.template.encoder, logprobs=request.logprobs)
 
     def _schedule_check(self, live: LiveSession, prompt: Prompt, check: Check) -> None:
-        live.framed += 1
         verify = self.settings.verify
-        if verify == "off" or (verify == "sample" and live.framed % _CHECK_EVERY):
+        if verify == "off" or (verify == "sample" and not check.due):
             return
 
         async def run() -> None:
@@ -275,6 +273,17 @@ class StreamNote:
     session_id: str
     prompt_length: int
     first: int
+
+
+def model_card(endpoint: Endpoint) -> dict[str, Any]:
+    """The served model as `/v1/models` lists it."""
+    length = endpoint.abilities.context_length
+    return {"id": endpoint.model, "object": "model", "created": 0, "owned_by": "toolroll", "max_model_len": length}
+
+
+def retry_number(header: str | None) -> int:
+    """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
+    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
 
 
 def call_place(session_id: str, prompt_length: int, nth: int) -> str:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.app import EndpointServer
@@ -21,6 +22,9 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with ServedModel.from_args(args) as served:
+        health = await served.engine.health() if isinstance(served.engine, Engine) else None
+        if health is not None and not health.ok:
+            raise UsageError(health.why)  # what it can do, and the length of its context, is asked once, now
         await served.off_loop(served.template.encoder.prepare)
         try:
             async with EndpointServer(Endpoint(served, settings)) as server:

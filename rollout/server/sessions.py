@@ -48,7 +48,6 @@ class LiveSession:
     texts: list[Node] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
-    framed: int = 0
     checks: set[asyncio.Task[None]] = field(default_factory=set)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
@@ -100,6 +99,10 @@ class Sessions:
         live = self._sessions.get(session_id)
         return self._touched(live) if live is not None else self.create(session_id)
 
+    def get(self, session_id: str) -> LiveSession | None:
+        """The session, None where there is none; looking at it is no use of it."""
+        return self._sessions.get(session_id)
+
     def find(self, session_id: str) -> LiveSession:
         """The session; a 404 where there is none."""
         live = self._sessions.get(check_id(session_id))
@@ -112,6 +115,12 @@ class Sessions:
         self._sessions.move_to_end(live.id)
         return live
 
+    def discard(self, session_id: str) -> None:
+        """Forget a session, if it is there; its requests in flight are told to end."""
+        live = self._sessions.pop(session_id, None)
+        if live is not None:
+            live.works.cancel()
+
     async def drop(self, session_id: str) -> None:
         """Forget a session; its requests in flight are aborted."""
         live = self.find(session_id)
@@ -121,12 +130,11 @@ class Sessions:
     def drop_idle(self) -> None:
         """Forget what nobody used for the idle time."""
         limit = time.monotonic() - self._settings.idle
-        while self._sessions:
-            session_id, live = next(iter(self._sessions.items()))
-            if live.used > limit or live.works.in_flight:
+        for session_id, live in list(self._sessions.items()):
+            if live.used > limit:
                 return
-            del self._sessions[session_id]
-            live.works.cancel()
+            if not live.works.in_flight:
+                self.discard(session_id)
 
     async def aclose(self) -> None:
         """End all requests in flight."""

@@ -6,18 +6,42 @@ body; the chunk with the finish reason also has the exact ids.
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
+
+import orjson
 
 from toolroll.rollout.server.answers import chat_logprobs, exact, finish_reason, text_logprobs, tokens
 from toolroll.rollout.server.deltas import ChoiceDeltas, GrowingText
 from toolroll.rollout.server.endpoint import Asked, Endpoint, StreamNote, call_place
+from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest
 from toolroll.rollout.server.works import Work
 
 Event = dict[str, Any]
+
+
+async def opened(endpoint: Endpoint, work: Work[Served]) -> None:
+    """Wait until a stream has something to tell. What fails before its first token is raised: an HTTP error, which SDKs can retry."""
+    while not work.task.done() and not any(work.progress):
+        await work.changed.wait()
+    if work.failed:
+        endpoint.deliver(work)
+
+
+async def event_lines(endpoint: Endpoint, asked: Asked, work: Work[Served]) -> AsyncIterator[bytes]:
+    """The whole stream, as server-sent events."""
+    events = chat_events if isinstance(asked.request, ChatRequest) else text_events
+    try:
+        async for event in events(endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())):
+            yield b"data: " + orjson.dumps(event) + b"\n\n"
+    except Exception as error:  # noqa: BLE001 - the border of the endpoint: the status has been sent, so the refusal is an event
+        yield b"data: " + orjson.dumps(api_error(error).body) + b"\n\n"
+    yield b"data: [DONE]\n\n"
 
 
 async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, stream_id: str, created: int) -> AsyncIterator[Event]:

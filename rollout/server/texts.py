@@ -51,7 +51,7 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, voca
 
 def _extended_ids(live: LiveSession, ids: IdArray) -> Node | None:
     for node in sorted(live.texts, key=lambda node: -node.stop):
-        if node.stop < len(ids) and np.array_equal(live.session.path_ids(node), ids[: node.stop]):
+        if node.stop <= len(ids) and np.array_equal(live.session.path_ids(node), ids[: node.stop]):
             return node
     return None
 
@@ -60,7 +60,7 @@ def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextProm
     for node in sorted(live.texts, key=lambda node: -node.stop):
         before = live.session.path_ids(node)
         text = encoder.decode(before)
-        if len(text) >= len(prompt) or not prompt.startswith(text):
+        if not prompt.startswith(text):
             continue
         rest = encoder.encode(prompt[len(text) :])
         seam = before[-_SEAM:].tolist()

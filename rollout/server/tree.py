@@ -1,8 +1,9 @@
 """`ConversationTree`: which served turn a request goes on from, and the exact tokens of its prompt.
 
-Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps;
-else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no turn is a new root. Only `Session`
-writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn exists once it is committed.
+Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps,
+whatever the client changed behind it; else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no
+turn is a new root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn
+exists once it is committed.
 """
 
 from __future__ import annotations
@@ -59,13 +60,14 @@ class ServedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`."""
+    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`; `due` under verify="sample"."""
 
     before: list[Message]
     new: list[Message]
     tools: list[Tool]
     sampled: Sampled
     input_ids: IdArray
+    due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +97,31 @@ class ConversationTree:
         self.session = session
         self._turns: dict[Digest, list[ServedTurn]] = {}
         self.forks: list[str] = []
+        self._tools_keys: dict[bytes, bytes] = {}
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
         """The prompt of a request. Raises `TemplateError` where the template refuses the conversation."""
         turn, length, digest = self._longest(messages)
-        tools_key = orjson.dumps(tools)
+        tools_key = self._one_of(orjson.dumps(tools))
         if turn is None:
             return self._root(messages, tools, tools_key, digest, template)
         served = turn.messages
         new = with_served_ids(messages[length:], messages[:length], served)
         whole = [*served, *new]
-        reason = self._why_fork(turn, new, tools, tools_key, template)
+        edited = EDITED if any(message["role"] == "assistant" for message in new) else None
+        reason = self._why_fork(turn, tools, tools_key, template)
         if reason is None:
             try:
-                return self._continued(turn, served, new, tools, tools_key, digest, template)
+                return self._continued(turn, served, new, tools, tools_key, digest, template, edited)
             except HistoryRewrittenError as error:
-                reason = error.reason
+                reason = edited or error.reason
         return self._forked(turn, whole, tuple(new), tools, tools_key, digest, template, reason)
+
+    def _one_of(self, tools_key: bytes) -> bytes:
+        """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
+        return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(self, messages: Sequence[Message]) -> tuple[ServedTurn | None, int, Digest]:
         """The longest turn that `messages` repeat, how many of them it covers, and the digest of all of them."""
@@ -139,11 +147,7 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given[-1]))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(
-        self, turn: ServedTurn, new: Sequence[Message], tools: list[Tool], tools_key: bytes, template: ChatTemplate
-    ) -> str | None:
-        if any(message["role"] == "assistant" for message in new):
-            return EDITED
+    def _why_fork(self, turn: ServedTurn, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
         if template is not turn.template:
             return SWITCHES_CHANGED
         if tools_key != turn.tools_key:
@@ -167,17 +171,19 @@ class ConversationTree:
         tools_key: bytes,
         digest: Digest,
         template: ChatTemplate,
+        edited: str | None,
     ) -> Prompt:
+        """Behind `turn`, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
         history = History(template.features)
         history.extend(served)
         delta: Delta = template.delta_after(
             history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta.input_ids])
-        check = Check(served, new, tools, turn.sampled, delta.input_ids) if delta.framed else None
+        check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, turn,
-            check=check, preserved=delta.preserved is not None,
+            edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,
         )  # fmt: skip
 
     def _forked(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from toolroll.rollout.reply import Reading
 from toolroll.rollout.types import Completion, IdArray
 
@@ -21,8 +23,8 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A request's answers: `prompt_ids` as they were sent; `constrained` says by what the sampling was, if it was. `body` is made
-    once, when the answers are handed out."""
+    """A request's answers: `prompt_ids` as they were sent; `constrained` says by what the sampling was, if it was. `commit`
+    is called once, when the answers are handed out; `render` makes the body."""
 
     id: str
     created: int
@@ -31,8 +33,18 @@ class Served:
     choices: list[Choice]
     sampling_params: Mapping[str, Any]
     constrained: str | None = None
-    body: dict[str, Any] | None = None
-    commit: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
+    commit: Callable[[], None] | None = field(default=None, repr=False)
+    render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
+    _body: bytes | None = field(default=None, repr=False)
+
+    @property
+    def body(self) -> bytes:
+        """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would have."""
+        if self._body is None:
+            assert self.render is not None
+            self._body = orjson.dumps(self.render())
+            self.render = None
+        return self._body
 
     @property
     def usage(self) -> dict[str, Any]:

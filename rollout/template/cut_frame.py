@@ -18,6 +18,8 @@ class CutFrame:
 
     def __init__(self, frame: Frame, encoder: Encoder, *, whole: bool = False) -> None:
         self.frame = frame
+        self.uses = 0
+        """How many deltas it has made."""
         self._encoder = encoder
         self._parts: list[list[int] | tuple[str | Slot, ...]] = []
         for chunk in [frame.pieces] if whole else _chunks(frame, encoder):

@@ -108,6 +108,9 @@ class Deriver:
             close_at, _, own = min(hits)
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+            content = str(messages[-1].get("content") or "").strip()
+            if content and messages[-1].get("tool_calls") and content in alone[close_at + len(own) :]:
+                raise HistoryRewrittenError("the template shows the turn's own text behind its calls")  # DeepSeek-R1-Distill
             beyond = own + (sampled.stop or "")  # the model said the close, and went on to the next role's marker
             if sampled.stop != own and sampled.text.endswith(beyond) and after.startswith(beyond, close_at):
                 return _Tail(probe, after, alone, close_at, close_at + len(beyond))
@@ -131,6 +134,8 @@ class Deriver:
         probes = [_probe_content(turn)]
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
+        elif turn.get("reasoning_content") and not turn.get("content"):  # cut in its thought: Seed-OSS closes no turn without content
+            probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + NONCE})
         for probe in probes:
             probed = (*messages[:-1], probe)
             after = self.renderer.render([*probed, *new], tools, generate=True)

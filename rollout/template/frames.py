@@ -104,6 +104,8 @@ def signature(features: Features, turn: Message, new: Sequence[Message]) -> Kind
     ids = {call.get("id"): index for index, call in enumerate(calls)}
     kinds: list[Kind] = []
     for message in new:
+        if message.get("role") == "assistant":
+            return None  # a turn that was never served: rare, and not worth a frame
         kind = features.text_kind(message.get("content"))
         if len(kind) > 1 or kind[0] == "parts":
             return None

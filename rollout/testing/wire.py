@@ -59,6 +59,7 @@ class Ask:
     return_logprob: bool = False
     logprob_start_len: int = -1
     extra_key: str = ""
+    return_routed_experts: bool = False
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
@@ -160,6 +161,7 @@ def read_generate(body: Mapping[str, Any], headers: Mapping[str, str], encode: C
         return_logprob=bool(body.get("return_logprob")),
         logprob_start_len=-1 if start is None else int(start),
         extra_key=str(body.get("extra_key") or ""),
+        return_routed_experts=bool(body.get("return_routed_experts")),
     )
     asks = tuple(
         replace(base, rid=rids[at] if n == 1 else uuid.uuid4().hex, unchecked=prompt)

@@ -1,15 +1,15 @@
-"""The slime adapter against slime's own types where it is installed (`peers`), and against a mirror of them."""
+"""The slime adapter's `generate` against slime's own types where it is installed (`peers`), and against a mirror of them."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import inspect
 import json
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,111 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 from support import slime_mirror
-from support.slime_mirror import DataSource, EvalDataset, train_data
+from support.slime_mirror import train_data
+from support.slime_trainer import SAMPLING, every_sampled_token_is_as_served, real_slime, reference_lines, says, serving
 
 from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.slime import generate, generate_rollout, keep_group, read_settings, to_samples
-from toolroll.rollout.adapters.slime.training import close_rollout
-from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.registry import load_environment
-from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
-from toolroll.rollout.testing.player import write_action
+from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing import (
+    Fault,
+    PolicyRequest,
+    Reply,
+    embedded_tokenizer_path,
+)
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
-
-DESK = load_environment("desk")
-TASKS = DESK.tasks("test")
-SAMPLING = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "max_new_tokens": 256,
-    "stop": None,
-    "stop_token_ids": None,
-    "skip_special_tokens": False,
-    "no_stop_trim": True,
-    "spaces_between_special_tokens": False,
-}
-
-
-@pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])
-def sample_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """slime's `Sample`: the mirror's, with its modules in slime's place, or the real one."""
-    if request.param == "mirror":
-        slime_mirror.install(monkeypatch)
-        return slime_mirror.Sample
-    return _real("slime.utils.types").Sample
-
-
-def _real(module: str) -> Any:
-    return pytest.importorskip(module, reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}")
-
-
-@pytest.fixture
-def closing() -> Iterator[None]:
-    """Closes what `generate_rollout` leaves open for the next rollout."""
-    yield
-    close_rollout()
-
-
-def reference_lines(index: int) -> list[str]:
-    actions = DESK.reference(TASKS[index])
-    assert actions is not None
-    return [write_action(action) for action in actions]
-
-
-def says(lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int] = lambda session: 0) -> Any:
-    """A policy that plays the reference of the session's task; `lines[session]` in its place."""
-
-    def policy(request: PolicyRequest) -> str | Reply:
-        said = (lines or {}).get(request.routing_key) or reference_lines(task(request.routing_key))
-        return said[request.call] if request.call < len(said) else "Goodbye."
-
-    return policy
-
-
-@asynccontextmanager
-async def serving(policy: Any = None, **engine: Any) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
-    """An engine, and the arguments of a trainer that uses it."""
-    async with EmbeddedEngine(load_embedded_tokenizer(), policy or says(), **engine) as embedded:
-        ip, port = embedded.url.removeprefix("http://").split(":")
-        yield embedded, arguments(sglang_router_ip=ip, sglang_router_port=int(port))
-        await slime.aclose()
-
-
-def arguments(**given: Any) -> Namespace:
-    """slime's arguments, as far as a rollout reads them, under slime's names."""
-    values: dict[str, Any] = {
-        "hf_checkpoint": "embedded",
-        "partial_rollout": False,
-        "use_rollout_routing_replay": False,
-        "rollout_seed": 42,
-        "rollout_temperature": 1.0,
-        "rollout_top_p": 1.0,
-        "rollout_top_k": -1,
-        "rollout_max_response_len": 256,
-        "rollout_max_context_len": None,
-        "rollout_stop": None,
-        "rollout_stop_token_ids": None,
-        "rollout_batch_size": 2,
-        "over_sampling_batch_size": 2,
-        "n_samples_per_prompt": 8,
-        "rollout_num_gpus": 1,
-        "rollout_num_gpus_per_engine": 1,
-        "sglang_server_concurrency": 64,
-        "reward_key": None,
-        "eval_reward_key": None,
-        "group_rm": False,
-        "dynamic_sampling_filter_path": None,
-        "rollout_sample_filter_path": None,
-        "rollout_all_samples_process_path": None,
-        "rollout_sample_hook_path": None,
-        "apply_chat_template_kwargs": None,
-        "toolroll_env": "desk",
-        "toolroll_tool_call_parser": "hermes",
-        "toolroll_verify": "always",
-    }
-    return Namespace(**{**values, **given})
-
 
 # --- generate ------------------------------------------------------------------------------------------------------------
 
@@ -305,171 +213,12 @@ def test_every_setting_is_documented() -> None:
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
 
 
-# --- generate_rollout: a trainer's loop --------------------------------------------------------------------------------------
-
-
-async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closing: None) -> None:
-    """Two iterations, groups of 8, the weights updated in the middle of the first rollout."""
-
-    def policy(request: PolicyRequest) -> str:
-        group, at = map(int, request.routing_key.split("/"))
-        lines = reference_lines(group % 2)
-        if at % 2:  # half of each group give up at once
-            return "I cannot help you. Goodbye."
-        return lines[request.call] if request.call < len(lines) else "Goodbye."
-
-    def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(weight_version="2", switch_after=4) if request.routing_key == "0/0" and request.call == 1 else None
-
-    async with serving(policy, faults=faults, weight_version="1") as (engine, args):
-        args.dynamic_sampling_filter_path = "toolroll.rollout.adapters.slime.keep_group"
-        source = DataSource(sample_type, [{"prompt": 0}, {"prompt": 1}], n=8)
-        outputs = [await asyncio.to_thread(generate_rollout, args, 0, source)]
-        engine.weight_version = "3"
-        outputs.append(await asyncio.to_thread(generate_rollout, args, 1, source))
-    for output in outputs:
-        assert type(output).__name__ == "RolloutFnTrainOutput"
-        assert [len(group) for group in output.samples] == [8, 8]
-        train_data([sample for group in output.samples for sample in group])
-        for group in output.samples:
-            assert len({sample.group_index for sample in group}) == 1
-            assert {sample.reward for sample in group} == {0.0, 1.0}
-        indices = [sample.index for group in output.samples for sample in group]
-        assert indices == sorted(indices)
-    first = {sample.session_id: sample for group in outputs[0].samples for sample in group}
-    assert first["0/0"].weight_versions[:3] == ["1", "1", "2"], "a turn that saw the update has both versions"
-    assert outputs[0].metrics["toolroll/weight_version_staleness_max"] == 1.0
-    assert outputs[0].metrics["toolroll/mixed_version_share"] > 0
-    assert outputs[1].metrics["toolroll/weight_version_staleness_max"] == 0.0
-    for name in ("turns", "invalid_calls", "tool_errors", "cached_share", "token_mismatches", "episodes", "aborted"):
-        assert f"toolroll/{name}" in outputs[0].metrics
-    assert outputs[0].metrics["toolroll/episodes"] == 16.0 and outputs[0].metrics["toolroll/cached_share"] > 0.5
-    _every_sampled_token_is_as_served(outputs, engine)
-
-
-def _every_sampled_token_is_as_served(outputs: list[Any], engine: EmbeddedEngine) -> None:
-    served = {}
-    for entry in engine.log:
-        for at, (index, logprob) in enumerate(zip(entry.output_ids, entry.logprobs, strict=True)):
-            served[entry.routing_key, len(entry.input_ids) + at] = (index, np.float32(logprob))
-    for sample in (sample for output in outputs for group in output.samples for sample in group):
-        cut = len(sample.tokens) - sample.response_length
-        for at, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
-            if mask:
-                assert served[sample.session_id, cut + at] == (sample.tokens[cut + at], np.float32(logprob))
-            else:
-                assert logprob == 0.0
-
-
-async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, closing: None) -> None:
-    def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(status=400) if request.routing_key == "1/1" else None
-
-    async with serving(faults=faults) as (_, args):
-        args.over_sampling_batch_size = 1
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
-        output = await asyncio.to_thread(generate_rollout, args, 0, source)
-    assert [group[0].group_index for group in output.samples] == [0, 2]
-    assert output.metrics["rollout/dynamic_filter/drop_aborted"] == 1.0 and output.metrics["toolroll/aborted"] == 1.0
-
-
-async def test_a_rollout_of_failures_ends_with_their_words(sample_type: Any, closing: None) -> None:
-    async with serving(faults=lambda request: Fault(status=400, body=b"out of order")) as (_, args):
-        args.toolroll_max_dropped = 3
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
-        with pytest.raises(RolloutError, match=r"3 groups in a row.*EngineError"):
-            await asyncio.to_thread(generate_rollout, args, 0, source)
-        with pytest.raises(UsageError, match="--input-key index"):
-            await asyncio.to_thread(generate_rollout, args, 0, DataSource(sample_type, [{"prompt": "x"}], n=2))
-
-
-async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(sample_type: Any, closing: None) -> None:
-    gate = asyncio.Event()
-
-    async def policy(request: PolicyRequest) -> str:
-        if request.routing_key.startswith("2/"):
-            await gate.wait()  # never within the rollout
-        return says()(request)
-
-    async with serving(policy) as (engine, args):
-        args.over_sampling_batch_size, args.partial_rollout, args.toolroll_partial = 3, True, "restart"
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
-        output = await asyncio.to_thread(generate_rollout, args, 0, source)
-        assert [group[0].group_index for group in output.samples] == [0, 1]
-        [back] = source.buffer
-        assert {sample.group_index for sample in back} == {2} and {sample.tokens == [] for sample in back} == {True}
-        for _ in range(200):
-            if all(entry.aborted for entry in engine.log if entry.routing_key.startswith("2/")):
-                break
-            await asyncio.sleep(0.02)
-        else:
-            pytest.fail("requests of a cancelled group were left running")
-        gate.set()
-        args.over_sampling_batch_size = 2
-        output = await asyncio.to_thread(generate_rollout, args, 1, source)
-        assert [group[0].group_index for group in output.samples] == [2, 3]
-
-
-async def test_evaluation_counts_graded_episodes_only(sample_type: Any, closing: None, tmp_path: Path) -> None:
-    rows = [{"index": at, "metadata": {"env": "desk", "split": "test"}} for at in (0, 1, 2)]
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    first: dict[str, int] = {}
-
-    def policy(request: PolicyRequest) -> str | Reply:
-        index = first.setdefault(request.routing_key, len(first) % 6) // 2
-        lines = reference_lines(index)
-        return lines[request.call] if request.call < len(lines) else "Goodbye."
-
-    async with serving(policy) as (_, args):
-        args.toolroll_concurrency, args.toolroll_env = 1, None  # one after another: sessions come in the order of the rows
-        args.eval_datasets = [EvalDataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)]
-        output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
-    assert type(output).__name__ == "RolloutFnEvalOutput"
-    data = output.data["desk-three"]
-    assert data["rewards"] == [1.0] * 6 and data["truncated"] == [False] * 6
-    assert [sample.index for sample in data["samples"]] == list(range(6))
-    assert output.metrics["eval/desk-three/toolroll/aborted"] == 0.0
-
-
-async def test_an_evaluation_of_failures_is_no_number(sample_type: Any, closing: None, tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"index": 0}\n{"index": 1}\n', encoding="utf-8")
-    failing = {"on": True}
-
-    def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(status=400) if failing["on"] or first.setdefault(request.routing_key, len(first)) == 0 else None
-
-    first: dict[str, int] = {}
-    async with serving(faults=faults) as (_, args):
-        args.toolroll_concurrency, args.toolroll_retries = 1, 0
-        args.eval_datasets = [EvalDataset("d", str(path))]
-        with pytest.raises(RolloutError, match="none of 2 episodes could be graded"):
-            await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
-        failing["on"] = False
-        output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
-        assert len(output.data["d"]["rewards"]) == len(output.data["d"]["samples"]) == 1
-        assert output.metrics["eval/d/toolroll/aborted"] == 1.0
-        for wrong, words in (({"path": "/nowhere"}, "no file"), ({"input_key": "text"}, "no key 'text'")):
-            args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]
-            with pytest.raises(UsageError, match=words):
-                await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
-
-
-def test_groups_that_teach_nothing_are_dropped(sample_type: Any) -> None:
-    args, completed, aborted = Namespace(reward_key=None), sample_type.Status.COMPLETED, sample_type.Status.ABORTED
-    of = lambda *rewards: [sample_type(reward=reward, status=completed) for reward in rewards]
-    assert keep_group(args, of(0.0, 1.0))
-    assert not keep_group(args, of(1.0, 1.0))
-    assert keep_group(args, [of(0.0, 0.0), *of(1.0)])
-    assert not keep_group(args, [*of(0.0, 1.0), sample_type(status=aborted)])
-
-
 # --- the mirror ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.peers
 def test_the_mirror_is_slime_s_sample() -> None:
-    types, base = _real("slime.utils.types"), _real("slime.rollout.base_types")
+    types, base = real_slime("slime.utils.types"), real_slime("slime.rollout.base_types")
     for mirror, real in (
         (slime_mirror.Sample, types.Sample),
         (slime_mirror.Sample.PrefixCacheInfo, types.Sample.PrefixCacheInfo),
@@ -487,9 +236,54 @@ def test_the_mirror_is_slime_s_sample() -> None:
 
 @pytest.mark.peers
 async def test_slime_s_own_checks_accept_our_samples() -> None:
-    real = _real("slime.utils.types").Sample
+    real = real_slime("slime.utils.types").Sample
     async with serving() as (_, args):
         made = await generate(args, real(prompt=0, index=0), dict(SAMPLING))
     made._validate_response_metadata_lengths()
     assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
     made.append_response_tokens(tokens=[1, 2], trainable=False)  # what slime adds to it later still fits
+
+
+@pytest.fixture
+def slime_loop() -> Iterator[Any]:
+    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it stops."""
+    real_slime("slime.utils.types")
+    module = importlib.import_module("slime.rollout.sglang_rollout")
+    yield module
+    module.GenerateState._instances.clear()
+    sys.modules.pop(module.__name__)
+
+
+@pytest.mark.peers
+async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
+    """Groups as slime begins them, with a weight update in the middle of one, and what it makes of an aborted episode."""
+    sample, filters = real_slime("slime.utils.types").Sample, real_slime("slime.rollout.filter_hub.base_types")
+
+    def policy(request: PolicyRequest) -> str | Reply:
+        gives_up = request.routing_key[-1] in "13"
+        return "I cannot help you. Goodbye." if gives_up else says()(request)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        if request.routing_key == "g1-3":
+            return Fault(status=400)
+        return Fault(weight_version="2", switch_after=4) if request.routing_key == "g0-0" and request.call == 1 else None
+
+    async with serving(policy, faults=faults, weight_version="1") as (engine, args):
+        vars(args).update(
+            hf_checkpoint=str(embedded_tokenizer_path()),
+            custom_generate_function_path="toolroll.rollout.adapters.slime.generate",
+            rollout_skip_special_tokens=False,
+            mask_offpolicy_in_partial_rollout=False,
+            sglang_dp_size=None,
+        )
+        groups = [[sample(prompt=0, index=4 * g + at, session_id=f"g{g}-{at}") for at in range(4)] for g in range(2)]
+        params = slime_loop.GenerateState(args).sampling_params
+        played = await asyncio.gather(*(slime_loop.generate_and_rm_group(args, group, dict(params)) for group in groups))
+    first, second = played
+    assert [made.reward for made in first] == [1.0, 0.0, 1.0, 0.0] and first[0].weight_versions[:3] == ["1", "1", "2"]
+    train_data(list(first))
+    assert second[3].status is sample.Status.ABORTED and second[3].reward is None and not any(second[3].loss_mask)
+    kept = [filters.call_dynamic_filter(keep_group, args, list(group)).keep for group in played]
+    assert kept == [True, False]
+    output = Namespace(samples=[list(first)])
+    every_sampled_token_is_as_served([output], engine)

@@ -39,6 +39,7 @@ def _arguments(tmp_path: Path, *more: str) -> list[str]:
     """What run.sh hands to slime's train.py."""
     sizes = tmp_path / "slime" / "scripts" / "models"
     sizes.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "models" / "Qwen3-4B-Instruct-2507_torch_dist").mkdir(parents=True, exist_ok=True)
     (sizes / "qwen3-4B-Instruct-2507.sh").write_text(f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8")
     places = {"SLIME": tmp_path / "slime", "MEGATRON": tmp_path / "megatron", "CHECKPOINTS": tmp_path / "models"}
     done = subprocess.run(
@@ -117,7 +118,15 @@ add_sglang_arguments(engine)
 given = json.load(sys.stdin)
 parsed, rest = ours.parse_known_args(given)
 served, rest = engine.parse_known_args(rest)
+whole = argparse.Namespace(**{**vars(served), **vars(parsed)})
+# What main() has from a first look at the command line, and from Megatron's parser.
+vars(whole).update(debug_rollout_only=False, debug_train_only=False, load_debug_rollout_data=None, train_backend="megatron")
+vars(whole).update(ckpt_step=None, num_layers=36, context_parallel_size=1)
+vars(whole).update(pipeline_model_parallel_size=1, tensor_model_parallel_size=2)
+arguments.slime_validate_args(whole)
 print(json.dumps({
+    "eval": {name: getattr(whole.eval_datasets[0], name) for name in ("name", "path", "input_key", "n_samples_per_eval_prompt")},
+    "toolroll": {name: value for name, value in vars(whole).items() if name.startswith("toolroll_")},
     "flags": sorted({flag for parser in (ours, engine) for action in parser._actions for flag in action.option_strings}),
     "dests": sorted({action.dest for parser in (ours, engine) for action in parser._actions}),
     "values": {name: value for name, value in {**vars(served), **vars(parsed)}.items()
@@ -156,6 +165,15 @@ def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> 
     assert values["rollout_batch_size"] * values["n_samples_per_prompt"] == values["global_batch_size"]
     assert values["use_tis"] is True and values["lr"] == 1e-6 and values["router_policy"] == "manual"
     assert values["eval_prompt_data"][0] == "retail-dev" and values["eval_temperature"] == 0.0
+
+
+@pytest.mark.peers
+def test_slime_accepts_the_arguments_and_hands_the_settings_on(parsed: dict[str, Any]) -> None:
+    given = yaml.safe_load((EXAMPLE / "toolroll.yaml").read_text(encoding="utf-8"))
+    assert parsed["toolroll"] == given and read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
+    path = parsed["eval"].pop("path")
+    assert parsed["eval"] == {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
+    assert Path(path).name == "retail_dev.jsonl"
 
 
 @pytest.mark.peers

@@ -286,7 +286,8 @@ class Oracle:
 # The tokens with which published models end a turn, also where a call has other markers behind its last argument.
 _CLOSES = (
     "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>",
-    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>",
+    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>", "<|end_of_text|>",
+    "<SPECIAL_12>", "<end_of_sentence>", "<sep>", "<seed:eos>",
 )  # fmt: skip
 
 

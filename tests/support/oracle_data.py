@@ -21,7 +21,10 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 _PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_MARKER = re.compile(r"<\|[^|<>'\"\s{}]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<｜[^｜]+｜>|\]~!?b\[|\]~b\]|\[e~\[|\[/?INST\]")
+_MARKER = re.compile(
+    r"<\|[^|<>'\"\s{}]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<｜[^｜]+｜>|\]~!?b\[|\]~b\]|\[e~\[|\[/?INST\]"
+    r"|</?seed:[a-z_]+>|<SPECIAL_\d+>|<(?:beginning|end)_of_sentence>|<sep>"
+)
 # Tags without bars that are tokens of the models which use them; others (<function=...>, <parameter>) are ordinary text.
 _TAGS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>",
@@ -29,7 +32,10 @@ _TAGS = (
     "<minimax:tool_call>", "</minimax:tool_call>",
 )  # fmt: skip
 # How a turn may end, the model's eos first: which one a template uses is read off its text.
-_EOS = ("<|im_end|>", "<|return|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "[e~[", "<end_of_turn>")
+_EOS = (
+    "<|im_end|>", "<|return|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "[e~[", "<end_of_turn>",
+    "<|end_of_text|>", "<|end|>", "<SPECIAL_12>", "<end_of_sentence>", "<sep>", "<seed:eos>",
+)  # fmt: skip
 _BOS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<|startoftext|>")
 
 

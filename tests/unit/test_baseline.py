@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from openai.types.chat import ChatCompletion
+from support.chat import Answer, completion, endpoint
 from support.ponds import PondFactory
 from support.worlds import TOOL, ListedWorld
 from typer.testing import CliRunner
@@ -24,64 +22,6 @@ from toolroll.rollout.registry import find_environment
 from toolroll.rollout.store import from_line, read_episodes, to_line
 from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
 from toolroll.rollout.types import Action, EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
-
-Answer = Callable[[dict[str, Any]], "Awaitable[web.Response] | web.Response"]
-
-
-class Seen:
-    """A server's address and what it was asked."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-
-
-@asynccontextmanager
-async def endpoint(*answers: Answer) -> AsyncIterator[Seen]:
-    """A server on 127.0.0.1 that gives `answers` in order, the last one for ever."""
-    seen = Seen()
-
-    async def handle(request: web.Request) -> web.Response:
-        seen.bodies.append(await request.json())
-        seen.keys.append(request.headers.get("Authorization"))
-        found = answers[min(len(seen.bodies), len(answers)) - 1](seen.bodies[-1])
-        return found if isinstance(found, web.Response) else await found
-
-    application = web.Application()
-    application.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    seen.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
-    try:
-        yield seen
-    finally:
-        await runner.cleanup()
-
-
-def completion(
-    content: str | None, calls: list[tuple[str, str]] | None = None, finish: str = "stop", **message: Any
-) -> dict[str, Any]:
-    """A chat completion as OpenAI's own types have it."""
-    found: dict[str, Any] = {"role": "assistant", "content": content} | message
-    if calls:
-        found["tool_calls"] = [
-            {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for at, (name, arguments) in enumerate(calls)
-        ]
-        finish = "tool_calls"
-    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5}}
-    data = {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [{"index": 0, "message": found, "finish_reason": finish, "logprobs": None}],
-        "usage": usage,
-    }
-    ChatCompletion.model_validate(data)
-    return data
 
 
 def says(*arguments: Any, **named: Any) -> Answer:

@@ -176,6 +176,7 @@ def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: sig
         assert "Stopped early; the same command goes on from here." in out
         assert "the run is not finished: 3 of 6 episodes" in out
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
+        assert [(found.result.status, found.result.info) for found in read_episodes(tmp_path) if not found.result.reward] == []
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert "desk: 3 episodes are in" in done.stdout

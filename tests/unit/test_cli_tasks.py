@@ -70,3 +70,8 @@ def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
     at = lines.index("tau-bench/retail, tau-bench/airline:")
     assert lines[at + 1].strip() == INSTALL
     assert sum(INSTALL in line for line in lines) == 1
+
+
+def test_the_page_gives_the_command_that_installs_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tau-bench.md").read_text(encoding="utf-8")
+    assert f"    {INSTALL}\n" in page

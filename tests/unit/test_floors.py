@@ -124,14 +124,22 @@ def heavy_after(*modules: str) -> list[str]:
 
 
 def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
-    code = "import sys, toolroll; print(*sorted(name for name in sys.modules if name.startswith('toolroll.')))"
+    # The two folders that give published names are namespace packages: without a file, and without code.
+    code = (
+        "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
+        " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert set(done.stdout.split()) <= {f"toolroll.{floor}" for floor in FLOORS}, "the folders themselves hold no code"
+    assert done.stdout.strip() == "[]"
     assert heavy_after("toolroll") == []
 
 
+NEED_OPENAI = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+"""They are the OpenAI SDK's client in process; whoever imports them has it."""
+
+
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
-    assert heavy_after(*MODULES) == []
+    assert heavy_after(*(name for name in MODULES if not name.startswith(NEED_OPENAI))) == []
 
 
 def test_using_a_public_name_loads_nothing_heavy() -> None:

@@ -279,3 +279,34 @@ def test_no_sampled_token_is_trained_twice_and_none_is_lost(first: list[int], st
             assert bool(trajectory.loss_mask[turn.start : turn.stop].all()) is (turn.excluded is None)
         assert not trajectory.loss_mask[~inside].any() and np.isnan(trajectory.logprobs[~inside]).all()  # I2
         assert not trajectory.loss_mask[: trajectory.prompt_length].any()
+
+
+# --- routed experts ------------------------------------------------------------------------------------------------------
+
+
+def with_experts(ids: list[int], total: int) -> Completion:
+    """A completion whose experts cover the `total` tokens up to its end, less one."""
+    return said(ids, routed_experts=np.arange((total - 1) * 4, dtype=np.int32).reshape(total - 1, 4))
+
+
+def test_the_last_turns_experts_are_the_trajectorys_and_those_before_are_forgotten() -> None:
+    session = Session("s")
+    session.observe([1, 2, 3])
+    first = session.sample(with_experts([4, 5], 5), {})
+    session.observe([6])
+    session.sample(with_experts([7, 8], 8), {})
+    assert first.completion is not None
+    assert first.completion.routed_experts is None
+    [trajectory] = session.trajectories()
+    assert trajectory.routed_experts is not None
+    assert trajectory.routed_experts.shape == (len(trajectory) - 1, 4)
+
+
+def test_a_forks_sequences_keep_their_own_experts() -> None:
+    session = Session("s")
+    session.observe([1, 2, 3])
+    session.sample(with_experts([4, 5], 5), {})
+    session.fork([1, 2, 9], "rewritten")
+    session.sample(with_experts([7], 4), {})
+    shapes = [trajectory.routed_experts.shape for trajectory in session.trajectories() if trajectory.routed_experts is not None]
+    assert shapes == [(4, 4), (3, 4)]

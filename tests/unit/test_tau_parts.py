@@ -18,7 +18,7 @@ from support.tau import MINI
 
 from toolroll.agents.tau_bench import TauBenchUsers
 from toolroll.agents.tau_bench.calculate import Calculate
-from toolroll.agents.tau_bench.database import Database
+from toolroll.agents.tau_bench.database import Database, Unread
 from toolroll.agents.tau_bench.grading import Bench
 from toolroll.agents.tau_bench.package import Domain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
@@ -162,6 +162,12 @@ READS = [
     lambda table: table == {"k": {"n": 1}, "l": {"n": 2}},
     lambda table: table != {"k": {"n": 1}, "l": {"n": 2}},
     lambda table: next(reversed(table.items()))[1]["n"],
+    lambda table: [record["n"] for record in reversed(table.values())],
+    lambda table: (repr(table.items()), repr(table.values()), len(table.items()), len(table.values())),
+    lambda table: ("k", {"n": 1}) in table.items() and {"n": 2} in table.values() and {"n": 3} not in table.values(),
+    lambda table: table.items() == {"k": {"n": 1}, "l": {"n": 2}}.items(),
+    lambda table: dict(table.items()) | dict(zip(table, table.values(), strict=True)),
+    lambda table: [key for key, record in table.items() if record["n"] == 2] + sorted(table.keys()),
     lambda table: "k" in table and len(table),
 ]
 
@@ -170,6 +176,15 @@ READS = [
 def test_every_way_of_reading_a_table_gives_its_records(read: Any) -> None:
     data = {"rows": {"k": {"n": 1}, "l": {"n": 2}}}
     assert read(_database(data).copy()["rows"]) == read(copy.deepcopy(data)["rows"])
+
+
+def test_a_search_that_ends_early_reads_no_further() -> None:
+    table: Any = _database({"rows": {name: {"n": at} for at, name in enumerate("klmnop")}}).copy()["rows"]
+    assert next(key for key, record in table.items() if record["n"] == 1) == "l"
+    assert [type(value) is Unread for _, value in table.raw()] == [False, False, True, True, True, True]
+    with pytest.raises(RuntimeError, match="changed size"):
+        for _ in table.items():
+            table["new"] = 1
 
 
 def test_what_is_read_once_stays_the_same_object_and_belongs_to_one_copy() -> None:

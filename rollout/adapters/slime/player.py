@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, ModelFacts
+from toolroll.rollout.engine import ModelFacts
 from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runner import episode_seed
@@ -57,7 +58,7 @@ class StoppableEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One turn; an abort by the engine is resumed while the rollout goes on."""
-        return await generate_resumed(cast(Engine, _Guarded(self.inner, self._stopped)), request, max_resumes=self._max_resumes)
+        return await generate_resumed(_Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post a body as it is."""
@@ -79,7 +80,7 @@ class _Guarded:
         self._engine = engine
         self._stopped = stopped
 
-    async def generate(self, request: GenerateRequest) -> Completion:
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
@@ -106,7 +107,7 @@ class Player:
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
         """The sample's episode, as samples: one, or one for each sequence of an episode that forked."""
         await self._open()
-        factory, task = self._find(sample)
+        factory, task = await self._find(sample)
         session = sample.session_id or uuid.uuid4().hex
         params = clean_sampling_params(sampling_params)
         result = await self._episode(factory, task, params, sample.index or 0, session)
@@ -150,16 +151,18 @@ class Player:
                 raise UsageError("toolroll_user_settings is set, but toolroll_user does not say who plays the user (openai, say)")
             self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
 
-    def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
+    async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
         """The environment and the task that the sample names."""
         metadata = sample.metadata or {}
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError("no environment is named: set toolroll_env, or write the tasks with `toolroll tasks ENV` (metadata.env)")
         split = metadata.get("split") or self.settings.split or ""
-        if (name, split) not in self._tasks:
-            factory = load_environment(name)
-            self._tasks[name, split] = factory, factory.tasks(split or factory.splits[0])
+        async with self._opening:
+            if (name, split) not in self._tasks:
+                factory = load_environment(name)
+                # A benchmark's package may be imported, and its database read, for the first time here.
+                self._tasks[name, split] = factory, await self.served.off_loop(factory.tasks, split or factory.splits[0])
         factory, tasks = self._tasks[name, split]
         index = task_index(sample.prompt)
         if not 0 <= index < len(tasks):

@@ -83,7 +83,7 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
             f"set {PREFIX}partial: restart to play cut episodes again from their beginning"
         )
     if attribute(args, "use_rollout_routing_replay", False):
-        raise UsageError("--use-rollout-routing-replay: toolroll does not record the routed experts; run without it")
+        raise UsageError("--use-rollout-routing-replay: toolroll does not hand the routed experts on to slime; run without it")
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
             "--rollout-top-p: slime trains on the kept token ids of each nucleus, which toolroll does not record; set it to 1.0"

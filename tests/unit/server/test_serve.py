@@ -41,3 +41,9 @@ def test_another_address_needs_a_key() -> None:
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--host", "0.0.0.0"])
     assert isinstance(result.exception, UsageError)
     assert "api_key" in str(result.exception)
+
+
+def test_an_engine_that_is_not_there_is_said_at_once() -> None:
+    result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0"])
+    assert isinstance(result.exception, UsageError)
+    assert "http://127.0.0.1:9" in str(result.exception)

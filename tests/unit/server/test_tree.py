@@ -197,3 +197,17 @@ async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
         live = bench.endpoint.sessions.find("s")
         assert live.session.tokens == len(trajectory["input_ids"])
         assert len(live.works._works) <= 1  # what the client has gone on from is not kept for a retry
+
+
+@pytest.mark.parametrize("said", ["<think>\nLong thought that", "One two three four five six."])
+async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(tokenizer: Any, said: str) -> None:
+    """What the client changed comes behind it: nothing that was sampled is encoded anew."""
+    replies = [said, "Second.", "Third."]
+    async with endpoint(tokenizer, lambda request: replies[request.call], split="random") as bench:
+        first: list[Any] = [USER, await ask(bench, [USER], max_completion_tokens=4), USER]
+        await ask(bench, first)
+        await ask(bench, [*first, {"role": "assistant", "content": "Changed."}, USER])
+        one, two = await bench.trajectories()
+        assert [turn["excluded"] for turn in one["turns"]] == [None, None]
+        assert [turn["excluded"] for turn in two["turns"]] == ["context", None]
+        assert two["fork_reason"] == EDITED

@@ -1,0 +1,123 @@
+"""Takes tau2's domains out of the inspect-evals wheel, without inspect_ai.
+
+The wheel (MIT; tau2-bench, MIT, Sierra Research) holds the data, and tools that keep their state in inspect_ai's store. Here the
+three names of inspect_ai that the tools use have stand-ins while the modules are imported, and the store is the episode's own.
+Invariants: nothing is imported before it is asked for; `sys.modules` is left as it was found; two episodes never share a store.
+Facts of inspect-evals 0.26.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from toolroll.rollout.errors import UsageError
+
+VERSION = "0.26.0"
+INSTALL = f"pip install --no-deps inspect-evals=={VERSION}"
+WHEEL = "inspect_evals"
+
+_PACKAGE = f"{WHEEL}.tau2"
+_import_lock = threading.RLock()
+
+Store = dict[tuple[type, str | None], Any]
+"""One episode's state: the object of each class of tools, by the name under which the wheel asks for it."""
+
+STORE: ContextVar[Store] = ContextVar("tau2_store")
+
+
+class ToolError(Exception):
+    """What a tool raises where the call is at fault."""
+
+
+class StoreModel(BaseModel):
+    """The base of the wheel's classes of tools."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def store_as(kind: type[Any], instance: str | None = None) -> Any:
+    """The current episode's object of that class and name."""
+    store = STORE.get()
+    if (kind, instance) not in store:
+        store[kind, instance] = kind()
+    return store[kind, instance]
+
+
+def data_folder() -> Path | None:
+    """Where the wheel's data of tau2 are; None where it is not installed."""
+    spec = importlib.util.find_spec(WHEEL)
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        found = Path(folder) / "tau2" / "data"
+        if (found / "domains").is_dir():
+            return found
+    return None
+
+
+@cache
+def load_modules() -> Mapping[str, ModuleType]:
+    """The modules that the domains are made of, by their names below `inspect_evals.tau2`; imported once."""
+    data = data_folder()
+    if data is None:
+        raise UsageError(f"tau2's data are not installed: {INSTALL}")
+    names = (
+        "airline.tools",
+        "airline.AirlineAgentTools",
+        "retail.tools",
+        "retail.RetailAgentTools",
+        "telecom.tools",
+        "telecom.user_tools",
+        "telecom.environment",
+    )
+    with _import_lock, _stand_ins(data.parent):
+        return {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
+
+
+@contextmanager
+def _stand_ins(folder: Path) -> Iterator[None]:
+    """While this lasts: inspect_ai's three names, and the wheel's package without its `__init__`, which imports all of inspect_ai."""
+    stubs = {
+        "inspect_ai": _module("inspect_ai"),
+        "inspect_ai.tool": _module("inspect_ai.tool", Tool=object, ToolError=ToolError, tool=_tool),
+        "inspect_ai.util": _module("inspect_ai.util", StoreModel=StoreModel, store_as=store_as),
+        "inspect_ai.model": _module("inspect_ai.model", Content=object, ContentText=object),
+        "toml": _module("toml", load=lambda file: tomllib.loads(file.read())),
+        _PACKAGE: _module(_PACKAGE, __path__=[str(folder)]),
+    }
+
+    def ours(name: str) -> bool:
+        return name in stubs or name.split(".")[0] in ("inspect_ai", WHEEL)
+
+    before = {name: module for name, module in sys.modules.items() if ours(name)}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(stubs)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if ours(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _tool(make: Any) -> Any:
+    """inspect_ai's decorator: here the function that makes a tool stays as it is."""
+    return make
+
+
+def _module(name: str, **values: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(values)
+    return module

@@ -1,0 +1,183 @@
+"""The endpoint under load: many sessions at once, whole conversations, on an embedded engine.
+
+    python benchmarks/endpoint.py --sessions 500 --turns 20
+
+This process holds the endpoint alone; the engine and the clients run in a second one, so that memory and CPU seconds are the
+endpoint's. Every reply is checked against what its session's trajectory holds in the end: lost, mixed up or doubled ones are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+EVERY = 5
+"""Memory is looked at after so many turns."""
+
+
+# --- the second process: engine and clients ------------------------------------------------------------------------------
+
+
+def policy(request: PolicyRequest) -> str:
+    """Names its session, so that an answer in another one would be seen; every second turn is a call."""
+    name = request.routing_key
+    text = f"This is turn {request.call} of {name}, and it goes on for a while, as answers do."
+    return text if request.call % 2 else text + '<tool_call>{"name": "look", "arguments": {"at": "' + name + '"}}</tool_call>'
+
+
+class Talk:
+    """One client's conversation. Of each reply it keeps the ids' place and a hash."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages: list[dict[str, Any]] = [
+            {"role": "system", "content": f"You are the agent of {name}. " + "Be brief. " * 20},
+            {"role": "user", "content": f"Begin, {name}."},
+        ]
+        self.replies: list[tuple[int, int, int]] = []
+        self.seconds: list[float] = []
+
+    async def turn(self, http: aiohttp.ClientSession, url: str) -> None:
+        body = {"model": "m", "messages": self.messages, "tools": [TOOL], "max_tokens": 256}
+        began = time.perf_counter()
+        async with http.post(f"{url}/sessions/{self.name}/v1/chat/completions", json=body) as response:
+            answer = await response.json()
+        self.seconds.append(time.perf_counter() - began)
+        choice = answer["choices"][0]
+        message, ids = choice["message"], choice["token_ids"]
+        if re.findall(r"talk-\d+", message["content"]) != [self.name]:
+            raise SystemExit(f"{self.name} was answered {message['content']!r}")
+        start = len(answer["prompt_token_ids"])
+        self.replies.append((start, start + len(ids), hash((*answer["prompt_token_ids"], *ids))))
+        self.messages.append(message)
+        calls = message.get("tool_calls") or ()
+        self.messages += [{"role": "tool", "tool_call_id": it["id"], "content": f"Seen by {self.name}."} for it in calls]
+        if not calls:
+            self.messages.append({"role": "user", "content": f"Go on, {self.name}."})
+
+    async def wrong(self, http: aiohttp.ClientSession, url: str) -> int:
+        """How many of its replies are not where they belong in its one trajectory, and how many trained tokens are nobody's."""
+        async with http.get(f"{url}/sessions/{self.name}/trajectories") as response:
+            found = (await response.json())["trajectories"]
+        if len(found) != 1:
+            return len(self.replies)
+        ids, mask = found[0]["input_ids"], found[0]["loss_mask"]
+        lost = sum(hash(tuple(ids[:stop])) != key or sum(mask[start:stop]) != stop - start for start, stop, key in self.replies)
+        return lost + abs(sum(mask) - sum(stop - start for start, stop, _ in self.replies))
+
+
+async def second_process(sessions: int, turns: int) -> None:
+    tokenizer = load_embedded_tokenizer()
+    async with (
+        EmbeddedEngine(tokenizer, policy, keep_log=False) as engine,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)) as http,
+    ):
+        print(engine.url, flush=True)
+        url = (await asyncio.to_thread(sys.stdin.readline)).strip()
+        talks = [Talk(f"talk-{at}") for at in range(sessions)]
+        for first in range(0, turns, EVERY):
+            began = time.perf_counter()
+
+            async def several(talk: Talk, count: int) -> None:
+                for _ in range(count):
+                    await talk.turn(http, url)
+
+            await asyncio.gather(*(several(talk, min(EVERY, turns - first)) for talk in talks))
+            print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+        wrong = sum([await talk.wrong(http, url) for talk in talks])
+        latencies = sorted(value for talk in talks for value in talk.seconds)
+        print(
+            json.dumps({"wrong": wrong, "replies": len(latencies), "p50": at(latencies, 0.5), "p99": at(latencies, 0.99)}), flush=True
+        )
+
+
+def at(values: list[float], share: float) -> float:
+    """The quantile `share` of sorted `values`."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+# --- this process: the endpoint ------------------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    """Bytes of this process in memory, garbage collected before."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def measure(sessions: int, turns: int) -> dict[str, Any]:
+    tokenizer = load_embedded_tokenizer()
+    template = ChatTemplate(tokenizer)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--second", "--sessions", str(sessions), "--turns", str(turns),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        address = (await child.stdout.readline()).decode().strip()
+        client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
+        async with ServedModel(client, template, get_parser("hermes", template.encoder.control)) as served:
+            core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
+            async with EndpointServer(core) as server:
+                before, rows = resident(), list[dict[str, float]]()
+                child.stdin.write(f"{server.url}\n".encode())
+                used = time.process_time()
+                for first in range(0, turns, EVERY):
+                    told = json.loads(await child.stdout.readline())
+                    lives = [core.sessions.find(f"talk-{at}") for at in range(sessions)]
+                    tokens = sum(live.session.tokens for live in lives)
+                    played = min(first + EVERY, turns)
+                    rows.append({"turns": played, "tokens": tokens, "bytes_per_token": (resident() - before) / tokens, **told})
+                    child.stdin.write(b"\n")
+                used = time.process_time() - used
+                end = json.loads(await child.stdout.readline())
+        return {**end, "rows": rows, "cpu_ms_per_turn": 1000 * used / (sessions * turns)}
+    finally:
+        if child.returncode is None:
+            child.terminate()
+        await child.wait()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--sessions", type=int, default=500)
+    options.add_argument("--turns", type=int, default=20)
+    options.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.second:
+        asyncio.run(second_process(given.sessions, given.turns))
+        return
+    found = asyncio.run(measure(given.sessions, given.turns))
+    for row in found["rows"]:
+        print(
+            f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, {row['bytes_per_token']:6.1f} bytes a token, "
+            f"{given.sessions * min(EVERY, given.turns) / row['seconds']:6.0f} turns/s"
+        )
+    print(
+        f"{found['replies']} replies, {found['wrong']} lost or mixed up; {found['cpu_ms_per_turn']:.2f} ms of CPU a turn; "
+        f"latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms with {given.sessions} at once"
+    )
+    if found["wrong"] or found["replies"] != given.sessions * given.turns:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

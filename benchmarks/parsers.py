@@ -1,0 +1,61 @@
+"""How long each parser takes for a megabyte of hostile text, and for twice that: reading must be linear.
+
+    python benchmarks/parsers.py [NAME ...]
+
+Prints, for each format, the seconds for 1 MB of its own openers, of `{` and of `<think>`, which must stay under one; then the
+slowest of many other texts of 100 KB, and how many times longer one of four times its size takes.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import built_in_parsers
+
+SIZE = 100_000
+UNITS = (
+    "{", "[", "<think>", "</think>", "<", "\\", '"', "'", " ", "\n", "a", "<|", '{"a":', '{"name": "f", "arguments": {', "[f(a='",
+    "[f(a=[", "[f(", "f(a=1),", '\\"', "'''", "{}", "[]", "</parameter>", "</arg_value>",
+)  # fmt: skip
+
+
+def texts(parser: ToolCallParser, size: int) -> Iterator[tuple[str, str]]:
+    """Hostile texts of about `size` characters for `parser`, by what they repeat."""
+    marks = (*parser.openers, *parser.markers)
+    own = (*marks, "".join(marks), *(mark + "{" for mark in marks), *(mark + "f\n" for mark in marks))
+    for unit in dict.fromkeys((*UNITS, *own)):
+        yield unit, unit * (size // len(unit))
+        for mark in marks[:2]:
+            yield f"{mark} then {unit}", mark + unit * (size // len(unit))
+
+
+def seconds(parser: ToolCallParser, text: str) -> float:
+    """The time of one parse."""
+    gc.collect()
+    begin = time.process_time()
+    parser.parse(text, in_reasoning=False)
+    return time.process_time() - begin
+
+
+def main(names: list[str]) -> int:
+    """Measure; the number of formats that took over a second or grew faster than the text."""
+    bad = 0
+    for kind in built_in_parsers():
+        if names and kind.name not in names:
+            continue
+        parser = kind()
+        named = [seconds(parser, unit * (1_000_000 // len(unit))) for unit in (*kind.openers[:1], "{", "<think>")]
+        slowest, unit, text = max((seconds(parser, text), unit, text) for unit, text in texts(parser, SIZE))
+        growth = seconds(parser, text * 4) / max(slowest, 1e-9)
+        bad += max(named) > 1 or (growth > 8 and slowest > 0.01)
+        figures = " ".join(f"{one:5.2f}" for one in named)
+        print(f"{kind.name:16} {figures} s   100 KB: {slowest:5.2f} s, x{growth:4.1f} for 400 KB of {unit!r}", flush=True)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""gpt-oss's harmony: messages of a header and a body,
+`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>`.
+
+The prompt ends with `<|start|>assistant`, so that a reply begins inside a header. The analysis channel is reasoning, a message to
+a recipient is a call, every other message is content. Source: the format's published guide, and gpt-oss's chat template.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.collect import Collector
+from toolroll.parsers.json_text import decode, made_call, scan_json
+from toolroll.parsers.schema import Offered
+from toolroll.parsers.source import Source, Steps
+from toolroll.parsers.types import CallStatus, ToolCall
+
+_HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_PLAIN = re.compile(
+    r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:<\|channel\|>\s*(?:analysis|commentary|final))?\s*(?:(?:<\|constrain\|>)?\s*json)?\s*"
+)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+class HarmonyParser(ToolCallParser):
+    """See the module."""
+
+    name = "gpt-oss"
+    reasoning = None
+    markers = (
+        *(f"<|channel|>{channel}" for channel in ("analysis", "commentary", "final")),
+        "<|start|>assistant",
+        "<|constrain|>json",
+        "json<|message|>",
+        *_HEAD,
+        *_ENDS,
+    )
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        while True:
+            begin = yield from source.skip(at)
+            if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):
+                at, marker = yield from source.until(at, (*_HEAD, *_ENDS), out.content)
+                if not marker:
+                    return
+                if marker in _ENDS:
+                    at += len(marker)
+                    continue
+                begin = at
+            at = yield from self._message(source, out, begin)
+
+    def _message(self, source: Source, out: Collector, begin: int) -> Steps[int]:
+        """Put the message whose header stands at `begin`; where the text goes on."""
+        stop, marker = yield from source.until(begin, ("<|message|>", *_ENDS))
+        header = source.text[begin:stop]
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        body = stop + len("<|message|>")
+        if recipient is not None:
+            name = recipient[1].removeprefix("functions.")
+            if marker == "<|message|>":
+                return (yield from self._call(source, out, begin, body, name))
+            status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
+            out.call(ToolCall(name, None, header, status, f"the call of {name} has no <|message|> with arguments", span=(begin, stop)))
+            return stop
+        if marker != "<|message|>":  # a header that was cut, or text that only looked like one
+            out.content(header)
+            return stop
+        if channel is None or channel[1] != "analysis" or not _PLAIN.fullmatch(header):
+            out.content("\n" if _PLAIN.fullmatch(header) else f"{header}\n")
+            at, marker = yield from source.until(body, (*_ENDS, "<|start|>"), out.content)
+        else:
+            out.reasoning("\n")
+            at, marker = yield from source.until(body, (*_ENDS, "<|start|>"), out.reasoning)
+            if not marker:
+                out.reasoning_closed = False
+        return at + len(marker) if marker in _ENDS else at
+
+    def _call(self, source: Source, out: Collector, begin: int, body: int, name: str) -> Steps[int]:
+        """Put the call of `name` whose arguments stand at `body`."""
+        at = yield from source.skip(body)
+        if (yield from source.starts(at, *_ENDS)):
+            end, problem, incomplete = at, None, False
+        else:
+            scanned = yield from scan_json(source, at)
+            end, problem, incomplete = scanned.stop, scanned.problem, scanned.incomplete
+        behind = yield from source.skip(end)
+        marker = yield from source.starts(behind, *_ENDS, "<|start|>")
+        if problem is None and not marker and behind < len(source.text):
+            problem = "text follows the arguments"
+        if problem is None:
+            stop = behind + len(marker) if marker in _ENDS else behind
+            raw = source.text[body:end]
+            out.call(_decoded(name, raw, (begin, stop)))
+            return stop
+        stop, marker = yield from source.until(at, (*_ENDS, "<|start|>"))
+        status = CallStatus.UNCLOSED if incomplete and not marker else CallStatus.INVALID_JSON
+        end = stop + len(marker) if marker in _ENDS else stop
+        error = f"the arguments of {name} are not valid JSON: {problem}"
+        out.call(ToolCall(name, None, source.text[body:stop], status, error, span=(begin, end)))
+        return end
+
+
+def _decoded(name: str, raw: str, span: tuple[int, int]) -> ToolCall:
+    try:
+        arguments = decode(raw) if raw.strip() else {}
+    except ValueError as error:
+        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, f"the arguments of {name} are not valid JSON: {error}", span=span)
+    return made_call(name, arguments, raw, span)

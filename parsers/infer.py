@@ -1,0 +1,85 @@
+"""`infer_parser`: which format a chat template writes its tool calls in, found by rendering a call and reading it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.registry import built_in_parsers
+from toolroll.parsers.types import ParsedReply
+
+_NAME, _ARGUMENTS = "lookup_order", {"order_id": "W12 é", "count": 3, "deep": {"a": [1, "x"]}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Looks an order up.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "order_id": {"type": "string", "description": "the order"},
+                "count": {"type": "integer", "description": "how many"},
+                "deep": {"type": "object", "description": "more", "properties": {}},
+            },
+            "required": ["order_id"],
+        },
+    },
+}
+_IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")  # Kimi's call is its id; Mistral's template takes nine letters and digits only
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+
+
+def infer_parser(tokenizer: Any, template: str | None = None) -> str:
+    """The name of the parser for what `tokenizer`'s chat template (or `template`, as Jinja) renders.
+
+    Of several parsers that read the probe back the one that leaves the least text over is taken. Raises `UnknownParserError`
+    where none does: name the parser then.
+    """
+    best: tuple[int, str] | None = None
+    for text in _renders(tokenizer, template):
+        for kind in built_in_parsers():
+            reply = kind().parse(text, tools=[_TOOL], in_reasoning=None)
+            if _is_probe(reply) and (best is None or len(reply.content) < best[0]):
+                best = (len(reply.content), kind.name)
+        if best is not None:
+            return best[1]
+    raise UnknownParserError(
+        "no parser reads back the tool call that this chat template renders: the template may not know tools; else name the "
+        "parser, or register one for its format"
+    )
+
+
+def _is_probe(reply: ParsedReply) -> bool:
+    return [(call.name, call.arguments, call.ok) for call in reply.tool_calls] == [(_NAME, _ARGUMENTS, True)]
+
+
+def _renders(tokenizer: Any, template: str | None) -> list[str]:
+    """What the template writes for the probe's turn, in each form that it takes."""
+    found = []
+    for call_id in _IDS:
+        for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):
+            call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+            user = {"role": "user", "content": "Where is my order?"}
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                whole = _render(tokenizer, template, [user, turn], generate=False)
+                prompt = _render(tokenizer, template, [user], generate=True)
+            except _REFUSALS:
+                continue
+            at = next((index for index, (one, other) in enumerate(zip(whole, prompt, strict=False)) if one != other), len(prompt))
+            while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):  # both go on with a marker, and with another one
+                at -= 1
+            if whole[at:] not in found:
+                found.append(whole[at:])
+    return found
+
+
+def _render(tokenizer: Any, template: str | None, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
+    text = tokenizer.apply_chat_template(
+        list(messages), tools=[_TOOL], chat_template=template, add_generation_prompt=generate, tokenize=False
+    )
+    return str(text)

@@ -1,0 +1,166 @@
+"""`Source`: a reply's text as it comes, with the places of its tokens, for readers written as generators.
+
+A reader yields where it needs more text, and goes on when there is more or when the text is closed. Invariants: what a reader
+decides never depends on where the text was cut into pieces; a marker that the vocabulary holds as one control token counts only
+where it is that token; a search that failed once is not made again, so that reading is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A reader: yields None for more text, returns a T."""
+Span = tuple[int, int]
+Put = Callable[[str], None]
+
+_SPACE = re.compile(r"\s*")
+
+
+class Source:
+    """A growing text. `control`: the texts that the vocabulary holds as single control tokens."""
+
+    def __init__(self, control: Collection[str] = ()) -> None:
+        self.text = ""
+        self.closed = False
+        self._control = control
+        self._starts: list[int] | None = None
+        self._stops: list[int] = []
+        self._absent: dict[object, int] = {}
+
+    def feed(self, text: str, offsets: Sequence[Span] | None) -> None:
+        """Append `text`; `offsets`: [start, stop) of each of its tokens, counted from its own beginning."""
+        base = len(self.text)
+        if offsets is not None:
+            if self._starts is None:
+                if base:
+                    raise ValueError("offsets are given for a later piece of the text but not for the first: give them for all")
+                self._starts = []
+            self._starts += [base + start for start, _ in offsets]
+            self._stops += [base + stop for _, stop in offsets]
+        elif text and self._starts is not None:
+            raise ValueError("offsets are missing for this piece of the text: give them for all pieces or for none")
+        self.text = self.text + text if base else text
+
+    def exact(self, marker: str) -> bool:
+        """Whether places of `marker` are known from the tokens, and not only from the text."""
+        return self._starts is not None and marker in self._control
+
+    def is_real(self, marker: str, at: int) -> bool:
+        """Whether `marker`, which is spelled at `at`, is a marker there: for a control token, whether it is that token."""
+        if self._starts is None or marker not in self._control:
+            return True
+        index = bisect_left(self._starts, at)
+        while index < len(self._starts) and self._starts[index] == at:
+            if self._stops[index] == at + len(marker):
+                return True
+            index += 1
+        return False
+
+    def tokens(self, span: Span) -> Span | None:
+        """The token positions that cover a span of characters, None without offsets."""
+        if self._starts is None:
+            return None
+        first, last = bisect_right(self._stops, span[0]), bisect_left(self._starts, span[1])
+        return (first, last) if first < last else None
+
+    def until(self, start: int, markers: tuple[str, ...], put: Put | None = None) -> Steps[tuple[int, str]]:
+        """The next of `markers` at or behind `start`: its place and which; the text's end and "" for none.
+
+        `put` is given the text before it, as soon as it is certain.
+        """
+        if self._absent.get(markers, len(self.text) + 1) <= start:
+            return self._ended(start, put)
+        pattern, longest, growing = _compiled(markers)
+        at = start
+        while True:
+            match = pattern.search(self.text, at)
+            while match is not None and not self.is_real(match.group(), match.start()):
+                match = pattern.search(self.text, match.start() + 1)
+            if match is not None and (self.closed or match.end() < len(self.text) or match.group() not in growing):
+                if put is not None and match.start() > start:
+                    put(self.text[start : match.start()])
+                return match.start(), match.group()
+            if self.closed:
+                self._absent[markers] = min(start, self._absent.get(markers, start))
+                return self._ended(start, put)
+            at = match.start() if match is not None else self._certain(at, markers, longest)
+            if put is not None and at > start:
+                put(self.text[start:at])
+                start = at
+            yield
+
+    def _ended(self, start: int, put: Put | None) -> tuple[int, str]:
+        if put is not None and start < len(self.text):
+            put(self.text[start:])
+        return len(self.text), ""
+
+    def _certain(self, at: int, markers: tuple[str, ...], longest: int) -> int:
+        """Where the end of the text may be the beginning of a marker; the text's end where it is none."""
+        for place in range(max(at, len(self.text) - longest + 1), len(self.text)):
+            tail = self.text[place:]
+            if any(marker.startswith(tail) for marker in markers):
+                return place
+        return len(self.text)
+
+    def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
+        """Which of `prefixes` stands at `at`, "" for none; the longer of two that fit. `spelled`: also as ordinary text."""
+        while True:
+            rest = self.text[at : at + max(map(len, prefixes))]
+            fit = [prefix for prefix in prefixes if rest.startswith(prefix) and (spelled or self.is_real(prefix, at))]
+            open_ones = [prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)]
+            if self.closed or not open_ones:
+                return max(fit, key=len, default="")
+            yield
+
+    def skip(self, at: int) -> Steps[int]:
+        """The place of the first character at or behind `at` that is no white space; the text's end for none."""
+        while True:
+            match = _SPACE.match(self.text, at)
+            at = match.end() if match is not None else at
+            if at < len(self.text) or self.closed:
+                return at
+            yield
+
+    def char(self, at: int) -> Steps[str]:
+        """The character at `at`, "" behind the end."""
+        while at >= len(self.text) and not self.closed:
+            yield
+        return self.text[at : at + 1]
+
+    def closing(self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()) -> Steps[int]:
+        """The place of the first `close` behind which, white space aside, one of `followers` stands; -1 for none before the next
+        of `stops`. Where `close` is known from the tokens, the first one counts: a value may spell the format's own tags."""
+        key = (close, followers, stops)
+        if self._absent.get(key, len(self.text) + 1) <= start:
+            return -1
+        at = start
+        while True:
+            at, marker = yield from self.until(at, (close, *stops))
+            if marker != close:
+                if not marker:
+                    self._absent[key] = min(start, self._absent.get(key, start))
+                return -1
+            behind = yield from self.skip(at + len(close))
+            if self.exact(close) or (yield from self.starts(behind, *followers)):
+                return at
+            at += len(close)
+
+    def rest(self) -> Steps[int]:
+        """Wait for the end; its place."""
+        while not self.closed:
+            yield
+        return len(self.text)
+
+
+@lru_cache(maxsize=512)
+def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
+    """A pattern for any of `markers`, the longest first; the longest's length; those that another one goes on from."""
+    ordered = sorted(markers, key=len, reverse=True)
+    growing = frozenset(one for one in markers if any(other != one and other.startswith(one) for other in markers))
+    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), growing

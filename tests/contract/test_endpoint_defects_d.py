@@ -1,0 +1,276 @@
+"""What OpenRLHF's `agent_func_openai_server_executor` gets wrong: a test for each defect that can be tested, by its number."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import InternalServerError
+from support.endpoints import endpoint
+from support.episodes import call
+from support.looking import SAID, one_episode, play, saying
+from support.qwen import qwen3_tokenizer
+from support.vllm_mirror import LlmEngine, SamplingParams
+from support.worlds import TOOL
+
+from toolroll.rollout.adapters.openrlhf import AgentExecutor, Outcome
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
+
+qwen = functools.cache(qwen3_tokenizer)
+USER: Any = {"role": "user", "content": "Hi"}
+
+
+@asynccontextmanager
+async def actor(policy: Any, tokenizer: Any = None, **more: Any) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
+    """OpenRLHF's engine, with the embedded one behind it."""
+    async with EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine, aiohttp.ClientSession() as http:
+        yield engine, LlmEngine(engine.url, http)
+
+
+async def execute(
+    executor: AgentExecutor, llm: LlmEngine, *, tokenizer: Any = None, params: Any = None, max_length: int = 2048, **more: Any
+) -> dict[str, Any]:
+    """As OpenRLHF calls it."""
+    tokenizer = tokenizer or load_embedded_tokenizer()
+    return await executor.execute(
+        **{
+            "prompt": "Hi", "label": "L", "sampling_params": params or SamplingParams(), "max_length": max_length,
+            "hf_tokenizer": tokenizer, "llm_engine": llm, "images": None, **more,
+        }
+    )  # fmt: skip
+
+
+def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
+    """Each action was sampled from exactly the tokens before it, with these logprobs; everything else has 0."""
+    tokens, logprobs = result["observation_tokens"], result["rollout_log_probs"]
+    assert len(tokens) == len(logprobs)
+    outside = set(range(len(tokens)))
+    for start, stop in result["action_ranges"]:
+        outside -= set(range(start, stop))
+        fits = [it for it in engine.log if it.input_ids.tolist() == tokens[:start] and it.output_ids == tokens[start:stop]]
+        assert fits
+        assert logprobs[start:stop] == pytest.approx(fits[0].logprobs)
+    assert all(logprobs[at] == 0.0 for at in outside)
+
+
+class Looker(AgentExecutor):
+    """Plays the episode of `SAID` with the OpenAI SDK."""
+
+    async def run_agent(self, client: Any, prompt: Any, label: Any) -> Outcome:
+        await play(client.chat.completions.create)
+        return Outcome(1.0, scores=0.5, extra_logs={"looked": 3})
+
+
+class Chatter(AgentExecutor):
+    """Talks for `lines` turns; `more` goes with every call."""
+
+    def __init__(self, lines: int = 2, **more: Any) -> None:
+        super().__init__()
+        self.lines, self.more = lines, more
+
+    async def run_agent(self, client: Any, prompt: Any, label: Any) -> float:
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+        for _ in range(self.lines):
+            reply = await client.chat.completions.create(model="m", messages=messages, **self.more)
+            messages += [reply.choices[0].message, USER]
+        return 1.0
+
+
+async def test_d1_the_signature_is_todays() -> None:
+    names = list(inspect.signature(AgentExecutor.execute).parameters)
+    assert names == ["self", "prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine", "images"]
+    async with actor(lambda request: "Hello.") as (engine, llm):
+        result = await execute(AgentExecutor(), llm)
+        exact(result, engine)
+        assert set(result) == {
+            "prompt", "label", "images", "mm_train_inputs", "reward", "scores", "observation_tokens", "action_ranges",
+            "rollout_log_probs", "truncated", "extra_logs",
+        }  # fmt: skip
+        with pytest.raises(UsageError, match="images"):
+            await execute(AgentExecutor(), llm, images=["cat.png"])
+
+
+_AS_OPENRLHF = """
+import importlib.util, sys, types
+from pathlib import Path
+
+folder = Path(next(iter(importlib.util.find_spec("openrlhf").submodule_search_locations)))
+package = types.ModuleType("openrlhf.utils")  # its own __init__ draws deepspeed and vLLM
+package.__path__ = [str(folder / "utils")]
+sys.modules["openrlhf.utils"] = package
+from openrlhf.utils.agent import AgentExecutorBase
+spec = importlib.util.spec_from_file_location("agent_module", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert issubclass(module.AgentExecutor, AgentExecutorBase)
+assert not issubclass(dict, AgentExecutorBase)
+module.AgentExecutor()
+"""
+
+
+def test_d1_openrlhf_takes_it_as_its_own(tmp_path: Path) -> None:
+    """As OpenRLHF loads the file of `--train.agent_func_path`, with its own base class."""
+    file = tmp_path / "agent.py"
+    file.write_text("from toolroll.rollout.adapters import openrlhf\n\n\nclass AgentExecutor(openrlhf.AgentExecutor):\n    pass\n")
+    subprocess.run([sys.executable, "-c", _AS_OPENRLHF, str(file)], check=True)
+
+
+@pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
+async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
+    said = {"drift": saying, "leading newline": lambda request: "\nHello.", "stripped thoughts": lambda request: SAID[1]}[how]
+    async with actor(said, qwen(), split="random") as (engine, llm):
+        executor = Looker() if how == "drift" else Chatter(3)
+        result = await execute(executor, llm, tokenizer=qwen())
+        exact(result, engine)
+        assert len(engine.log) == 3
+        left_out = result["extra_logs"]["left_out_tokens"]
+        assert sum(stop - start for start, stop in result["action_ranges"]) + left_out == sum(len(it.output_ids) for it in engine.log)
+        assert (left_out > 0) == (how == "stripped thoughts")  # OpenRLHF takes one sequence; what that costs is said
+
+
+async def test_d3_no_limit_is_the_room_that_is_left() -> None:
+    async with actor(lambda request: "Hello.") as (engine, llm):
+        await execute(Chatter(2), llm, params=SamplingParams(max_tokens=None), max_length=300)
+        for entry in engine.log:
+            assert entry.sampling_params["max_new_tokens"] == 300 - len(entry.input_ids)
+
+
+async def test_d4_a_retry_is_no_second_turn() -> None:
+    release = asyncio.Event()
+    hold = lambda request: Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    async with endpoint(load_embedded_tokenizer(), hold) as bench:
+        playing = asyncio.create_task(play(bench.client(max_retries=20, timeout=0.5).chat.completions.create))
+        await bench.engine.until(lambda engine: engine.held == 1)
+        await bench.joined("s", retry=1)
+        release.set()
+        await playing
+        await one_episode(bench)
+
+
+async def test_d5_an_overflow_truncates_and_keeps_the_turns_before_it() -> None:
+    async with actor(lambda request: "One two three four five six.") as (engine, llm):
+        result = await execute(Chatter(100), llm, max_length=120)
+        exact(result, engine)
+        assert result["truncated"]
+        assert len(result["action_ranges"]) == len(engine.log) > 1
+        assert len(result["observation_tokens"]) <= 120
+
+
+async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
+    more = {
+        "stop": ["STOP"],
+        "max_completion_tokens": 7,
+        "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
+    }
+    async with actor(lambda request: "One STOP two.") as (_, llm):
+        await execute(Chatter(1, **more), llm, params=SamplingParams(temperature=0.3, top_p=0.8))
+        [seen] = llm.seen
+        assert (seen.temperature, seen.top_p) == (0.3, 0.8)  # the trainer's, where the call leaves it open
+        assert (seen.stop, seen.max_tokens, seen.top_k, seen.min_p) == (["STOP"], 7, 5, 0.1)
+        assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
+
+
+async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: call(at="x")) as bench:
+        client = bench.client()
+        reply = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], n=2)  # type: ignore[list-item]
+        assert all(choice.finish_reason == "tool_calls" for choice in reply.choices)
+        none = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], tool_choice="none")  # type: ignore[list-item]
+        assert none.choices[0].message.tool_calls is None
+        status, body = await bench.post("/v1/chat/completions", {"messages": [USER], "seed": 3})
+        assert (status, body["error"]["param"]) == (400, "seed")
+
+
+async def test_d6_an_assistant_without_content_is_not_called_none() -> None:
+    async with endpoint(qwen(), lambda request: "Hello.") as bench:
+        calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": "x"})}}]
+        messages = [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c", "content": "seen"},
+        ]
+        status, _ = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL]})
+        assert status == 200
+        assert "None" not in bench.served.template.tokenizer.decode(bench.engine.log[0].input_ids)
+
+
+async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
+    executor = Chatter(3)
+    async with actor(lambda request: "Hello.", token_latency=0.002) as (engine, llm):
+        params = [SamplingParams(temperature=value, max_tokens=limit) for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))]
+        results = await asyncio.gather(*(execute(executor, llm, params=it, prompt=f"I am {it.temperature}") for it in params))
+        for given, result in zip(params, results, strict=True):
+            exact(result, engine)
+            mine = [entry for entry in engine.log if f"I am {given.temperature}" in llm_text(entry)]
+            assert len(mine) == 3
+            assert {(it.sampling_params["temperature"], it.sampling_params["max_new_tokens"]) for it in mine} == {
+                (given.temperature, given.max_tokens)
+            }
+        assert [it.max_tokens for it in params] == [40, 3, 9]
+
+
+def llm_text(entry: Any) -> str:
+    return str(load_embedded_tokenizer().decode(entry.input_ids))
+
+
+async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_behind() -> None:
+    async with actor(saying) as (_, llm):
+        before = asyncio.all_tasks()
+        await execute(Looker(), llm)
+        assert llm.loops == {id(asyncio.get_running_loop())}
+        left = {task for task in asyncio.all_tasks() - before if not task.done() and "RequestHandler" not in repr(task)}
+        assert left == set()  # a RequestHandler is the embedded engine's own
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
+        for _ in range(3):
+            await bench.client(None).chat.completions.create(model="m", messages=[USER])
+        assert len(bench.endpoint.sessions) == 0  # a request without a session leaves nothing
+
+
+async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:
+    async with actor(lambda request: "Hello.") as (_, llm):
+        llm.without_logprobs = True
+        with pytest.raises(InternalServerError):
+            await execute(Chatter(1), llm)
+
+
+async def test_d10_truncated_looks_at_every_turn() -> None:
+    said = ["One two three four five six seven.", "Yes."]
+    async with actor(lambda request: said[request.index]) as (engine, llm):
+        result = await execute(Chatter(2), llm, params=SamplingParams(max_tokens=5))
+        assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
+        assert result["truncated"]
+
+
+async def test_d10_interleaved_sub_agents_in_one_session() -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: f"Reply {request.index}.") as bench:
+        client = bench.client()
+        talks: list[list[Any]] = [[{"role": "system", "content": name}, USER] for name in ("One", "Two")]
+        for _ in range(3):
+            for talk in talks:
+                talk += [(await client.chat.completions.create(model="m", messages=talk)).choices[0].message, USER]
+        assert [len(found["turns"]) for found in await bench.trajectories()] == [3, 3]
+
+
+async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
+    async with endpoint(qwen(), lambda request: "Hello.") as bench:
+        asked = {"messages": [USER], "tools": [TOOL]}
+        _, counted = await bench.post("/tokenize", asked)
+        _, reply = await bench.post("/v1/chat/completions", asked)
+        assert counted["tokens"] == reply["prompt_token_ids"]
+        assert counted["count"] == reply["usage"]["prompt_tokens"] == len(bench.engine.log[0].input_ids)
+
+
+def test_d11_an_import_sets_up_no_logging() -> None:
+    code = "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; assert not logging.getLogger().handlers"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,125 @@
+"""An environment written for Gymnasium, played as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.spaces import Text
+from support.episodes import agent, call, judge, serving
+from support.worlds import TOOL
+
+from toolroll.agents.adapt import as_environment
+from toolroll.agents.gym_style import GymStyleEnvironment, is_gym_style
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.testing import script
+from toolroll.rollout.types import Action, StopReason, Task
+
+
+class Doors(gymnasium.Env[str, str]):
+    """Behind one of the doors is a cat; looking costs a tenth."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own form
+    observation_space = Text(200)
+    action_space = Text(200)
+    wiki = "Find the cat."
+    tools_info = [TOOL]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.actions: list[str] = []
+        self.options: dict[str, Any] | None = None
+        self.closed = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.options = options
+        self.cat = int(self.np_random.integers(3))
+        return "Three doors.", {"doors": 3}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        if "look" in action:
+            return f"The cat is behind door {self.cat}.", -0.1, False, len(self.actions) > 3, {"looks": len(self.actions)}
+        return "Meow.", 1.0, True, False, {"found": True}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+TASK = Task("doors", 4)
+
+
+async def test_an_episode(tokenizer: Any) -> None:
+    env = Doors()
+    async with serving(tokenizer, script({"s": [call(at="left") + call(at="right"), "Door 1!"]})) as (engine, served):
+        result = await agent(served).asolve(env, task=TASK, seed=3, session_id="s")
+        judge(result, engine, "s")
+    assert env.actions == [
+        '{"name": "look", "arguments": {"at": "left"}}',
+        '{"name": "look", "arguments": {"at": "right"}}',
+        "Door 1!",
+    ]
+    assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert result.messages[3]["content"].startswith("The cat is behind door")
+    assert result.reward == pytest.approx(0.8), "the sum of the steps"
+    assert result.step_rewards == (pytest.approx(-0.2), 1.0)
+    assert (result.stop_reason, env.closed) == (StopReason.DONE, 1)
+    assert result.info == {"doors": 3, "looks": 2, "found": True}
+    assert env.options == {"task_index": 4, "task_id": "doors"}
+
+
+def test_the_seed_is_passed_on() -> None:
+    cats = []
+    for seed in (1, 1, 2, 3, 4, 5):
+        env = Doors()
+        GymStyleEnvironment(env).reset(TASK, seed)
+        cats.append(env.cat)
+    assert cats[0] == cats[1]
+    assert len(set(cats)) > 1
+
+
+def test_nothing_is_stepped_behind_the_end() -> None:
+    env = Doors()
+    wrapped = as_environment(env)
+    wrapped.reset(TASK, 0)
+    calls = tuple(ToolCall("look", {"at": str(number)}, "", id=f"c{number}") for number in range(6))
+    step = wrapped.step(Action("", calls))
+    assert step.done and len(env.actions) == 4, "truncated"  # type: ignore[union-attr]
+    assert [message["content"].startswith("Not executed") for message in step.messages] == [False] * 4 + [True] * 2  # type: ignore[union-attr]
+
+
+def test_actions_can_be_ones_own() -> None:
+    def door(content: str, made: ToolCall | None) -> int:
+        if not content.isdigit():
+            raise ActionError("say a number")
+        return int(content)
+
+    class Numbers(Doors):
+        def step(self, action: Any) -> Any:
+            return {"door": action}, 1, True, False, {}
+
+    wrapped = GymStyleEnvironment(Numbers(), make_action=door)
+    wrapped.reset(TASK, 0)
+    assert wrapped.step(Action("2")).messages == [{"role": "user", "content": '{"door": 2}'}]
+    with pytest.raises(ActionError, match="say a number"):
+        wrapped.step(Action("two"))
+    with pytest.raises(ActionError, match="empty"):
+        wrapped.step(Action(" "))
+
+
+def test_what_is_gymnasiums_kind() -> None:
+    assert is_gym_style(Doors())
+    assert isinstance(as_environment(Doors()), GymStyleEnvironment)
+    assert is_gym_style(gymnasium.wrappers.TimeLimit(Doors(), 3))
+
+    class TauStyle:
+        def reset(self, task_index: int | None = None) -> Any: ...
+
+        def step(self, action: Any) -> Any: ...
+
+    assert not is_gym_style(TauStyle())
+    assert not is_gym_style(object())
+    with pytest.raises(UsageError, match="Gymnasium's reset"):
+        as_environment(object())

@@ -1,0 +1,39 @@
+"""What a family's writer writes, its parser reads back: the calls, the text, and the same in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.calls import calls, examples, same
+from support.formats import FORMATS, Format, tools_for
+from support.parsing import in_pieces, lost
+
+from toolroll.parsers.registry import get_parser
+
+IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+def test_what_a_writer_writes_is_read_back(form: Format) -> None:
+    parser = get_parser(form.name)
+
+    @examples(40)
+    @given(found=calls(form), lead=st.sampled_from(("", "I look it up.\n", "Ünïcode: «x»\n\n")), data=st.data())
+    def check(found: list[Any], lead: str, data: st.DataObject) -> None:
+        if form.name == "llama3" and lead:
+            lead = ""
+        text = lead + form.write(found)
+        tools = tools_for(found)
+        reply = parser.parse(text, tools=tools, in_reasoning=False)
+        assert reply.content == lead.strip()
+        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [(name, "ok", None) for name, _ in found]
+        assert all(same(call.arguments, arguments) for call, (_, arguments) in zip(reply.tool_calls, found, strict=True))
+        assert not lost(parser, text, reply)
+        places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+        pieces = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
+        assert in_pieces(parser, pieces, tools=tools, in_reasoning=False)[0] == reply
+
+    check()

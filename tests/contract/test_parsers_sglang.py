@@ -1,0 +1,191 @@
+"""Our parsers against SGLang 0.5.23's of the same name: the same calls and the same text on well-formed replies, and each
+difference that `docs/parsers.md` lists; and `sglang:NAME`, which reports what SGLang's parser drops."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from support.calls import ordinary_calls, same
+from support.formats import FORMATS, Call, Format, tools_for
+from support.sglang_side import Case, ask
+
+from toolroll.parsers.registry import get_parser
+
+EACH = 200
+TOOLS = tools_for([("get_order", {"id": "#W1", "n": 1})])
+GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"id": "a"}}\n</tool_call>'
+
+
+def anywhere(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether `test` holds for a value or for one inside it."""
+
+    def found(value: Any) -> bool:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return test(value) or any(found(one) for one in inner)
+
+    return found
+
+
+NEGATIVE = anywhere(lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0)
+NULL = anywhere(lambda value: value is None)
+WIDE_FLOAT = anywhere(lambda value: value == 1e22 and isinstance(value, float))
+
+
+def says(*words: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an argument is a string that is one of `words` but for white space."""
+    return lambda arguments: any(isinstance(value, str) and value.strip() in words for value in arguments.values())
+
+
+def edged(arguments: dict[str, Any]) -> bool:
+    """Whether an argument is a string with white space at an edge."""
+    return any(isinstance(value, str) and value != value.strip() for value in arguments.values())
+
+
+def quoted(arguments: dict[str, Any]) -> bool:
+    """Whether an argument is a string between double quotes."""
+    return any(isinstance(value, str) and re.fullmatch(r'\s*".*"\s*', value, re.DOTALL) for value in arguments.values())
+
+
+# Arguments that SGLang's parser reads otherwise; the reasons stand in docs/parsers.md.
+LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "pythonic": NEGATIVE,
+    "gemma4": lambda value: NULL(value) or WIDE_FLOAT(value),
+    "qwen3_coder": says("null"),
+    "mimo": says("null"),
+    "minimax-m2": lambda value: says("null")(value) or edged(value),
+    "glm45": lambda value: says("null", "true", "false")(value) or quoted(value),
+    "dots": lambda value: says("null")(value) or edged(value),
+    **dict.fromkeys(("deepseekv32", "deepseekv4", "deepseekv41", "step3"), edged),
+}
+
+
+def reply_of(form: Format, picks: random.Random) -> tuple[str, list[Call]]:
+    """A well-formed reply of the family, without a listed difference."""
+    listed = LISTED.get(form.name, lambda _: False)
+    while True:
+        found = ordinary_calls(form, picks)
+        if not any(listed(arguments) for _, arguments in found):
+            break
+    lead = picks.choice(("", "I look it up.\n", "Ünïcode: «x»\n\n"))
+    if form.name == "llama3":  # its calls begin the reply
+        lead = ""
+    if form.name == "gpt-oss":  # SGLang's parser wants the header that the prompt ends with
+        lead = "<|start|>assistant"
+    return lead + form.write(found), found
+
+
+@cache
+def compared() -> dict[int, list[tuple[Case, dict[str, Any]]]]:
+    """For each format's place in FORMATS: the cases, and what SGLang's parser made of each."""
+    picks = random.Random(5)
+    cases: list[Case] = []
+    for form in FORMATS:
+        for _ in range(EACH):
+            text, found = reply_of(form, picks)
+            cases.append((form.name, text, tools_for(found)))
+    answers = ask(cases)["theirs"]
+    whole = list(zip(cases, answers, strict=True))
+    return {place: whole[place * EACH : (place + 1) * EACH] for place in range(len(FORMATS))}
+
+
+@pytest.mark.parametrize("place", range(len(FORMATS)), ids=[f"{form.name}-{form.write.__name__}" for form in FORMATS])
+def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
+    parser = get_parser(FORMATS[place].name)
+    differing = []
+    for (_, text, tools), theirs in compared()[place]:
+        reply = parser.parse(text, tools=tools, in_reasoning=False)
+        ours = [[call.name, call.arguments] for call in reply.ok_calls]
+        if not same(ours, theirs["calls"]) or reply.bad_calls or reply.content != theirs["text"].strip():
+            differing.append((text, ours, theirs))
+    assert not differing, f"{len(differing)} of {EACH}, the first: {differing[0]}"
+
+
+DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
+    # what: (parser, text, our calls with their status, SGLang's calls)
+    "broken JSON is kept": ("qwen25", '<tool_call>\n{"name": "get_order"\n</tool_call>', [["get_order", None, "invalid_json"]], []),
+    "an unclosed call is kept": ("qwen25", GOOD[:-13], [["get_order", {"id": "a"}, "unclosed"]], []),
+    "an unknown tool is kept": ("qwen25", GOOD.replace("get_order", "nobody"), [["nobody", {"id": "a"}, "unknown_tool"]], []),
+    "no line break is needed": ("qwen25", GOOD.replace("\n", ""), [["get_order", {"id": "a"}, "ok"]], []),
+    "markers may stand in strings": (
+        "hermes",
+        GOOD.replace('"a"', '"</tool_call>"'),
+        [["get_order", {"id": "</tool_call>"}, "ok"]],
+        [],
+    ),
+    "numbers may be negative": ("pythonic", "[get_order(n=-1)]", [["get_order", {"n": -1}, "ok"]], []),
+    "null is null": (
+        "gemma4",
+        "<|tool_call>call:get_order{id:null}<tool_call|>",
+        [["get_order", {"id": None}, "bad_arguments"]],
+        [["get_order", {"id": "null"}]],
+    ),
+    "a number may have an exponent": (
+        "gemma4",
+        "<|tool_call>call:get_order{n:1e+22}<tool_call|>",
+        [["get_order", {"n": 1e22}, "ok"]],
+        [["get_order", {"n": "1e+22"}]],
+    ),
+    "a string keeps its white space": (
+        "deepseekv32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_order">\n'
+        '<｜DSML｜parameter name="id" string="true"> a\n</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        [["get_order", {"id": " a\n"}, "ok"]],
+        [["get_order", {"id": "a"}]],
+    ),
+    "a string may be the word true": (
+        "glm45",
+        "<tool_call>get_order\n<arg_key>id</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
+        [["get_order", {"id": "true"}, "ok"]],
+        [["get_order", {"id": "True"}]],
+    ),
+    "a string may be the word null": (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_order>\n<parameter=id>\nnull\n</parameter>\n</function>\n</tool_call>",
+        [["get_order", {"id": "null"}, "ok"]],
+        [["get_order", {"id": None}]],
+    ),
+    "harmony needs no header": (
+        "gpt-oss",
+        '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"id": "a"}<|call|>',
+        [["get_order", {"id": "a"}, "ok"]],
+        [],
+    ),
+    "a value may hold <": (
+        "step3",
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_order">\n'
+        '<steptml:parameter name="id">a<b</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
+        [["get_order", {"id": "a<b"}, "ok"]],
+        [["get_order", {}]],
+    ),
+}  # fmt: skip
+
+
+@cache
+def differences() -> dict[str, dict[str, Any]]:
+    """What SGLang's parsers make of each listed difference."""
+    answers = ask([(name, text, TOOLS) for name, text, _, _ in DIFFERENCES.values()])["theirs"]
+    return dict(zip(DIFFERENCES, answers, strict=True))
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_each_listed_difference_is_there(what: str) -> None:
+    name, text, ours, theirs = DIFFERENCES[what]
+    reply = get_parser(name).parse(text, tools=TOOLS, in_reasoning=False)
+    assert [[call.name, call.arguments, call.status.value] for call in reply.tool_calls] == ours
+    assert differences()[what]["calls"] == theirs
+
+
+def test_what_sglangs_parser_drops_is_reported() -> None:
+    texts = (GOOD, f"Hello {GOOD}", GOOD.replace("}}", "}"), GOOD[:-13], GOOD.replace("get_order", "nobody"), "just text")
+    answers = ask([], [("qwen25", text, TOOLS) for text in texts])["ours"]
+    assert [[call[1] for call in answer["calls"]] for answer in answers] == [
+        ["ok"], ["ok"], ["invalid_json"], ["unclosed"], ["unknown_tool"], []
+    ]  # fmt: skip
+    assert [answer["content"] for answer in answers] == ["", "Hello", "", "", "", "just text"]
+    assert "SGLang's parser qwen25 dropped this" in answers[2]["calls"][0][2]

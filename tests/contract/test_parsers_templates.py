@@ -1,0 +1,111 @@
+"""What a chat template of a family writes for tool calls, its parser reads back; and the format is found by probing the template."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from support.calls import calls, examples, same
+from support.formats import FORMATS, tools_for
+from support.qwen import all_templates, tokenizer_for
+
+from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.template.chat_template import ChatTemplate
+
+PARALLEL, ONE = True, False
+FAMILIES: dict[str, tuple[str, bool]] = {
+    "qwen2_5": ("hermes", PARALLEL),
+    "qwen3": ("hermes", PARALLEL),
+    "qwen3_instruct_2507": ("hermes", PARALLEL),
+    "qwen3_vl": ("hermes", PARALLEL),
+    "qwen3_5_think": ("qwen3_coder", PARALLEL),
+    "qwen3_5_nothink": ("qwen3_coder", PARALLEL),
+    "qwen3_8": ("qwen3_coder", PARALLEL),
+    "nemotron_3_nano": ("qwen3_coder", PARALLEL),
+    "nemotron_3_super": ("qwen3_coder", PARALLEL),
+    "glm4moe": ("glm45", PARALLEL),
+    "deepseekv3": ("deepseekv3", PARALLEL),
+    "gemma4": ("gemma4", PARALLEL),
+    "gemma4_v5": ("gemma4", PARALLEL),
+    "lfm2_2_5": ("lfm2", PARALLEL),
+    "llama3_1": ("llama3", ONE),
+    "llama3_2": ("llama3", ONE),
+    "gptoss": ("gpt-oss", ONE),
+    "data/kimi_k2_5": ("kimi_k2", PARALLEL),
+    "data/minimax_m2_5": ("minimax-m2", PARALLEL),
+}
+# What a template writes so that nobody could read it back: LFM2's puts strings between quotes as they are.
+UNREADABLE = {"lfm2_2_5": r"""\\|'\s*[,)\]}:]|\A'|\A\s*\Z"""}
+
+
+@cache
+def tokenizer_named(name: str) -> Any:
+    return tokenizer_for(template_named(name))
+
+
+def template_named(name: str) -> str:
+    found = all_templates()
+    if name not in found:
+        pytest.skip(f"the chat template {name} is in TOOLROLL_TEST_DATA, which is not set")
+    return found[name]
+
+
+def written_turn(template: ChatTemplate, found: list[Any], content: str) -> tuple[str, list[dict[str, Any]], bool]:
+    """What the template writes behind the generation prompt, up to its stop token; the tools; and whether it is in reasoning."""
+    tools = tools_for(found)
+    turn = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, (name, arguments) in enumerate(found)
+        ],
+    }
+    user = {"role": "user", "content": "Go on."}
+    whole = template.renderer.render([user, turn], tools, generate=False)
+    prompt = template.renderer.render([user], tools, generate=True)
+    opened = template.opens_reasoning
+    if not whole.startswith(prompt):  # DeepSeek's opens a thought that history does not show
+        prompt, opened = prompt.removesuffix("<think>\n"), False
+        assert whole.startswith(prompt)
+    text = whole[len(prompt) :]
+    ends = [at for stop in template.stop_texts if (at := text.rfind(stop)) >= 0]
+    return (text[: max(ends)] if ends else text), tools, opened
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
+    kind, parallel = FAMILIES[name]
+    form = next(form for form in FORMATS if form.name == kind)
+    if name in UNREADABLE:
+        form = replace(form, ambiguous=UNREADABLE[name])
+    template = ChatTemplate(tokenizer_named(name))
+    parser = get_parser(kind)
+
+    @examples(12)
+    @given(found=calls(replace(form, parallel=parallel, wide=False)))
+    def check(found: list[Any]) -> None:
+        content = "" if kind in ("llama3", "gpt-oss") else "I look it up."
+        text, tools, opened = written_turn(template, found, content)
+        reply = parser.parse(text, tools=tools, in_reasoning=opened)
+        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [(name, "ok", None) for name, _ in found]
+        assert all(same(call.arguments, arguments) for call, (_, arguments) in zip(reply.tool_calls, found, strict=True))
+        assert reply.content == content
+
+    check()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_format_of_a_template_is_found_by_probing(name: str) -> None:
+    assert infer_parser(tokenizer_named(name)) == FAMILIES[name][0]
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma3", "llama3"])
+def test_a_template_without_tools_has_no_format(name: str) -> None:
+    with pytest.raises(UnknownParserError, match="name the parser"):
+        infer_parser(tokenizer_named(name))

@@ -1,0 +1,259 @@
+"""tau2 from the inspect-evals wheel: rewards, tools, and a user with tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletionFunctionToolParam
+from pydantic import TypeAdapter
+from support.chat import completion, endpoint
+
+from toolroll.agents.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Factory
+from toolroll.agents.tau2.copies import digest
+from toolroll.agents.tau2.grading import same
+from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
+from toolroll.parsers.schema import ToolSchemas
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.cli.floor import play_floor
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
+
+BYE = Action("Goodbye.")
+
+
+async def play(factory: Tau2Factory, task: Task, actions: Sequence[Action], user: Any = None) -> StepResult:
+    """The last step of an episode."""
+    env = factory.make(EnvironmentOptions(user=lambda seed: user or ReferenceUser(task.data)))
+    await env.reset(task, 0)
+    result = StepResult()
+    for action in actions:
+        result = await env.step(action)
+        if result.done:
+            break
+    await env.close()
+    return result
+
+
+def act(name: str, /, **arguments: Any) -> Action:
+    return Action("", (ToolCall(name, arguments, "", id="c"),))
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factory", "count", "step"), [(AIRLINE, 50, 1), (TELECOM, 114, 1), (RETAIL, 114, 12)], ids=lambda v: str(v))
+async def test_reference_actions_pass(factory: Tau2Factory, count: int, step: int) -> None:
+    """All of airline and telecom; of retail, whose every twelfth is played here, all 114 did."""
+    tasks = factory.tasks("base")
+    assert len(tasks) == count
+    chosen = tasks[::step]
+    results = [await play(factory, task, factory.reference(task)) for task in chosen]
+    assert [(task.id, found.info) for task, found in zip(chosen, results, strict=True) if not found.done or found.reward != 1.0] == []
+
+
+async def test_telecoms_floor() -> None:
+    """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that doing nothing earns nothing."""
+    found = await play_floor(TELECOM, TELECOM.tasks("base"), max_num_steps=5)
+    assert (found.graded, found.passed) == (114, 0)
+    idle = [(await play(TELECOM, task, [BYE], _leaving())).info["reward_info"] for task in TELECOM.tasks("base")]
+    assert Counter((part["assertions"], part["actions"]) for part in idle) == {(False, None): 94, (True, False): 20}
+
+
+def _cancelling() -> Task:
+    """A task in which something is to be cancelled."""
+    named = lambda task: {call.name for action in AIRLINE.reference(task) for call in action.tool_calls}
+    return next(task for task in AIRLINE.tasks("base") if "cancel_reservation" in named(task))
+
+
+def _leaving() -> Any:
+    from toolroll.rollout.cli.floor import LeavingUser
+
+    return LeavingUser()
+
+
+async def test_what_is_left_out_or_done_wrong_earns_nothing() -> None:
+    task = next(task for task in AIRLINE.tasks("base") if task.data["evaluation_criteria"].get("communicate_info"))
+    whole = list(AIRLINE.reference(task))
+    assert (await play(AIRLINE, task, [*whole[:-1], BYE])).info["reward_info"]["communicated"] is False
+    task = next(
+        task
+        for task in AIRLINE.tasks("base")
+        if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
+    )
+    whole = list(AIRLINE.reference(task))
+    without = [action for action in whole if not (action.tool_calls and "cancel" in action.tool_calls[0].name)]
+    missed = (await play(AIRLINE, task, without)).info["reward_info"]
+    assert (missed["reward"], missed["database"]) == (0.0, False)
+    task = next(task for task in TELECOM.tasks("base") if any(not action.tool_calls for action in TELECOM.reference(task)[:-1]))
+    calls_only = [action for action in TELECOM.reference(task) if action.tool_calls]
+    assert (await play(TELECOM, task, [*calls_only, BYE], _leaving())).reward == 0.0
+
+
+async def test_episodes_do_not_meet() -> None:
+    """Six at once of one task, one of which does nothing."""
+    task = next(
+        task
+        for task in AIRLINE.tasks("base")
+        if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
+    )
+    whole = AIRLINE.reference(task)
+    results = await asyncio.gather(*(play(AIRLINE, task, [BYE] if number == 3 else whole) for number in range(6)))
+    assert [found.reward for found in results] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> None:
+    """Over the states on the way through reference actions that book and change flights."""
+    domain = AIRLINE.domain
+    untouched = domain.begin({"id": "none"})
+    seen: dict[str, str] = {digest(untouched.database): untouched.database.get_hash()}
+    for task in AIRLINE.tasks("base"):
+        calls = [call for action in AIRLINE.reference(task) for call in action.tool_calls]
+        writing = [call for call in calls if call.name in ("book_reservation", "update_reservation_flights")]
+        if not writing or len(seen) > 3:
+            continue
+        state = domain.begin(task.data)
+        for call in calls:
+            state.call("assistant", call.name, call.arguments or {})
+            if call in writing:
+                assert seen.setdefault(digest(state.database), state.database.get_hash()) == state.database.get_hash()
+        assert domain.is_expected(task.data, state.database)
+        users = state.database.users
+        state.database.users = {name: users[name] for name in reversed(users)}
+        assert domain.is_expected(task.data, state.database), "the order of keys does not count"
+        users.popitem()[1].email = "somebody.else@example.com"
+        assert not domain.is_expected(task.data, state.database)
+    assert len(seen) == len(set(seen.values())) > 3
+    assert digest(domain.begin({"id": "none"}).database) == next(iter(seen))
+
+
+def test_same() -> None:
+    assert same({"a": [1, {"b": 2}], "c": 1.0}, {"c": 1, "a": [{"b": 2}, 1]})
+    for left, right in (([1, 1], [1, 2]), ([1], [1, 1]), ({"a": 1}, {"b": 1}), ("1", 1), ({"a": None}, {})):
+        assert not same(left, right)
+
+
+# --- tools -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factory", "count", "user"), [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)], ids=lambda v: str(v))
+def test_tools_have_openais_form_and_take_the_reference_calls(factory: Tau2Factory, count: int, user: int) -> None:
+    domain = factory.domain
+    assert (len(domain.tools), len(domain.user_tools)) == (count, user)
+    for tool in [*domain.tools, *domain.user_tools]:
+        TypeAdapter(ChatCompletionFunctionToolParam).validate_python(tool)
+        function = tool["function"]
+        assert len(function["description"]) > 15
+        for name, value in function["parameters"]["properties"].items():
+            assert value.get("description"), (function["name"], name)
+    schemas = ToolSchemas()
+    calls = [call for task in factory.tasks("base") for action in factory.reference(task) for call in action.tool_calls]
+    assert [call for call in calls if not schemas.check(call, domain.tools).ok] == []
+
+
+async def test_mistakes_are_answers() -> None:
+    env = AIRLINE.make(EnvironmentOptions(user=lambda seed: ScriptedUser(["Hello."], default="Hm.")))
+    first = await env.reset(AIRLINE.tasks("base")[0], 0)
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert "<policy>" in first.messages[0]["content"]
+    for action, words in (
+        (act("get_user_details", user_id="nobody"), "Error: User nobody not found"),
+        (act("get_user_details"), "Error: "),
+        (act("no_such_tool"), "Error: there is no tool named 'no_such_tool'"),
+        (act("calculate", expression="9**9**9"), "Error: "),
+        (act("calculate", expression="2 * 21"), "42.0"),
+        (act("get_user_details", user_id=["x"]), "Error: "),
+    ):
+        [message] = (await env.step(action)).messages
+        assert message["content"].startswith(words), message
+    assert env.metrics()["tool_errors"] == 5
+    assert env.metrics()["tool_errors/get_user_details"] == 3
+    with pytest.raises(ActionError, match="empty"):
+        await env.step(Action("  "))
+    await env.close()
+    with pytest.raises(EnvironmentFailure):
+        await env.step(BYE)
+
+
+@pytest.mark.parametrize("line", ["###STOP###", "Thanks. ###TRANSFER###", "###OUT-OF-SCOPE###"])
+async def test_the_user_ends_it(line: str) -> None:
+    found = await play(AIRLINE, AIRLINE.tasks("base")[0], [BYE], ScriptedUser(["Hello.", line]))
+    assert found.done
+    assert found.reward is not None
+
+
+async def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="needs somebody who plays the user"):
+        AIRLINE.make(EnvironmentOptions())
+    with pytest.raises(UsageError, match="takes no settings, got: a"):
+        AIRLINE.make(EnvironmentOptions(settings={"a": 1}))
+    with pytest.raises(UsageError, match="no split 'small'"):
+        AIRLINE.tasks("small")
+    env = TELECOM.make(EnvironmentOptions(user=lambda seed: ScriptedUser(["Hello."])))
+    with pytest.raises(UsageError, match=r"tau2/telecom needs a user .*with tools"):
+        await env.reset(TELECOM.tasks("base")[0], 0)
+    env = AIRLINE.make(EnvironmentOptions(user=lambda seed: ScriptedUser([" "])))
+    with pytest.raises(UserSimulatorError, match="said nothing"):
+        await env.reset(AIRLINE.tasks("base")[0], 0)
+
+
+def test_splits_and_what_is_left_of_the_import() -> None:
+    assert [len(TELECOM.tasks(split)) for split in TELECOM.splits] == [114, 74, 40, 20, 2285]
+    assert [len(AIRLINE.tasks(split)) for split in AIRLINE.splits] == [50, 30, 20]
+    assert [len(RETAIL.tasks(split)) for split in RETAIL.splits] == [114, 74, 40]
+    assert not [name for name in sys.modules if name.startswith(("inspect_ai", "inspect_evals"))]
+
+
+# --- a user with tools --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
+    task = next(task for task in TELECOM.tasks("base") if "airplane_mode_on" in task.id)
+    says = [
+        completion("My phone has no service."),
+        completion(None, [("check_status_bar", "{}")]),
+        completion(None, [("toggle_airplane_mode", "{}"), ("check_status_bar", "{"), ("fly", "{}")]),
+        completion("It is off now."),
+        completion("###STOP###"),
+    ]
+    async with endpoint(*says) as server, OpenAIUsers(UserConfig(base_url=server.url, model="m")) as users:
+        env = TELECOM.make(EnvironmentOptions(user=users.make))
+        first = await env.reset(task, 0)
+        step = await env.step(Action("Please turn airplane mode off."))
+        last = await env.step(BYE)
+        metrics = env.metrics()
+    assert first.messages[1] == {"role": "user", "content": "My phone has no service."}
+    assert step.messages == [{"role": "user", "content": "It is off now."}], "the agent hears only what it is told"
+    assert last.done
+    assert [tool["function"]["name"] for tool in server.bodies[0]["tools"]] == [
+        tool["function"]["name"] for tool in TELECOM.domain.user_tools
+    ]
+    system = server.bodies[0]["messages"][0]["content"]
+    assert "User Simulation Guidelines" in system
+    assert task.data["user_scenario"]["instructions"]["known_info"] in system
+    heard = [message["content"] for message in server.bodies[3]["messages"] if message["role"] == "tool"]
+    assert "Airplane Mode" in heard[0]
+    assert "Airplane Mode is now OFF" in heard[1]
+    assert heard[2].startswith("Error: the arguments cannot be read")
+    assert heard[3] == "Error: there is no tool named 'fly'"
+    for message in server.bodies[3]["messages"]:
+        for call in message.get("tool_calls", ()):
+            json.loads(call["function"]["arguments"])
+    assert (metrics["user_calls"], metrics["user_tool_calls"], metrics["user_tool_errors"]) == (5, 4, 1)
+
+
+async def test_a_user_who_only_acts_is_a_failure() -> None:
+    task = TELECOM.tasks("base")[0]
+    async with (
+        endpoint(completion(None, [("check_status_bar", "{}")])) as server,
+        OpenAIUsers(UserConfig(base_url=server.url, model="m")) as users,
+    ):
+        env = TELECOM.make(EnvironmentOptions(user=users.make))
+        with pytest.raises(UserSimulatorError, match="30 times without a word"):
+            await env.reset(task, 0)
+        await env.close()

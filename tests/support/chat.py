@@ -1,0 +1,71 @@
+"""A scripted server of OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from openai.types.chat import ChatCompletion
+
+Answer = Callable[[dict[str, Any]], "Awaitable[web.Response] | web.Response"]
+
+
+class Seen:
+    """A server's address and what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+
+@asynccontextmanager
+async def endpoint(*answers: Answer | dict[str, Any]) -> AsyncIterator[Seen]:
+    """A server on 127.0.0.1 that gives `answers` in order, the last one for ever."""
+    seen = Seen()
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.bodies.append(await request.json())
+        seen.keys.append(request.headers.get("Authorization"))
+        answer = answers[min(len(seen.bodies), len(answers)) - 1]
+        if isinstance(answer, dict):
+            return web.json_response(answer)
+        found = answer(seen.bodies[-1])
+        return found if isinstance(found, web.Response) else await found
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    seen.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
+    try:
+        yield seen
+    finally:
+        await runner.cleanup()
+
+
+def completion(
+    content: str | None, calls: list[tuple[str, str]] | None = None, finish: str = "stop", **message: Any
+) -> dict[str, Any]:
+    """A chat completion as OpenAI's own types have it."""
+    found: dict[str, Any] = {"role": "assistant", "content": content} | message
+    if calls:
+        found["tool_calls"] = [
+            {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for at, (name, arguments) in enumerate(calls)
+        ]
+        finish = "tool_calls"
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5}}
+    data = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": found, "finish_reason": finish, "logprobs": None}],
+        "usage": usage,
+    }
+    ChatCompletion.model_validate(data)
+    return data

@@ -1,0 +1,330 @@
+"""How the model of each family writes tool calls: one writer for each format that `toolroll.parsers` reads, from its specification.
+
+A writer gives the reply's text behind the visible `text`, without the stop token; the sources are named in `docs/parsers.md`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+Writer = Callable[[Sequence[Call]], str]
+
+
+def dumps(value: Any) -> str:
+    """JSON as templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def bare(value: Any) -> str:
+    """A value as tagged formats write it: strings as they are, the rest as JSON."""
+    return value if isinstance(value, str) else dumps(value)
+
+
+@dataclass(frozen=True)
+class Format:
+    """`parallel`: whether a reply may hold several calls. `typed`: values are read by the tool's schema. `keys`: "any" text, or a
+    "word" only. `ambiguous`: strings that this format cannot carry, as a pattern. `markers`: what strings are made of in tests.
+    `wide`: integers of more than 64 bits too."""
+
+    name: str
+    write: Writer
+    markers: tuple[str, ...]
+    parallel: bool = True
+    typed: bool = False
+    keys: str = "any"
+    ambiguous: str | None = None
+    null: bool = True
+    wide: bool = True
+
+    def carries(self, value: Any) -> bool:
+        """Whether every string in `value` can be written so that it can be told from the format's own marks."""
+        if isinstance(value, str):
+            return self.ambiguous is None or re.search(self.ambiguous, value) is None
+        if isinstance(value, dict):
+            return all(self.carries(one) for one in value.values())
+        return all(self.carries(one) for one in value) if isinstance(value, list) else True
+
+
+def tagged(block: tuple[str, str], call: tuple[str, str, str], parameter: tuple[str, str, str], between: str = "\n") -> Writer:
+    """A writer of calls as elements: `call` is its opener, what ends the name, its closer; `parameter` the same for the key."""
+
+    def write(calls: Sequence[Call]) -> str:
+        parts = []
+        for name, arguments in calls:
+            inner = "".join(
+                f"{parameter[0]}{key}{parameter[1]}{bare(value)}{parameter[2]}{between}" for key, value in arguments.items()
+            )
+            parts.append(f"{call[0]}{name}{call[1]}{between}{inner}{call[2]}{between}")
+        return block[0] + between + "".join(parts) + block[1]
+
+    return write
+
+
+def hermes(calls: Sequence[Call]) -> str:
+    """`<tool_call>` around JSON."""
+    blocks = (f'<tool_call>\n{{"name": "{name}", "arguments": {dumps(arguments)}}}\n</tool_call>' for name, arguments in calls)
+    return "\n".join(blocks)
+
+
+def interns1(calls: Sequence[Call]) -> str:
+    """`<|action_start|> <|plugin|>`."""
+    return "".join(
+        f"<|action_start|> <|plugin|>\n{dumps({'name': name, 'parameters': arguments})}<|action_end|>\n" for name, arguments in calls
+    )
+
+
+def qwen3_coder(calls: Sequence[Call]) -> str:
+    """`<function=` in `<tool_call>`."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items())
+        parts.append(f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>")
+    return "\n".join(parts)
+
+
+def mimo(calls: Sequence[Call]) -> str:
+    """As Qwen3-Coder's, escaped and in one line."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f"<parameter={key}>{html.escape(bare(value))}</parameter>\n" for key, value in arguments.items())
+        parts.append(f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>")
+    return "\n".join(parts)
+
+
+def glm(newline: str) -> Writer:
+    """`<arg_key>` and `<arg_value>`, parted by `newline`."""
+
+    def write(calls: Sequence[Call]) -> str:
+        parts = []
+        for name, arguments in calls:
+            inner = "".join(
+                f"<arg_key>{key}</arg_key>{newline}<arg_value>{bare(value)}</arg_value>{newline}" for key, value in arguments.items()
+            )
+            parts.append(f"<tool_call>{name}{newline}{inner}</tool_call>")
+        return newline.join(parts)
+
+    return write
+
+
+def hunyuan(calls: Sequence[Call]) -> str:
+    """GLM's pairs in a block, a separator behind the name."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n" for key, value in arguments.items())
+        parts.append(f"<tool_call>{name}<tool_sep>\n{inner}</tool_call>\n")
+    return "<tool_calls>\n" + "".join(parts) + "</tool_calls>"
+
+
+def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "parameter") -> Writer:
+    """Tagged calls whose parameters say whether they are strings."""
+    mark = f"｜{brand}｜"
+
+    def write(calls: Sequence[Call]) -> str:
+        parts = []
+        for name, arguments in calls:
+            inner = ""
+            for key, value in arguments.items():
+                head = f'name="{key}" string="{"true" if isinstance(value, str) else "false"}"'
+                inner += f"<{mark}{parameter} {head}>{bare(value)}</{mark}{parameter}>\n"
+            parts.append(f'<{mark}{invoke} name="{name}">\n{inner}</{mark}{invoke}>\n')
+        return f"<{mark}{block}>\n" + "".join(parts) + f"</{mark}{block}>"
+
+    return write
+
+
+def kimi_k3(calls: Sequence[Call]) -> str:
+    """Channels of opened and closed names."""
+    kinds = {str: "string", bool: "boolean", int: "number", float: "number", dict: "object", list: "array", type(None): "null"}
+    parts = []
+    for index, (name, arguments) in enumerate(calls, 1):
+        inner = "".join(
+            f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>{bare(value)}<|close|>argument<|sep|>'
+            for key, value in arguments.items()
+        )
+        parts.append(f'<|open|>call tool="{name}" index="{index}"<|sep|>{inner}<|close|>call<|sep|>')
+    return "<|open|>tools<|sep|>" + "".join(parts) + "<|close|>tools<|sep|>"
+
+
+def deepseekv3(calls: Sequence[Call]) -> str:
+    """A fenced block of JSON behind the name."""
+    parts = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return "<｜tool▁calls▁begin｜>" + "\n".join(parts) + "<｜tool▁calls▁end｜>"
+
+
+def deepseekv31(calls: Sequence[Call]) -> str:
+    """JSON behind the name."""
+    parts = (f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(arguments)}<｜tool▁call▁end｜>" for name, arguments in calls)
+    return "<｜tool▁calls▁begin｜>" + "".join(parts) + "<｜tool▁calls▁end｜>"
+
+
+def kimi_k2(calls: Sequence[Call]) -> str:
+    """An id that holds the name."""
+    parts = (
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{dumps(arguments)}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return "<|tool_calls_section_begin|>" + "".join(parts) + "<|tool_calls_section_end|>"
+
+
+def mistral(calls: Sequence[Call]) -> str:
+    """A list of JSON objects."""
+    return "[TOOL_CALLS] " + dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+def mistral_named(calls: Sequence[Call]) -> str:
+    """The newer form."""
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
+
+
+def llama3(calls: Sequence[Call]) -> str:
+    """JSON objects parted by semicolons."""
+    return "; ".join(f'{{"name": "{name}", "parameters": {dumps(arguments)}}}' for name, arguments in calls)
+
+
+def python_calls(calls: Sequence[Call]) -> str:
+    """A list of Python calls."""
+    parts = (f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls)
+    return f"[{', '.join(parts)}]"
+
+
+def lfm2(calls: Sequence[Call]) -> str:
+    """The same between markers."""
+    return f"<|tool_call_start|>{python_calls(calls)}<|tool_call_end|>"
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma(one)}" for key, one in value.items()) + "}"
+    return "[" + ",".join(map(_gemma, value)) + "]" if isinstance(value, list) else dumps(value)
+
+
+def gemma4(calls: Sequence[Call]) -> str:
+    """Objects with bare keys and quoted strings."""
+    return "".join(f"<|tool_call>call:{name}{_gemma(arguments)}<tool_call|>" for name, arguments in calls)
+
+
+def harmony(calls: Sequence[Call]) -> str:
+    """Messages to a function."""
+    parts = (
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(arguments)}<|call|>"
+        for name, arguments in calls
+    )
+    return "<|start|>assistant".join(parts)
+
+
+def cohere(calls: Sequence[Call]) -> str:
+    """A list of JSON objects in an action block."""
+    found = [{"tool_call_id": str(index), "tool_name": name, "parameters": arguments} for index, (name, arguments) in enumerate(calls)]
+    return f"<|START_ACTION|>{dumps(found)}<|END_ACTION|>"
+
+
+def apertus(calls: Sequence[Call]) -> str:
+    """A list of `{name: arguments}`."""
+    return f"<|tools_prefix|>{dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
+
+
+_COMMON = ("<tool_call>", "</tool_call>", "<think>", "</think>", "\n", '"', "'", "\\", "{", "}", "[", "]", "é", "𝛑")
+_MINIMAX = tagged(
+    ("<minimax:tool_call>", "</minimax:tool_call>"), ('<invoke name="', '">', "</invoke>"), ('<parameter name="', '">', "</parameter>")
+)
+_DOTS = tagged(
+    ("<dots_function_call>", "</dots_function_call>"),
+    ('<invoke name="', '">', "</invoke>"),
+    ('<parameter name="', '">', "</parameter>"),
+)
+_STEP3 = tagged(
+    ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    ('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', '">', "</steptml:invoke><｜tool_call_end｜>"),
+    ('<steptml:parameter name="', '">', "</steptml:parameter>"),
+)
+_QWEN_MARKS = ("<function=f>", "</function>", "<parameter=k>", "</parameter>")
+_GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_INVOKE_MARKS = (
+    '<invoke name="f">',
+    "</invoke>",
+    '<parameter name="k">',
+    "</parameter>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+)
+_DEEP_MARKS = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "```json",
+    "```",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+_DSML_MARKS = (
+    "<｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="k" string="true">', "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>", "</｜DSML｜function_calls>",
+)  # fmt: skip
+
+
+def _raw(name: str, write: Writer, marks: tuple[str, ...], ambiguous: str, **more: Any) -> Format:
+    return Format(name, write, (*_COMMON, *marks), typed=True, keys="word", ambiguous=ambiguous, **more)
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("hermes", hermes, _COMMON),
+    Format("interns1", interns1, (*_COMMON, "<|action_start|> <|plugin|>", "<|action_end|>")),
+    _raw("qwen3_coder", qwen3_coder, _QWEN_MARKS, r"</parameter>\s*(?:<parameter=|</function>|\Z)"),
+    _raw("mimo", mimo, _QWEN_MARKS, r"(?!)"),
+    _raw("glm45", glm("\n"), _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)"),
+    _raw("glm47", glm(""), _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)"),
+    _raw("hunyuan", hunyuan, (*_GLM_MARKS, "<tool_sep>", "</tool_calls>"), r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)"),
+    _raw("minimax-m2", _MINIMAX, _INVOKE_MARKS, r'</parameter>\s*(?:<parameter name="|</invoke>|\Z)'),
+    _raw("dots", _DOTS, _INVOKE_MARKS, r'</parameter>\s*(?:<parameter name="|</invoke>|\Z)'),
+    _raw(
+        "deepseekv32",
+        dsml("DSML", "function_calls"),
+        _DSML_MARKS,
+        r"</｜DSML｜parameter>\s*(?:<｜DSML｜parameter|</｜DSML｜invoke>|\Z)",
+    ),
+    _raw("deepseekv4", dsml("DSML", "tool_calls"), _DSML_MARKS, r"</｜DSML｜parameter>\s*(?:<｜DSML｜parameter|</｜DSML｜invoke>|\Z)"),
+    _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS, r"(?!)"),
+    _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS, r"(?!)"),
+    _raw("step3", _STEP3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>"), r"(?!)"),
+    _raw("kimi_k3", kimi_k3, ("<|open|>", "<|close|>call", "<|sep|>"), r"(?!)"),
+    Format("deepseekv3", deepseekv3, (*_COMMON, *_DEEP_MARKS)),
+    Format("deepseekv31", deepseekv31, (*_COMMON, *_DEEP_MARKS)),
+    Format("kimi_k2", kimi_k2, (*_COMMON, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")),
+    Format("mistral", mistral, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    Format("mistral", mistral_named, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    Format("llama3", llama3, (*_COMMON, "<|python_tag|>", ";")),
+    Format("pythonic", python_calls, (*_COMMON, "<|python_start|>", "[f(a=1)]", "',", '"],'), keys="word"),
+    Format("lfm2", lfm2, (*_COMMON, "<|tool_call_start|>", "<|tool_call_end|>", "',", '"],'), keys="word"),
+    Format("gemma4", gemma4, (*_COMMON, "<|tool_call>", "<tool_call|>", ",", ":"), keys="word"),
+    Format("gpt-oss", harmony, (*_COMMON, "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>")),
+    Format("cohere_command4", cohere, (*_COMMON, "<|START_ACTION|>", "<|END_ACTION|>")),
+    Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
+)
+
+
+def schema_of(value: Any) -> dict[str, Any]:
+    """A schema that only the kind of `value` fits."""
+    kinds: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+    return {"type": kinds.get(type(value), "null")}
+
+
+def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Tools that these calls fit."""
+    properties: dict[str, dict[str, Any]] = {}
+    for name, arguments in calls:
+        properties.setdefault(name, {}).update({key: schema_of(value) for key, value in arguments.items()})
+    return [
+        {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": found}}}
+        for name, found in properties.items()
+    ]

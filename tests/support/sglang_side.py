@@ -1,0 +1,74 @@
+"""SGLang's own parsers in a process of their own: its imports want stubs that no other test should see.
+
+Run as a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`, and writes what SGLang's parser
+of that name makes of each text, and what `sglang:NAME` makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+STUBS = Path(__file__).parent / "stubs"
+Case = tuple[str, str, list[dict[str, Any]]]
+
+
+def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """`theirs`: `{text, calls: [[name, arguments or null]]}` for each case, calls null where it
+    raised; `ours`: `{content, calls: [[name, status, error]]}`."""
+    source = str(Path(__file__).parents[2] / "src")
+    path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__))],
+        input=json.dumps({"theirs": theirs, "ours": ours or []}),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"},
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"SGLang's parsers could not be run: {done.stderr[-1500:]}")
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _main() -> None:
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    from sglang.srt.entrypoints.openai.protocol import Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    from toolroll.parsers.registry import get_parser
+
+    cases = json.load(sys.stdin)
+    theirs = []
+    for name, text, tools in cases["theirs"]:
+        try:
+            content, items = FunctionCallParser([Tool(**tool) for tool in tools], name).parse_non_stream(text)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            theirs.append({"text": repr(error), "calls": None})
+            continue
+        theirs.append({"text": content, "calls": [[item.name, _arguments(item.parameters)] for item in items]})
+    ours = []
+    for name, text, tools in cases["ours"]:
+        reply = get_parser(f"sglang:{name}").parse(text, tools=tools, in_reasoning=False)
+        calls = [[call.name, call.status.value, call.error] for call in reply.tool_calls]
+        ours.append({"content": reply.content, "calls": calls})
+    sys.stdout.write("\n" + json.dumps({"theirs": theirs, "ours": ours}) + "\n")
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    _main()

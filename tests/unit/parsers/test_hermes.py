@@ -1,0 +1,137 @@
+"""The hermes format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen 2.5's and Qwen 3's templates show it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.parsing import assert_same_in_pieces, lost, tool
+
+from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import CallStatus
+
+TOOLS = [
+    tool("get_order", {"order_id": {"type": "string"}, "n": {"type": "integer"}}, required=["order_id"]),
+    tool("list_all"),
+]
+GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
+
+
+def parse(text: str, **options: Any) -> Any:
+    reply = assert_same_in_pieces(get_parser("qwen25"), text, **{"tools": TOOLS, "in_reasoning": False} | options)
+    assert not lost(get_parser("qwen25"), text, reply)
+    return reply
+
+
+def test_one_call_between_texts() -> None:
+    reply = parse(f"I look it up.\n{GOOD}\nOne moment.")
+    assert reply.content == "I look it up.\n\nOne moment."
+    (call,) = reply.tool_calls
+    assert (call.name, call.arguments, call.status) == ("get_order", {"order_id": "#W1"}, CallStatus.OK)
+    assert call.span == (14, 14 + len(GOOD))
+
+
+def test_parallel_calls_in_separate_blocks_in_one_block_and_as_a_list() -> None:
+    body = '{"name": "list_all", "arguments": {}}'
+    for text in (
+        f"<tool_call>{body}</tool_call>\n<tool_call>{body}</tool_call>",
+        f"<tool_call>{body}\n{body}</tool_call>",
+        f"<tool_call>[{body}, {body}]</tool_call>",
+    ):
+        assert [call.name for call in parse(text).ok_calls] == ["list_all", "list_all"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ('{"name": "get_order", "arguments": {"order_id": "#W1"}', CallStatus.INVALID_JSON, "JSON"),
+        ('{"name": "get_order", "arguments": {"order_id": #W1}}', CallStatus.INVALID_JSON, "character"),
+        ("{'name': 'list_all'}", CallStatus.INVALID_JSON, "double quotes"),
+        ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
+        ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
+        ('{"name": "get_order", "arguments": {}}', CallStatus.BAD_ARGUMENTS, "order_id"),
+        ('{"name": "get_order", "arguments": [1]}', CallStatus.BAD_ARGUMENTS, "object"),
+        ('{"name": "get_order", "arguments": {"order_id": "a", "n": "x"}}', CallStatus.BAD_ARGUMENTS, "n: "),
+        ('{"name": "get_order", "arguments": {"order_id": "a", "n": NaN}}', CallStatus.INVALID_JSON, "JSON"),
+        ('{"name": "get_order", "arguments": {"order_id": "a", "n": 1e999}}', CallStatus.INVALID_JSON, "range"),
+        ("", CallStatus.INVALID_JSON, "JSON"),
+        ("3", CallStatus.INVALID_JSON, "object"),
+    ],
+)
+def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words: str) -> None:
+    reply = parse(f"Text <tool_call>{body}</tool_call> more")
+    (call,) = reply.tool_calls
+    assert call.status is status
+    assert words in call.error
+    assert call.raw.strip() == body
+    assert reply.content == "Text  more"
+
+
+@pytest.mark.parametrize("cut", range(12, len(GOOD)))
+def test_a_call_that_is_cut_is_unclosed_and_its_name_is_known_where_it_was_written(cut: int) -> None:
+    (call,) = parse(GOOD[:cut]).tool_calls
+    assert call.status is CallStatus.UNCLOSED
+    if cut > GOOD.index('"get_order"') + len('"get_order"'):
+        assert call.name == "get_order"
+
+
+def test_an_unclosed_call_ends_where_the_next_one_begins() -> None:
+    first, second = parse(f'<tool_call>{{"name": "list_all", "arguments": {{}}}}{GOOD}').tool_calls
+    assert (first.status, second.status) == (CallStatus.UNCLOSED, CallStatus.OK)
+
+
+def test_markers_inside_a_string_are_text() -> None:
+    value = "say <tool_call> and </tool_call> and <think>"
+    body = json.dumps({"name": "get_order", "arguments": {"order_id": value}})
+    (call,) = parse(f"<tool_call>{body}</tool_call>").tool_calls
+    assert call.ok
+    assert call.arguments == {"order_id": value}
+
+
+def test_with_token_ids_only_the_control_token_opens_a_call() -> None:
+    quoted = 'I write "<tool_call>" like this. '
+    text = quoted + GOOD
+    spans = [(at, at + 1) for at in range(len(quoted))] + [(len(quoted), len(quoted) + 11)]
+    spans += [(at, at + 1) for at in range(len(quoted) + 11, len(text) - 12)] + [(len(text) - 12, len(text))]
+    parser = get_parser("qwen25", ("<tool_call>", "</tool_call>"))
+    reply = parser.parse(text, ids=list(range(len(spans))), offsets=spans, tools=TOOLS)
+    assert reply.content == quoted.strip()
+    (call,) = reply.tool_calls
+    assert call.ok
+    assert call.token_span == (len(quoted), len(spans))
+
+
+def test_reasoning_is_apart_and_a_call_in_unclosed_reasoning_is_seen() -> None:
+    reply = parse(f"<think>\nI should look.\n</think>\n\n{GOOD}")
+    assert (reply.reasoning, reply.content, len(reply.ok_calls)) == ("I should look.", "", 1)
+    reply = parse(f"I should look.\n</think>\n\nHello {GOOD}", in_reasoning=True)
+    assert (reply.reasoning, reply.content, len(reply.ok_calls)) == ("I should look.", "Hello", 1)
+    reply = parse(f"<think>I should look. {GOOD}")
+    assert (reply.reasoning, len(reply.ok_calls)) == ("I should look. ", 1)
+    reply = parse("<think>I should", in_reasoning=False)
+    assert (reply.reasoning, reply.content, reply.reasoning_closed) == ("I should", "", False)
+
+
+def test_a_call_that_is_weighed_in_closed_reasoning_is_no_call() -> None:
+    reply = parse(f"<think>Shall I write {GOOD}? No.</think>Hello")
+    assert reply.reasoning == f"Shall I write {GOOD}? No."
+    assert (reply.content, reply.tool_calls) == ("Hello", ())
+
+
+def test_no_reasoning_was_opened_and_none_is_closed() -> None:
+    assert parse("Just text </think> with a tag", in_reasoning=False).content == "Just text </think> with a tag"
+    assert parse("thought</think>text", in_reasoning=None).reasoning == "thought"
+
+
+def test_interns1_has_its_own_markers() -> None:
+    text = 'Hi<|action_start|> <|plugin|>\n{"name": "get_order", "parameters": {"order_id": "a"}}<|action_end|>\n'
+    reply = assert_same_in_pieces(get_parser("interns1"), text, tools=TOOLS)
+    assert (reply.content, reply.ok_calls[0].arguments) == ("Hi", {"order_id": "a"})
+
+
+def test_a_closed_stream_takes_nothing_more() -> None:
+    stream = get_parser("hermes").stream()
+    stream.finish("x")
+    with pytest.raises(ValueError, match="closed"):
+        stream.feed("y")

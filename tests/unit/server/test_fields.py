@@ -1,0 +1,182 @@
+"""Every field of a request is honoured at the engine, or refused by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.endpoints import endpoint
+from support.episodes import call
+from support.worlds import TOOL
+
+from toolroll.rollout.testing import Fault, Reply
+
+USER: Any = {"role": "user", "content": "Hi"}
+CHAT = "/sessions/s/v1/chat/completions"
+OTHER: Any = {"type": "function", "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def params(tokenizer: Any, said: str = "Hello.", /, **asked: Any) -> dict[str, Any]:
+    """What the engine was told for a request with `asked`."""
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
+        assert status == 200, answer
+        return {**bench.engine.log[0].sampling_params, "answer": answer}
+
+
+ARRAY = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"max_tokens": 5}, {"max_new_tokens": 5}),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_new_tokens": 6}),
+        ({"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1}, {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1}),
+        ({"frequency_penalty": 0.5, "presence_penalty": -0.5}, {"frequency_penalty": 0.5, "presence_penalty": -0.5}),
+        ({"repetition_penalty": 1.1, "min_tokens": 2}, {"repetition_penalty": 1.1, "min_new_tokens": 2}),
+        ({"stop": "END"}, {"stop": ["END"]}),
+        ({"stop": ["END", "STOP"], "ignore_eos": False}, {"stop": ["END", "STOP"], "ignore_eos": False}),
+        ({"logit_bias": {"7": -100}}, {"logit_bias": {"7": -100}}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type":"object"}'}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}},
+            {"json_schema": '{"type":"array"}'},
+        ),
+        ({"temperature": None, "tools": None, "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}}, {}),
+    ],
+)
+async def test_a_field_reaches_the_engine(tokenizer: Any, asked: dict[str, Any], told: dict[str, Any]) -> None:
+    found = await params(tokenizer, **asked)
+    assert {name: found[name] for name in told} == told
+    assert not {"user", "metadata", "tools"} & set(found)
+    assert found["answer"].get("constrained") == ("response_format" if "json_schema" in told else None)
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("seed", {"seed": 3}),
+        ("best_of_all", {"best_of_all": 3}),
+        ("functions", {"functions": []}),
+        ("reasoning_effort", {"reasoning_effort": "high"}),
+        ("store", {"store": True}),
+        ("n", {"n": 0}),
+        ("n", {"n": 1000}),
+        ("max_completion_tokens", {"max_completion_tokens": 0}),
+        ("temperature", {"temperature": -1}),
+        ("temperature", {"temperature": "hot"}),
+        ("top_k", {"top_k": 0}),
+        ("top_logprobs", {"top_logprobs": 3}),
+        ("stop_token_ids", {"stop_token_ids": [10**8]}),
+        ("logit_bias", {"logit_bias": {str(10**8): 1}}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "listen"}}}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("response_format", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        ("response_format.type", {"response_format": {"type": "grammar"}}),
+        ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
+        ("stream_options.include_obfuscation", {"stream": True, "stream_options": {"include_obfuscation": True}}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": [USER, {"role": "assistant", "content": "prefill"}]}),
+        ("messages[0].role", {"messages": [{"role": "function", "content": "x"}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
+        ("messages[1].audio", {"messages": [USER, {"role": "assistant", "content": "x", "audio": {"id": "a"}}, USER]}),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_its_name(tokenizer: Any, field: str, asked: dict[str, Any]) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
+        assert (status, answer["error"]["param"]) == (400, field), answer
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert field.partition("[")[0].partition(".")[0].removesuffix("s") in answer["error"]["message"]
+        assert bench.engine.log == []
+
+
+async def test_a_forced_call_is_constrained_and_marked(tokenizer: Any) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+        found = await params(tokenizer, call(at="x"), tools=[TOOL, OTHER], tool_choice=choice)
+        assert '"\\"look\\""' in found["ebnf"]
+        assert ('"\\"listen\\""' in found["ebnf"]) == (choice == "required")
+        assert found["answer"]["constrained"] == "tool_choice"
+
+
+async def test_no_tool_choice_shows_the_model_no_tools(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
+        _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"})
+        assert answer["choices"][0]["message"].get("tool_calls") is None
+        assert answer["choices"][0]["message"]["content"] == call(at="x")
+        assert "look" not in tokenizer.decode(bench.engine.log[0].input_ids)
+
+
+async def test_one_call_only(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: call(at="x") + call(at="y")) as bench:
+        _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL], "parallel_tool_calls": False})
+        [only] = answer["choices"][0]["message"]["tool_calls"]
+        assert json.loads(only["function"]["arguments"]) == {"at": "x"}
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": only["id"], "content": "seen"}
+        messages = [USER, answer["choices"][0]["message"], result]
+        assert (await bench.post(CHAT, {"messages": messages, "tools": [TOOL], "parallel_tool_calls": False}))[0] == 200
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": True}, {"logprobs": True, "n": 2}])
+async def test_logprobs_have_the_ids_of_their_tokens(tokenizer: Any, fields: dict[str, Any]) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello, é and 日本.", split="random") as bench:
+        _, answer = await bench.post(CHAT, {"messages": [USER], **fields})
+        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
+            content = choice["logprobs"]["content"]
+            assert [token["token_id"] for token in content] == choice["token_ids"] == entry.output_ids
+            assert [token["logprob"] for token in content] == pytest.approx(entry.logprobs)
+
+
+async def test_top_logprobs_that_the_engine_does_not_give_are_an_error(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2})
+        assert (status, answer["error"]["code"]) == (502, "engine_error")
+
+
+async def test_top_logprobs(tokenizer: Any) -> None:
+    def add(answer: dict[str, Any]) -> dict[str, Any]:
+        items = answer["meta_info"]["output_token_logprobs"]
+        answer["meta_info"]["output_top_logprobs"] = [[[value, index, None], [value - 1, 5, None]] for value, index, _ in items]
+        return answer
+
+    async with endpoint(tokenizer, lambda request: "Hello.", faults=lambda request: Fault(garble=add)) as bench:
+        _, answer = await bench.post(CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2})
+        for token in answer["choices"][0]["logprobs"]["content"]:
+            assert [other["token_id"] for other in token["top_logprobs"]] == [token["token_id"], 5]
+
+
+async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
+    defaults = {"sampling_params": {"temperature": 0.9, "top_p": 0.8}}
+    async with endpoint(tokenizer, lambda request: "Hello.", settings=defaults) as bench:
+        made = {"session_id": "s", "sampling_params": {"temperature": 0.2, "max_new_tokens": 9}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        for body in ({}, {"temperature": 0.0, "max_tokens": 3}):
+            await bench.post(CHAT, {"messages": [USER], **body})
+        told = [entry.sampling_params for entry in bench.engine.log]
+        assert [(it["temperature"], it["top_p"], it["max_new_tokens"]) for it in told] == [(0.2, 0.8, 9), (0.0, 0.8, 3)]
+        status, answer = await bench.post("/sessions", {"session_id": "t", "sampling_params": {"temprature": 1}})
+        assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
+
+
+async def test_concurrent_calls_of_one_session(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.index}.", token_latency=0.002) as bench:
+        lines = [[{"role": "user", "content": f"Line {at}"}] for at in range(20)]
+        answers = await asyncio.gather(*(bench.post(CHAT, {"messages": messages}) for messages in lines))
+        assert {status for status, _ in answers} == {200}
+        assert len(await bench.trajectories()) == 20
+
+
+async def test_the_same_question_twice_is_two_answers(tokenizer: Any) -> None:
+    """Only what says that it is a retry joins: an agent may ask again on purpose."""
+    async with endpoint(tokenizer, lambda request: Reply(f"Reply {request.index}.")) as bench:
+        for _ in range(2):
+            await bench.post(CHAT, {"messages": [USER]})
+        assert len(await bench.trajectories()) == 2

@@ -1,0 +1,156 @@
+"""Streams: the deltas are the message, whatever it says and however it is cut into tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.endpoints import Bench, endpoint
+from support.episodes import call
+from support.worlds import TOOL
+
+from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
+
+USER: Any = {"role": "user", "content": "Hi"}
+PATH = "/sessions/s/v1/chat/completions"
+
+
+async def events(bench: Bench, path: str = PATH, /, *, retry: int = 0, **asked: Any) -> list[Any]:
+    """The events of a stream, the last one "[DONE]"."""
+    headers = {"x-stainless-retry-count": str(retry)} if retry else {}
+    async with bench.http.post(bench.url + path, json={"stream": True, **asked}, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        data = [line.removeprefix(b"data: ") for line in (await response.read()).split(b"\n\n") if line]
+    assert data[-1] == b"[DONE]"
+    return [orjson.loads(line) for line in data[:-1]]
+
+
+def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
+    """The message that a client puts together from the deltas."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]:
+        delta = choice["delta"]
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta.get("reasoning_content") or ""
+        for part in delta.get("tool_calls") or ():
+            if part["index"] == len(message["tool_calls"]):
+                message["tool_calls"].append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
+            message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
+    return message
+
+
+def whole(message: dict[str, Any]) -> dict[str, Any]:
+    """The same of a message that came in one piece."""
+    calls = [{"id": it["id"], **it["function"]} for it in message.get("tool_calls") or ()]
+    return {
+        "content": message.get("content") or "",
+        "reasoning_content": message.get("reasoning_content") or "",
+        "tool_calls": [{"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls],
+    }
+
+
+MARKERS = ["<", "<tool", "<tool_call>", "</tool_call>", "<think>", "</think>", "STOP", "ST", "{"]
+PIECES = st.sampled_from([*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    pieces=st.lists(PIECES, max_size=6),
+    thought=st.booleans(),
+    tools=st.booleans(),
+    stop=st.booleans(),
+    limit=st.sampled_from([None, 5]),
+)
+def test_the_deltas_are_the_message(pieces: list[str], thought: bool, tools: bool, stop: bool, limit: int | None) -> None:
+    said = ("<think>\nA thought.\n</think>\n\n" if thought else "") + "".join(pieces)
+    asked = {
+        **({"tools": [TOOL]} if tools else {}),
+        **({"stop": ["STOP"]} if stop else {}),
+        **({"max_tokens": limit} if limit else {}),
+    }
+
+    async def compare() -> None:
+        async with endpoint(load_embedded_tokenizer(), lambda request: said, split="random") as bench:
+            chunks = await events(bench, messages=[USER], **asked)
+            [turn] = bench.endpoint.sessions.find("s").tree._turns.values()
+            assert joined(chunks) == whole(turn[0].reply)
+            last = next(chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"])
+            assert last["choices"][0]["token_ids"] == bench.engine.log[0].output_ids
+            assert last["prompt_token_ids"] == bench.engine.log[0].input_ids.tolist()
+            await bench.trajectories()
+
+    asyncio.run(compare())
+
+
+async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Answer {request.index}." + call(at="x"), token_latency=0.001) as bench:
+        chunks = await events(bench, messages=[USER], tools=[TOOL], n=3, logprobs=True, stream_options={"include_usage": True})
+        assert [joined(chunks, index)["content"] for index in range(3)] == ["Answer 0.", "Answer 1.", "Answer 2."]
+        assert len({joined(chunks, index)["tool_calls"][0]["id"] for index in range(3)}) == 3
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"]["completion_tokens"] == sum(len(entry.output_ids) for entry in bench.engine.log)
+        finals = [choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        assert [[entry["token_id"] for entry in final["logprobs"]["content"]] for final in finals] == [
+            final["token_ids"] for final in finals
+        ]
+        assert len(await bench.trajectories()) == 3
+
+
+async def test_it_comes_as_it_is_sampled(tokenizer: Any) -> None:
+    """The first words are there while the engine stands still."""
+    release = asyncio.Event()
+    hold = lambda request: Reply("One two three four five six.", hold=release, hold_after=10**6)
+    async with endpoint(tokenizer, hold) as bench:
+        async with bench.http.post(bench.url + PATH, json={"messages": [USER], "stream": True}) as response:
+            text = b""
+            while b"One" not in text:
+                text += await response.content.readany()
+            assert b'finish_reason":"stop' not in text
+            release.set()
+            text += await response.read()
+        assert text.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_failure_before_the_first_token_is_an_http_error(tokenizer: Any) -> None:
+    plan = lambda request: Fault(status=400, body=b'{"error":{"message":"no"}}')
+    async with endpoint(tokenizer, lambda request: "Hello.", faults=plan) as bench:
+        status, answer = await bench.post(PATH, {"messages": [USER], "stream": True})
+        assert (status, answer["error"]["code"]) == (400, "engine_refused")
+
+
+async def test_a_failure_behind_it_is_an_event_and_nothing_is_trained(tokenizer: Any) -> None:
+    plan = lambda request: Fault(abort_after=8)
+    async with endpoint(tokenizer, lambda request: "One two three four five six seven.", faults=plan) as bench:
+        chunks = await events(bench, messages=[USER])
+        assert chunks[-1]["error"]["code"] == "engine_aborted"
+        assert await bench.trajectories(refused=1) == []
+
+
+async def test_a_retry_of_a_broken_stream_gets_all_of_it(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    hold = lambda request: Reply("One two three four five six.", hold=release, hold_after=10**6)
+    async with endpoint(tokenizer, hold) as bench:
+        body = {"messages": [USER], "stream": True}
+        async with bench.http.post(bench.url + PATH, json=body) as response:
+            await response.content.readany()
+            response.close()
+        asking = asyncio.create_task(events(bench, retry=1, messages=[USER]))
+        await bench.joined("s", retry=1)
+        release.set()
+        assert joined(await asking)["content"] == "One two three four five six."
+        assert len(bench.engine.log) == 1
+        assert len(await bench.trajectories()) == 1
+
+
+@pytest.mark.parametrize("stop", [None, ["six"]])
+async def test_text_completions_stream(tokenizer: Any, stop: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "One two 日本 🙂 three six seven.", split="random") as bench:
+        chunks = await events(bench, "/sessions/s/v1/completions", prompt="Count:", max_tokens=200, stop=stop, logprobs=0)
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+        assert text == "One two 日本 🙂 three " + ("" if stop else "six seven.")
+        assert chunks[-1]["choices"][0]["logprobs"]["token_ids"] == bench.engine.log[0].output_ids
+        await bench.trajectories()
