@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from toolroll.rollout.cli.plan import prepare, run_settings
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runner import EpisodeKey, Runner
@@ -57,8 +58,6 @@ class Worker:
         await self._stack.aclose()
 
     async def _open(self) -> Runner:
-        from toolroll.rollout.cli.play import prepare, run_settings
-
         async with self._opening:
             if self._runner is None:
                 plan = await prepare(self._config, self._stack)
