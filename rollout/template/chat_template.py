@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, 
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
 from toolroll.rollout.template.heads import HeadCache
+from toolroll.rollout.template.prompt_frames import PromptFrames
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -79,8 +80,8 @@ class ChatTemplate:
         self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, CutFrame | None] = {}
-        self._prompt_frames: dict[Kind, frames.Frame | None] = {}
-        self._framed = self._framed_prompts = 0
+        self._prompt_frames = PromptFrames(self.features, partial(self.renderer.render, generate=True), _is_due)
+        self._framed = 0
         self._heads = HeadCache(self.encoder)
         self._plain_tools: dict[bytes, bool] = {}
 
@@ -137,38 +138,14 @@ class ChatTemplate:
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
         """The same as text and ids. One of a known shape (the same tools, messages of the same kinds) costs no render."""
         messages = [plain_content(message) for message in messages]
-        key = self._prompt_key(messages, tools)
-        frame = self._prompt_frames.get(key) if key is not None else None
-        if frame is not None and not self._prompt_is_due():
-            text, bodies = frame.fill({}, messages)
+        framed = self._prompt_frames.fill(messages, tools) if self._hold_no_control(tools) else None
+        if framed is not None:
+            text, bodies = framed
             return text, self._heads.encode(text, risky(self.encoder, text, bodies))
         text, spans = self.conversation(messages, tools, generate=True)
-        if frame is not None and frame.fill({}, messages)[0] != text:
-            self._prompt_frames.clear()
-        elif key is not None and key not in self._prompt_frames:
-            self._prompt_frames[key] = self._learn_prompt(messages, tools, text)
+        if self._hold_no_control(tools):
+            self._prompt_frames.saw(messages, tools, text)
         return text, self._heads.encode(text, spans)
-
-    def _prompt_key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
-        """What the frame of a first prompt depends on; None where none may be used."""
-        if not self.features.readable or not self._hold_no_control(tools):
-            return None
-        signature = frames.signature(self.features, {}, messages)
-        if len(self._prompt_frames) >= _TOOL_LISTS:
-            self._prompt_frames.clear()
-        return None if signature is None else (orjson.dumps(tools), signature)
-
-    def _prompt_is_due(self) -> bool:
-        self._framed_prompts += 1
-        return _is_due(self._framed_prompts)
-
-    def _learn_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
-        try:
-            masked = self.renderer.render(frames.with_nonces({}, messages)[1], tools, generate=True)
-        except TemplateError:
-            return None
-        frame = frames.learn(masked, {}, messages)
-        return frame if frame is not None and frame.fill({}, messages)[0] == text else None
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
@@ -271,11 +248,11 @@ class ChatTemplate:
     ) -> Sampled:
         """The text of sampled ids, and the stop token that ends it, if it does."""
         text = self.encoder.decode(ids)
-        given = tuple(self.encoder.decode([index]) for index in stop_token_ids)
+        given = tuple(map(self.encoder.text_of, stop_token_ids))
         if finish_reason == "stop" and len(ids):
             last = int(ids[-1])
             if last in self._stop_texts or last in stop_token_ids:
-                return Sampled(text, self._stop_texts.get(last) or self.encoder.decode([last]), given)
+                return Sampled(text, self._stop_texts.get(last) or self.encoder.text_of(last), given)
         return Sampled(text, None, given)
 
     def check(

@@ -1,0 +1,84 @@
+"""`PromptFrames`: first prompts of known shapes without a render.
+
+Invariants: a frame stands for prompts of the same tools whose messages are of the same kinds; its first use, and a sample of the
+later ones, is compared with the render; at the first disagreement all are given up for good, and the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template import frames
+from toolroll.rollout.template.encode import Span
+from toolroll.rollout.template.features import Features, Kind
+from toolroll.rollout.types import Message, Tool
+
+logger = logging.getLogger(__name__)
+
+_LIMIT = 256
+"""How many shapes are remembered."""
+
+
+class PromptFrames:
+    """`render` gives the text of a whole prompt; `is_due` says whether the nth use of all frames is to be compared with it."""
+
+    def __init__(
+        self, features: Features, render: Callable[[Sequence[Message], Sequence[Tool] | None], str], is_due: Callable[[int], bool]
+    ) -> None:
+        self._features = features
+        self._render = render
+        self._is_due = is_due
+        self._frames: dict[Kind, frames.Frame | None] = {}
+        self._proven: set[Kind] = set()
+        self._uses = 0
+        self._given_up = not features.readable
+
+    def fill(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, list[Span]] | None:
+        """The text of a first prompt, and where its bodies stand; None where it must be rendered: then tell `saw` the render."""
+        key = self._key(messages, tools)
+        frame = self._frames.get(key) if key is not None else None
+        if frame is None or key not in self._proven:
+            return None
+        self._uses += 1
+        return None if self._is_due(self._uses) else frame.fill({}, messages)
+
+    def saw(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> None:
+        """Learn from a prompt that was rendered as `text`, or compare what was learned with it."""
+        key = self._key(messages, tools)
+        if key is None:
+            return
+        if key not in self._frames:
+            if len(self._frames) >= _LIMIT:
+                self._frames.clear()
+                self._proven.clear()
+            self._frames[key] = self._learn(messages, tools, text)
+            return
+        frame = self._frames[key]
+        if frame is None:
+            return
+        if frame.fill({}, messages)[0] == text:
+            self._proven.add(key)
+            return
+        self._given_up = True
+        logger.error(
+            "the chat template wrote a first prompt otherwise than prompts of the same shape before it: up to %d prompts of this run "
+            "may lack what the template shows for their texts; from here on each is rendered",
+            self._uses,
+        )
+
+    def _key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
+        """What the frame of a first prompt depends on; None where none may be used."""
+        signature = None if self._given_up else frames.signature(self._features, {}, messages)
+        return None if signature is None else (orjson.dumps(tools), signature)
+
+    def _learn(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
+        try:
+            masked = self._render(frames.with_nonces({}, messages)[1], tools)
+        except TemplateError:
+            return None
+        frame = frames.learn(masked, {}, messages)
+        return frame if frame is not None and frame.fill({}, messages)[0] == text else None
