@@ -43,5 +43,13 @@ $(VENV)/.test: $(VENV)/.base tests/requirements.txt tests/requirements-no-deps.t
 	$(PIP) install -q --no-deps -r tests/requirements-no-deps.txt
 	touch $@
 
+# Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
+bench: $(VENV)/.test $(VENV)/.peers
+	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/speed.md $(BENCH_ARGS)
+
+$(VENV)/.peers: $(VENV)/.test benchmarks/requirements-peers.txt
+	$(PIP) install -q --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
+	touch $@
+
 clean:
 	rm -rf $(VENV) out build dist

@@ -31,6 +31,7 @@ from toolroll.parsers.mistral import MistralParser
 from toolroll.parsers.plain import PlainParser
 from toolroll.parsers.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.qwen3_coder import MiMoParser, Qwen3CoderParser
+from toolroll.parsers.reasoning import get_reasoning
 
 _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
@@ -63,11 +64,19 @@ def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> 
     _REGISTERED[name] = parser
 
 
-def get_parser(name: str, control_tokens: Collection[str] = ()) -> ToolCallParser:
-    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens.
+def get_parser(name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None) -> ToolCallParser:
+    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens; `reasoning`: how the model writes its
+    reasoning, by the name of SGLang's `--reasoning-parser`, where that is not the format's own way.
 
-    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`.
+    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for an unknown reasoning format.
     """
+    parser = _make(name, control_tokens)
+    if reasoning is not None:
+        parser.reasoning = get_reasoning(reasoning)
+    return parser
+
+
+def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
     for kind in _BUILT_IN:
         if name == kind.name or name in kind.aliases:
             return kind(control_tokens)

@@ -11,6 +11,7 @@ import orjson
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
 
+from toolroll.parsers.plain_schema import Fits, plain_fits
 from toolroll.parsers.types import CallStatus, ToolCall
 
 _KEEP = 4096
@@ -33,7 +34,7 @@ class ToolSchemas:
     """Validators of tool parameters, compiled once per schema."""
 
     def __init__(self) -> None:
-        self._validators: OrderedDict[bytes, Draft202012Validator | None] = OrderedDict()
+        self._validators: OrderedDict[bytes, tuple[Draft202012Validator | None, Fits | None]] = OrderedDict()
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
         """`call`, with the status unknown_tool or bad_arguments where that applies."""
@@ -46,15 +47,17 @@ class ToolSchemas:
                 status=CallStatus.UNKNOWN_TOOL,
                 error=f"there is no tool named {call.name!r}; the tools are: {known}",
             )
-        validator = self._validator(function.get("parameters"))
-        problem = _first_problem(validator, call.arguments) if validator is not None else None
+        validator, fits = self._validator(function.get("parameters"))
+        if validator is None or (fits is not None and fits(call.arguments)):
+            return call
+        problem = _first_problem(validator, call.arguments)
         if problem is None:
             return call
         return replace(call, status=CallStatus.BAD_ARGUMENTS, error=f"the arguments of {call.name} do not fit: {problem}")
 
-    def _validator(self, schema: Any) -> Draft202012Validator | None:
+    def _validator(self, schema: Any) -> tuple[Draft202012Validator | None, Fits | None]:
         if not isinstance(schema, Mapping):
-            return None
+            return None, None
         key = orjson.dumps(schema)
         if key in self._validators:
             self._validators.move_to_end(key)
@@ -64,10 +67,10 @@ class ToolSchemas:
             Draft202012Validator.check_schema(schema)
         except SchemaError:
             validator = None  # a benchmark's own dialect ("dict", "float"): nothing can be checked against it
-        self._validators[key] = validator
+        found = self._validators[key] = (validator, plain_fits(schema))
         if len(self._validators) > _KEEP:
             self._validators.popitem(last=False)
-        return validator
+        return found
 
 
 def _first_problem(validator: Draft202012Validator, arguments: Any) -> str | None:

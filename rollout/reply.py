@@ -52,7 +52,7 @@ def read_reply(
     if parse is not None:
         parsed = parse(said)
     else:
-        plain = [int(index) for index in ids[: len(ids) - bool(sampled.stop)]]
+        plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.said)
         # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all the same.
         opened = template.opens_reasoning or None

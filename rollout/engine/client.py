@@ -133,7 +133,8 @@ class Engine:
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
         known = np.iinfo(np.int32).max if facts.vocab_size is None else max(facts.vocab_size, self._largest_sampled + 1)
-        if int(ids.min()) < 0 or int(ids.max()) >= known:
+        # As unsigned numbers the negative ones are the largest: one pass over the prompt.
+        if int(np.asarray(ids, dtype=np.int32).view(np.uint32).max()) >= known:
             at = int(np.flatnonzero((ids < 0) | (ids >= known))[0])
             raise TokenError(
                 f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
@@ -286,7 +287,9 @@ class Engine:
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             # aiohttp's default of 100 connections halves the throughput of 256 episodes.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), cookie_jar=aiohttp.DummyCookieJar()
+            )
         return self._session
 
 

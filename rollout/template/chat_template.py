@@ -248,11 +248,11 @@ class ChatTemplate:
     ) -> Sampled:
         """The text of sampled ids, and the stop token that ends it, if it does."""
         text = self.encoder.decode(ids)
-        given = tuple(self.encoder.decode([index]) for index in stop_token_ids)
+        given = tuple(map(self.encoder.text_of, stop_token_ids))
         if finish_reason == "stop" and len(ids):
             last = int(ids[-1])
             if last in self._stop_texts or last in stop_token_ids:
-                return Sampled(text, self._stop_texts.get(last) or self.encoder.decode([last]), given)
+                return Sampled(text, self._stop_texts.get(last) or self.encoder.text_of(last), given)
         return Sampled(text, None, given)
 
     def check(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
@@ -77,23 +79,24 @@ class Encoder:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, control tokens included, nothing tidied."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=False))
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return str(self._fast.decode(plain, skip_special_tokens=False))
+
+    def text_of(self, token_id: int) -> str:
+        """The text of one id by itself, remembered."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id])
+        return text
 
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Where each id's text stands in `text`, which is `decode(ids)`.
 
         An id that holds only a part of a character has the span of the characters that were complete behind it.
         """
-        spans: list[Span] = []
-        position = 0
-        for index in ids:
-            piece = self._texts.get(index)
-            if piece is None:
-                piece = self._texts[index] = self.decode([index])
-            spans.append((position, position + len(piece)))
-            position += len(piece)
-        if position == len(text) and "\ufffd" not in text:
-            return spans
+        ends = list(accumulate(map(len, map(self.text_of, ids))))
+        if (not ends or ends[-1] == len(text)) and "\ufffd" not in text:
+            return list(zip([0, *ends], ends, strict=False))
         ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
         return [(ends[at - 1] if at else 0, max(end, ends[at - 1] if at else 0)) for at, end in enumerate(ends)]
 

@@ -156,6 +156,7 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
         [["get_order", {"id": "a"}, "ok"]],
         [],
     ),
+    "JSON that is no call is text": ("llama3", '{"city": "Paris"}', [], []),
     "a value may hold <": (
         "step3",
         '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_order">\n'
