@@ -154,7 +154,7 @@ def _closes(source: Source, at: int) -> Steps[bool]:
     """Whether what stands behind a quote at `at` can follow a value."""
     behind = yield from source.skip(at)
     char = yield from source.char(behind)
-    return char in ("", ",", ")", "]", "}", ":")
+    return bool(char) and char in ",)]}:"
 
 
 def _unescaped(text: str) -> str:

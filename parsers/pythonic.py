@@ -52,20 +52,21 @@ class PythonicParser(ToolCallParser):
         """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
-        if name and (yield from source.char(first + len(name))) == "(":
+        meant = alone or offered is None or name in offered.functions
+        if meant and name and (yield from source.char(first + len(name))) == "(":
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
-                if alone or (offered is not None and name in offered.functions):
-                    problem = f"the call of {name} cannot be read: {error}"
-                    call, stop = yield from broken_open(source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name)
-                    out.call(call)
+                if not alone and offered is None:  # prose: what was read is not read again, so that reading stays linear
+                    stop = max(error.at, begin + 1)
+                    out.content(source.text[begin:stop])
                     return stop
-            else:
-                if alone or offered is None or any(call.name in offered.functions for call in calls):
-                    for call in calls:
-                        out.call(call)
-                    return stop
+                problem = f"the call of {name} cannot be read: {error}"
+                call, stop = yield from broken_open(source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name)
+                calls = [call]
+            for call in calls:
+                out.call(call)
+            return stop
         out.content("[")
         return begin + 1
 
