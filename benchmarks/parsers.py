@@ -26,7 +26,7 @@ UNITS = (
 def texts(parser: ToolCallParser, size: int) -> Iterator[tuple[str, str]]:
     """Hostile texts of about `size` characters for `parser`, by what they repeat."""
     marks = (*parser.openers, *parser.markers)
-    own = (*marks, "".join(marks), *(mark + "{" for mark in marks), *(mark + "f\n" for mark in marks))
+    own = (*marks, "".join(marks) or "x", *(mark + "{" for mark in marks), *(mark + "f\n" for mark in marks))
     for unit in dict.fromkeys((*UNITS, *own)):
         yield unit, unit * (size // len(unit))
         for mark in marks[:2]:

@@ -18,6 +18,7 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_MARKS = re.compile("|".join(map(re.escape, _HEAD)))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _PLAIN = re.compile(
     r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:<\|channel\|>\s*(?:analysis|commentary|final))?\s*(?:(?:<\|constrain\|>)?\s*json)?\s*"
@@ -67,10 +68,11 @@ class HarmonyParser(ToolCallParser):
             out.call(ToolCall(name, None, header, status, f"the call of {name} has no <|message|> with arguments", span=(begin, stop)))
             return stop
         if marker != "<|message|>":  # a header that was cut, or text that only looked like one
-            out.content(header)
+            out.content(_MARKS.sub("", header))
             return stop
-        if channel is None or channel[1] != "analysis" or not _PLAIN.fullmatch(header):
-            out.content("\n" if _PLAIN.fullmatch(header) else f"{header}\n")
+        plain = len(header) < 200 and _PLAIN.fullmatch(header) is not None
+        if channel is None or channel[1] != "analysis" or not plain:
+            out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
             at, marker = yield from source.until(body, (*_ENDS, "<|start|>"), out.content)
         else:
             out.reasoning("\n")

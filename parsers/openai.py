@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from toolroll.parsers.base import Tool, ToolCallParser
+from toolroll.parsers.json_text import made_call
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import ParsedReply
 
@@ -53,6 +55,26 @@ def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") ->
     """The published function: `{normal_text, calls}`; parameters as JSON text."""
     result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(response)["parsed_result"]
     return result
+
+
+def from_openai(message: Mapping[str, Any]) -> ParsedReply:
+    """An assistant message in OpenAI's format (a mapping) as a reply: the other way of `to_openai`, spans and raw text aside.
+
+    Arguments may be JSON text or an object. Raises `ValueError` for a message of another role, and for content in parts.
+    """
+    if message.get("role", "assistant") != "assistant":
+        raise ValueError(f"an assistant message is wanted, not one of the role {message.get('role')!r}")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise ValueError("the content of an assistant message must be text or None, not a list of parts")
+    calls = []
+    for entry in message.get("tool_calls") or ():
+        function = entry["function"]
+        arguments = function.get("arguments")
+        raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        made = made_call(function.get("name") or "", {} if arguments in (None, "") else arguments, raw, (0, 0))
+        calls.append(replace(made, id=entry.get("id") or "", span=None))
+    return ParsedReply(content or "", message.get("reasoning_content") or None, tuple(calls))
 
 
 def to_openai(reply: ParsedReply) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _KEY = re.compile(r"""[^\s=(),'"\[\]{}]+""")
 _WORD = re.compile(r"[A-Za-z]+")
 _NUMERIC = re.compile(r"[-+0-9.eE_]*")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
-_REAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "'\""}
 _ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _SINGLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "\\": "\\", "'": "'", '"': '"'}
@@ -132,15 +132,16 @@ def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[
     triple = yield from source.starts(at, quote * 3)
     start = at = at + (3 if triple else 1)
     end = triple or quote
+    if source.is_absent(end, start):
+        raise Unreadable(start, "the text ends inside a string", incomplete=True)
     while True:
         match = _PLAIN[quote].match(source.text, at)
         at = match.end() if match is not None else at
         char = yield from source.char(at)
-        if not char:
+        if not char or (char == "\\" and not (yield from source.char(at + 1))):
+            source.set_absent(end, start)
             raise Unreadable(at, "the text ends inside a string", incomplete=True)
         if char == "\\":
-            if not (yield from source.char(at + 1)):
-                raise Unreadable(at, "the text ends inside a string", incomplete=True)
             at += 2
         elif (yield from source.starts(at, end)) and (yield from _closes(source, at + len(end))):
             inner = source.text[start:at]

@@ -35,21 +35,21 @@ class PythonicParser(ToolCallParser):
 
     def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        marked = False
+        marked, fresh = False, True  # behind the marker; at the beginning of a line
         while True:
             begin, marker = yield from source.until(at, ("[", _START, _END), out.content)
             if not marker:
                 return
+            _, line, last = source.text[at:begin].rpartition("\n")
+            fresh = not last.strip() and (fresh or bool(line))
             if marker != "[":
                 at, marked = begin + len(marker), marker == _START
                 continue
-            at = yield from self._list(source, out, begin, offered, marked=marked)
-            marked = False
+            at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
+            marked = fresh = False
 
-    def _list(self, source: Source, out: Collector, begin: int, offered: Offered | None, *, marked: bool) -> Steps[int]:
+    def _list(self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool) -> Steps[int]:
         """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""
-        line = source.text[source.text.rfind("\n", 0, begin) + 1 : begin]
-        alone = marked or not line.replace(_START, "").strip()
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
         if name and (yield from source.char(first + len(name))) == "(":
@@ -142,5 +142,5 @@ def _json_calls(source: Source, at: int) -> Steps[tuple[list[ToolCall], int]]:
 
 
 def _name_in(raw: str) -> str:
-    match = _CALLED.match(raw)
+    match = _CALLED.match(raw[:300])
     return match[1] if match is not None else ""

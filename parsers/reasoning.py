@@ -63,6 +63,7 @@ _BY_NAME: dict[str, Tags] = {
         "iquest_q1 hunyuan".split(),
         THINK,
     ),
+    "kimi_k3": Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "kimi": Tags("◁think▷", "◁/think▷"),
     "mistral": Tags("[THINK]", "[/THINK]"),
     "gemma4": Tags("<|channel>thought", "<channel|>"),

@@ -69,12 +69,20 @@ class Source:
         first, last = bisect_right(self._stops, span[0]), bisect_left(self._starts, span[1])
         return (first, last) if first < last else None
 
+    def is_absent(self, key: object, start: int) -> bool:
+        """Whether a search for `key` that began at or before `start` found nothing up to the closed text's end."""
+        return self._absent.get(key, len(self.text) + 1) <= start
+
+    def set_absent(self, key: object, start: int) -> None:
+        """Keep that a search for `key` from `start` found nothing up to the closed text's end."""
+        self._absent[key] = min(start, self._absent.get(key, start))
+
     def until(self, start: int, markers: tuple[str, ...], put: Put | None = None) -> Steps[tuple[int, str]]:
         """The next of `markers` at or behind `start`: its place and which; the text's end and "" for none.
 
         `put` is given the text before it, as soon as it is certain.
         """
-        if self._absent.get(markers, len(self.text) + 1) <= start:
+        if self.is_absent(markers, start):
             return self._ended(start, put)
         pattern, longest, growing = _compiled(markers)
         at = start
@@ -87,7 +95,7 @@ class Source:
                     put(self.text[start : match.start()])
                 return match.start(), match.group()
             if self.closed:
-                self._absent[markers] = min(start, self._absent.get(markers, start))
+                self.set_absent(markers, start)
                 return self._ended(start, put)
             at = match.start() if match is not None else self._certain(at, markers, longest)
             if put is not None and at > start:
@@ -137,14 +145,14 @@ class Source:
         """The place of the first `close` behind which, white space aside, one of `followers` stands; -1 for none before the next
         of `stops`. Where `close` is known from the tokens, the first one counts: a value may spell the format's own tags."""
         key = (close, followers, stops)
-        if self._absent.get(key, len(self.text) + 1) <= start:
+        if self.is_absent(key, start):
             return -1
         at = start
         while True:
             at, marker = yield from self.until(at, (close, *stops))
             if marker != close:
                 if not marker:
-                    self._absent[key] = min(start, self._absent.get(key, start))
+                    self.set_absent(key, start)
                 return -1
             behind = yield from self.skip(at + len(close))
             if self.exact(close) or (yield from self.starts(behind, *followers)):

@@ -21,6 +21,7 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from toolroll.agents.users.strategies import UserStrategy
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Message, Tool
 
@@ -55,6 +56,10 @@ class UserConfig(BaseModel):
     """The environment variable that holds the key; read when the client is made."""
     system_prompt: str = SYSTEM_PROMPT
     """`{instruction}` stands for the task's instruction."""
+    strategy: UserStrategy = "llm"
+    """How the model plays: see `toolroll.agents.users.strategies`."""
+    revisions: int = Field(default=2, ge=0)
+    """How often a line may be refused by the supervisor of `verify` and `reflection`; the last one is said in any case."""
     first_agent_line: str = "Hi! How can I help you today?"
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

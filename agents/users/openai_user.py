@@ -16,6 +16,7 @@ import orjson
 
 from toolroll.agents.users.chat import Answer, ChatClient, UserConfig
 from toolroll.agents.users.stop import visible_text
+from toolroll.agents.users.strategies import REACT_FORMAT, approves, judging, reflecting, spoken
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Message, Tool
 
@@ -62,6 +63,8 @@ class OpenAIUser:
         """The user's first line, in answer to `config.first_agent_line`."""
         # Not str.format: instructions and templates may contain braces.
         system = self._prompt.replace("{instruction}", instruction)
+        if self._config.strategy == "react":
+            system += f"\n{REACT_FORMAT}"
         self._messages = [{"role": "system", "content": system}]
         return await self.step(self._config.first_agent_line)
 
@@ -73,13 +76,29 @@ class OpenAIUser:
         heard = content.encode("utf-8", "replace").decode("utf-8")
         messages = [*self._messages, {"role": "user", "content": heard}]
         line = await self._ask(messages)
+        if self._config.strategy in ("verify", "reflection"):
+            line = await self._supervised(messages, line)
         self._messages = [*messages, {"role": "assistant", "content": line}]
         return line
 
-    async def _ask(self, messages: list[Message]) -> str:
-        """The next line; the user's own calls before it, and their answers, are added to `messages`."""
+    async def _supervised(self, messages: list[Message], line: str) -> str:
+        """`line`, or what is said in its place where the supervisor refuses it."""
+        for revision in range(1, self._config.revisions + 1):
+            verdict = await self._complete(judging(messages, line), self._seed)
+            if approves(visible_text(verdict.content)):
+                break
+            self._metrics["user_revisions"] = self._metrics.get("user_revisions", 0.0) + 1
+            if self._config.strategy == "verify":
+                line = await self._ask(messages, shift=revision * (self._config.retries + 1))
+            else:
+                reflection = await self._complete(reflecting(messages, line), self._seed)
+                line = spoken(visible_text(reflection.content)) or line
+        return line
+
+    async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
+        """The next line; the user's own calls before it, and their answers, are added to `messages`. `shift` changes the seed."""
         for _ in range(_CALLS_IN_A_ROW):
-            found = await self._say(messages)
+            found = await self._say(messages, shift)
             if isinstance(found, str):
                 return found
             messages += self._act(found)
@@ -105,15 +124,17 @@ class OpenAIUser:
             answers.append({"role": "tool", "tool_call_id": call.get("id"), "content": text})
         return [{"role": "assistant", "content": visible_text(answer.content) or None, "tool_calls": calls}, *answers]
 
-    async def _say(self, messages: list[Message]) -> str | Answer:
+    async def _say(self, messages: list[Message], shift: int) -> str | Answer:
         """A line, or an answer with tool calls."""
         for attempt in range(self._config.retries + 1):
             # The same seed would give the same empty answer again.
-            seed = None if self._seed is None else (self._seed + attempt) % 2**31
-            answer = await self._complete(messages, seed)
+            seed = None if self._seed is None else (self._seed + shift + attempt) % 2**31
+            answer = await self._complete(messages, seed, self._tools)
             if answer.tool_calls and self._call is not None:
                 return answer
             line = visible_text(answer.content)
+            if self._config.strategy == "react":
+                line = spoken(line)
             if line:
                 return line
             if attempt < self._config.retries:
@@ -124,10 +145,10 @@ class OpenAIUser:
             "raise max_tokens, or turn its reasoning off through extra_body"
         )
 
-    async def _complete(self, messages: list[Message], seed: int | None) -> Answer:
+    async def _complete(self, messages: list[Message], seed: int | None, tools: Sequence[Tool] = ()) -> Answer:
         started = self._client.clock()
         try:
-            answer = await self._client.complete(messages, seed=seed, on_retry=self._count_retry, tools=self._tools)
+            answer = await self._client.complete(messages, seed=seed, on_retry=self._count_retry, tools=tools)
         except UserSimulatorError:
             self._metrics["user_errors"] += 1
             raise

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from toolroll.rollout.cli.play import Outcome, Plan, play, rollout_args, served_agents
+from toolroll.rollout.cli.plan import Plan, rollout_args, served_agents
+from toolroll.rollout.cli.play import Outcome, play
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.registry import choose_tasks, find_environment
 from toolroll.rollout.report import FILE_NAME as SUMMARY_NAME

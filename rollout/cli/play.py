@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.floor import play_floor
+from toolroll.rollout.cli.plan import Plan, prepare, run_settings
+from toolroll.rollout.cli.ray_runner import RayRunner
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.cli.stopping import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.metrics import Summary
-from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.report import report, write_summary
 from toolroll.rollout.run_folder import RunFolder
-from toolroll.rollout.runner import EpisodeKey, Runner, RunSettings
+from toolroll.rollout.runner import EpisodeKey, Runner
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import certify
-from toolroll.rollout.template.certify import fingerprint
-from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Episode, Task
+from toolroll.rollout.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +38,12 @@ class Outcome:
 
 async def run(config: RunConfig, console: Console) -> Outcome:
     """`toolroll run`."""
-    factory = load_environment(config.env)
-    tasks = choose_tasks(factory, config.split, config.tasks)
     async with AsyncExitStack() as stack:
-        options = EnvironmentOptions()
-        if config.user_model is not None:
-            options = EnvironmentOptions(user=await _users(config, stack))
-        if config.endpoint is not None:
-            threads = await stack.enter_async_context(Executor(config.concurrency))
-            agent = agent_maker(config.agent)(threads, config.agent_settings)
-            stack.push_async_callback(agent.aclose)
-            return await play(Plan(config, factory, tasks, lambda: agent, options, config.identity), console)
-        served = await stack.enter_async_context(ServedModel.from_args(rollout_args(config)))
-        await _check_engine(served)
-        await _check_template(served, console)
-        identity = config.identity | {"template": fingerprint(served.template)}
-        return await play(Plan(config, factory, tasks, served_agents(config, served), options, identity), console)
-
-
-def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]:
-    """Makes the agents that play the served model."""
-    make = agent_maker(config.agent)
-    return lambda: make(served, config.agent_settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be played, and how. `identity`: the settings that the episodes follow from."""
-
-    config: RunConfig
-    factory: EnvironmentFactory
-    tasks: Sequence[Task]
-    make_agent: Callable[[], Agent]
-    options: EnvironmentOptions
-    identity: Mapping[str, Any]
-
-    @property
-    def total(self) -> int:
-        """How many episodes a finished run has."""
-        return len(self.tasks) * self.config.samples
+        plan = await prepare(config, stack)
+        if plan.served is not None:
+            await _check_engine(plan.served)
+            await _check_template(plan.served, console)
+        return await play(plan, console)
 
 
 async def play(plan: Plan, console: Console) -> Outcome:
@@ -87,7 +52,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset())
-    with RunFolder(out, env, plan.identity) as folder:
+    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults()) as folder:
         if folder.done:
             console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
         if folder.dropped:
@@ -101,7 +66,7 @@ async def _play(
     plan: Plan, console: Console, summary: Summary, keep: Callable[[Episode], None], done: Collection[EpisodeKey]
 ) -> Outcome:
     config = plan.config
-    runner = Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+    runner = runner_of(plan)
     stopped: int | None = None
     with RunDisplay(console, summary, plan.total) as display:
 
@@ -127,35 +92,19 @@ async def _play(
     return Outcome(summary, found, display.seconds, stopped)
 
 
-def run_settings(config: RunConfig) -> RunSettings:
-    """The runner's part of the settings."""
-    return RunSettings(
-        sampling_params=config.sampling_params,
-        samples=config.samples,
-        max_num_steps=config.max_steps,
-        concurrency=config.concurrency,
-        seed=config.seed,
-        model=config.model,
-        episode_timeout=config.episode_timeout,
-        reruns=config.reruns,
-        give_up_after=config.give_up_after,
-        sampling_seed=config.sampling_seed,
-    )
+class Plays(Protocol):
+    """What plays the episodes that are left: `Runner`, or `RayRunner`."""
+
+    async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
+        """Play every (task, sample) that is not in `done`."""
+        ...
 
 
-def rollout_args(config: RunConfig) -> RolloutArgs:
-    """The served model's part of the settings."""
-    return RolloutArgs(
-        engine_url=config.engine,
-        hf_checkpoint=config.model,
-        chat_template=config.chat_template,
-        apply_chat_template_kwargs=config.chat_template_kwargs,
-        tool_call_parser=config.parser,
-        context_length=config.context_length,
-        history=config.history,
-        verify=config.verify,
-        concurrency=config.concurrency,
-    )
+def runner_of(plan: Plan) -> Plays:
+    """The runner in this process, or the one that spreads over Ray."""
+    if plan.config.ray is None:
+        return Runner(plan.factory, plan.make_agent, run_settings(plan.config), plan.options)
+    return RayRunner(plan.config)
 
 
 async def _check_engine(served: ServedModel) -> None:
@@ -173,14 +122,3 @@ async def _check_template(served: ServedModel, console: Console) -> None:
     console.print("[yellow]The chat template does not append tool results to what was served:[/]")
     for line in found.remarks():
         console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
-
-
-async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
-    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the engine itself, or the baseline's)."""
-    users = user_maker("openai")(
-        base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
-        model=config.user_model,
-        api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
-    )
-    await stack.enter_async_context(users)
-    return users.make

@@ -46,6 +46,7 @@ class RunConfig(BaseModel):
     stop: list[str] | None = None
     user_model: str | None = None
     user_url: str | None = None
+    user_strategy: Literal["llm", "react", "verify", "reflection"] = "llm"
     user_api_key_env: str | None = None
     context_length: int | None = Field(None, ge=1)
     endpoint: str | None = None
@@ -55,6 +56,8 @@ class RunConfig(BaseModel):
     reruns: int = Field(2, ge=0)
     give_up_after: int | None = Field(100, ge=1)
     sampling_seed: bool = False
+    ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
+    ray_workers: int = Field(4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
     out: Path | None = None
@@ -83,10 +86,16 @@ class RunConfig(BaseModel):
         """The settings that the episodes follow from: those in which a run that goes on must agree with its folder."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in FREE}
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of every setting of `identity` that has one."""
+        fields = cls.model_fields.items()
+        return {name: field.get_default() for name, field in fields if name not in FREE and not field.is_required()}
+
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
-    "give_up_after verify floor allow_unequal out".split()
+    "give_up_after verify ray ray_workers floor allow_unequal out".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 

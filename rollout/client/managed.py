@@ -107,15 +107,13 @@ async def managed_session(
         owned = Engine(config) if isinstance(config, EngineConfig) else None
         used: Any = owned if owned is not None else config
         served = ServedModel(used, template, get_parser(tool_parser, template.encoder.control))
-    endpoint = Endpoint(served, settings)
     try:
-        await endpoint.start()
-        managed = ManagedSession(endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree)
-        try:
-            yield managed
-        finally:
-            await managed.aclose()
-            await endpoint.aclose()
+        async with Endpoint(served, settings) as endpoint:
+            managed = ManagedSession(endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree)
+            try:
+                yield managed
+            finally:
+                await managed.aclose()
     finally:
         if owned is not None:
             await served.aclose()

@@ -11,21 +11,20 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from toolroll.rollout.server.answers import trajectories_body
-from toolroll.rollout.server.endpoint import Asked, Endpoint
+from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
-from toolroll.rollout.server.streaming import chat_events, text_events
+from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.works import Work
@@ -36,7 +35,6 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Events = Callable[..., AsyncIterator[dict[str, Any]]]
 
 
 class EndpointServer:
@@ -107,7 +105,7 @@ class EndpointServer:
             return _refusal(_http_error(error))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
-        except Exception as error:  # the border of a request: one that fails is answered, and touches no other
+        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -117,13 +115,16 @@ class EndpointServer:
     async def _keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = self.settings.api_key
         if key is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
             session_id = self._named(request)
-            owned = session_id is not None and _same(given, session_key(key, session_id))
-            if not (_same(given, key) or owned):
+            owned = session_id is not None and _same(_given_key(request), session_key(key, session_id))
+            if not (_same(_given_key(request), key) or owned):
                 raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
-            request["session_only"] = session_id if owned else None
         return await handler(request)
+
+    def _only(self, request: web.Request) -> str | None:
+        """The one session that the request's key opens; None for the server's own key, or where none is needed."""
+        key = self.settings.api_key
+        return None if key is None or _same(_given_key(request), key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
         """The session that the path or the header names."""
@@ -137,14 +138,14 @@ class EndpointServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
         live = self._live(request, body)
-        asked, work = self.endpoint.ask_chat(live, body, retry=_retry(request))
-        return await self._answer(request, live, asked, work, chat_events)
+        asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return await self._answer(request, live, asked, work)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
         live = self._live(request, body)
-        asked, work = self.endpoint.ask_text(live, body, retry=_retry(request))
-        return await self._answer(request, live, asked, work, text_events)
+        asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return await self._answer(request, live, asked, work)
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """The request's session: by path, header or body; one that is forgotten at once where there is none."""
@@ -152,41 +153,29 @@ class EndpointServer:
         given = body.get("session_id") if isinstance(body, dict) else None
         if given is not None and named is not None and given != named:
             raise ApiError(400, "invalid_session_id", "the body names another session than the path or header", param="session_id")
-        if given is not None and request.get("session_only", given) not in (None, given):
+        if given is not None and self._only(request) not in (None, given):
             raise ApiError(401, "invalid_api_key", "the key is another session's")
         session_id = named or given
         if session_id is None:
             return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
         return self.endpoint.sessions.of(check_id(str(session_id)))
 
-    async def _answer(
-        self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served], events: Events
-    ) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
         live.works.join(work)
         try:
             if asked.request.stream:
-                return await self._stream(request, asked, work, events)
+                return await self._stream(request, asked, work)
             await asyncio.wait([work.task])
-            return _json(self.endpoint.deliver(work).body)
+            return web.Response(body=self.endpoint.deliver(work).body, content_type="application/json")
         finally:
             live.works.leave(work)
 
-    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served], events: Events) -> web.StreamResponse:
-        while not work.task.done() and not any(work.progress):
-            await work.changed.wait()  # what fails before the first token is an HTTP error, which SDKs can retry
-        if work.failed:
-            self.endpoint.deliver(work)
+    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+        await opened(self.endpoint, work)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        stream = events(self.endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time()))
-        try:
-            async for event in stream:
-                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
-        except ConnectionError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in `_errors`; the status has been sent, so the refusal is an event
-            await response.write(b"data: " + orjson.dumps(api_error(error).body) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+        async for line in event_lines(self.endpoint, asked, work):
+            await response.write(line)
         await response.write_eof()
         return response
 
@@ -196,22 +185,13 @@ class EndpointServer:
         return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return _json({"object": "list", "data": [self._card()]})
+        return _json({"object": "list", "data": [model_card(self.endpoint)]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
         if name != self.endpoint.model:
             raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
-        return _json(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self.endpoint.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "toolroll",
-            "max_model_len": self.endpoint.abilities.context_length,
-        }
+        return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
@@ -233,7 +213,7 @@ class EndpointServer:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         asked = read(SessionRequest, await _json_body(request) if request.can_read_body else {}, labels=False)
-        only = request.get("session_only")
+        only = self._only(request)
         if only is not None and asked.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
         check_defaults(asked.sampling_params)
@@ -291,14 +271,12 @@ def session_key(key: str, session_id: str) -> str:
     return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
 
 
+def _given_key(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
 def _same(given: str, key: str) -> bool:
     return hmac.compare_digest(given.encode(), key.encode())
-
-
-def _retry(request: web.Request) -> int:
-    """Which retry this is, 0 for a first attempt."""
-    value = request.headers.get(_RETRY_HEADER, "0")
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
 
 
 async def _json_body(request: web.Request) -> dict[str, Any]:

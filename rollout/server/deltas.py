@@ -57,7 +57,7 @@ class ChoiceDeltas:
         self._place = place
         self._stops = tuple(stop_strings)
         self._opener = _OPENERS.get(parser.name)
-        self._closer = CLOSERS.get(parser.name)
+        self._closer = CLOSERS.get(parser.name) if self._opener else None
         self._growing = GrowingText(template.encoder)
         self._closed = 0
         self._reasoning = ""

@@ -46,7 +46,8 @@ class Asked:
 
 
 class Endpoint:
-    """Serves `served` to many sessions. Call `start` before the first request, `aclose` at the end (`served` stays open)."""
+    """Serves `served` to many sessions. An async context manager; or call `start` before the first request and `aclose` at the end.
+    `served` stays open."""
 
     def __init__(self, served: ServedModel, settings: EndpointSettings | None = None) -> None:
         self.served = served
@@ -54,6 +55,13 @@ class Endpoint:
         self.sessions = Sessions(self.settings)
         self.abilities = Abilities()
         self.variants = Variants(served.template)
+
+    async def __aenter__(self) -> Endpoint:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
     @property
     def model(self) -> str:

@@ -1,13 +1,14 @@
 """Tool calls that must be made: grammars in the model's own wire format.
 
-EBNF, since it reaches the engine through every router (they drop `structural_tag`). It forces a call of an offered tool with a JSON
-object for its arguments; the parser checks those against the tool's schema, as ever. One entry per wire format: a format that is not
+EBNF, since it reaches the engine through every router (they drop `structural_tag`). It forces a call of an offered tool with
+arguments of any kind; the parser checks those against the tool's schema, as ever. One entry per wire format: a format that is not
 here cannot be forced, and the request is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import orjson
 
@@ -32,8 +33,40 @@ def _hermes(names: Sequence[str], *, several: bool) -> str:
     return f'{root}\ncall ::= {opened} name ", \\"arguments\\": " object {closed}\nname ::= {alternatives}{_JSON}'
 
 
-_GRAMMARS: dict[str, Callable[..., str]] = {"hermes": _hermes}
-CLOSERS = {"hermes": "</tool_call>"}
+def _llama3(names: Sequence[str], *, several: bool) -> str:
+    alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
+    return f'root ::= "{{\\"name\\": " name ", \\"parameters\\": " object "}}"\nname ::= {alternatives}{_JSON}'
+
+
+def _marked_up(names: Sequence[str], *, several: bool, head: tuple[str, str], argument: tuple[str, str, str], tail: str) -> str:
+    """Calls whose arguments stand between tags, each a name and a text: `head` around the function's name, `argument` around its key
+    and its value, `tail` at the end."""
+    root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
+    before, between, after = (_literal(text) for text in argument)
+    return "\n".join(
+        [
+            root,
+            f"call ::= {_literal(head[0])} name {_literal(head[1])} argument* {_literal(tail)}",
+            f"name ::= {' | '.join(_literal(name) for name in names)}",
+            f"argument ::= {before} [a-zA-Z0-9_]+ {between} [^<]* {after}",
+        ]
+    )
+
+
+_qwen3_coder = partial(
+    _marked_up,
+    head=("<tool_call>\n<function=", ">\n"),
+    argument=("<parameter=", ">\n", "\n</parameter>\n"),
+    tail="</function>\n</tool_call>",
+)
+_glm45 = partial(
+    _marked_up,
+    head=("<tool_call>", "\n"),
+    argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    tail="</tool_call>",
+)
+_GRAMMARS: dict[str, Callable[..., str]] = {"hermes": _hermes, "llama3": _llama3, "qwen3_coder": _qwen3_coder, "glm45": _glm45}
+CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
 """What a call ends with: a stop string where only one call is allowed."""
 
 

@@ -217,7 +217,7 @@ class Seeded(ListedWorld):
 
 
 async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokenizer: Any) -> None:
-    world, params = Seeded(user_texts=["Hi", "Yes?"], tool_texts=["R"]), {"max_new_tokens": 64, "temperature": 0.5}
+    world, params = Seeded(user_texts=["Hi", "Yes?"], tool_texts=["R"]), {"max_new_tokens": 4096, "temperature": 0.5}
     result, engine = await episode(tokenizer, world, ["Hello.", call(at="x"), call("fly")], params=params, seed=7, context_length=900)
     assert {entry.routing_key for entry in engine.log} == {"s"} and len(engine.log) > 3
     assert world.at == 7
@@ -230,8 +230,9 @@ async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokeniz
     assert (numbers["tool_calls"], numbers["invalid_calls"], numbers["invalid_calls/unknown_tool"]) == (2.0, 1.0, 1.0)
     turns = result.trajectories[0].turns
     assert [dict(turn.sampling_params) for turn in turns] == [dict(entry.sampling_params) for entry in engine.log]
-    assert len({id(turn.sampling_params) for turn in turns}) == len(turns)
-    assert params == {"max_new_tokens": 64, "temperature": 0.5}, "what the trainer passes is shared by all its episodes"
+    limits = [turn.sampling_params["max_new_tokens"] for turn in turns]
+    assert sorted(set(limits), reverse=True) == limits, "each turn is told what room is left"
+    assert params == {"max_new_tokens": 4096, "temperature": 0.5}, "what the trainer passes is shared by all its episodes"
 
 
 async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> None:

@@ -47,7 +47,9 @@ def act(name: str, /, **arguments: Any) -> Action:
 # --- rewards -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factory", "count", "step"), [(AIRLINE, 50, 1), (TELECOM, 114, 1), (RETAIL, 114, 12)], ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("factory", "count", "step"), [(AIRLINE, 50, 1), (TELECOM, 114, 1), (RETAIL, 114, 12)], ids=["airline", "telecom", "retail"]
+)
 async def test_reference_actions_pass(factory: Tau2Factory, count: int, step: int) -> None:
     """All of airline and telecom; of retail, whose every twelfth is played here, all 114 did."""
     tasks = factory.tasks("base")
@@ -141,7 +143,9 @@ def test_same() -> None:
 # --- tools -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factory", "count", "user"), [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)], ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("factory", "count", "user"), [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)], ids=["airline", "retail", "telecom"]
+)
 def test_tools_have_openais_form_and_take_the_reference_calls(factory: Tau2Factory, count: int, user: int) -> None:
     domain = factory.domain
     assert (len(domain.tools), len(domain.user_tools)) == (count, user)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.endpoints import Bench, endpoint
 from support.episodes import call
@@ -220,7 +220,11 @@ async def run(program: list[list[Step]], grace: float, split: Literal["canonical
         await player.compare()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
+"""A program that fails is shown as it is: to make it smaller takes minutes."""
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
 @given(
     program=st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=1, max_size=7),
     grace=st.sampled_from([0.0, 20.0]),

@@ -211,3 +211,19 @@ async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(tokenizer: Any, said: 
         assert [turn["excluded"] for turn in one["turns"]] == [None, None]
         assert [turn["excluded"] for turn in two["turns"]] == ["context", None]
         assert two["fork_reason"] == EDITED
+
+
+async def test_ids_that_are_new_in_every_request_do_not_break_a_conversation(tokenizer: Any) -> None:
+    """Some libraries name all calls of a conversation anew each time that they send it."""
+    said = [call(at="x") + call(at="y"), call(at="z"), "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call], split="random") as bench:
+        messages: list[Any] = [USER]
+        for turn in range(3):
+            text = json.dumps(messages)
+            for given in [each["id"] for message in messages for each in message.get("tool_calls") or ()]:
+                text = text.replace(given, f"{given[:8]}{turn}")
+            messages = json.loads(text)
+            message = await ask(bench, messages)
+            messages += [message.model_dump(exclude_none=True), *answers(message)]
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 3

@@ -1,0 +1,94 @@
+"""tau-bench's four ways for a model to play a user: `llm`, `react`, `verify`, `reflection`, in our words.
+
+`react`: the model thinks in its answer before it speaks. `verify`: a supervisor, played by the same model, judges each line, and one
+that it refuses is said anew. `reflection`: a refused line is mended by a reflection on what is wrong with it. Invariant: the agent
+hears a line only; neither thoughts nor verdicts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from toolroll.rollout.types import Message
+
+UserStrategy = Literal["llm", "react", "verify", "reflection"]
+
+REACT_FORMAT = """
+Think before you speak. Answer in exactly this form, and nothing behind it:
+
+Thought:
+<what you make of the last message, and what to say next; nobody else sees this>
+
+User Response:
+<the one line that is sent>"""
+
+_JUDGE = """You watch over a simulated customer who talks with a service agent. These are the customer's orders:
+
+{orders}
+
+The conversation so far:
+
+{transcript}
+
+The customer now wants to say:
+
+{line}
+
+Is that what a customer with these orders would say here? It must keep to the orders, invent nothing, give away no more than was asked
+for, and end the conversation (by its stop marker) neither too early nor too late. Answer with one word, yes or no."""
+
+_REFLECT = """You watch over a simulated customer who talks with a service agent. These are the customer's orders:
+
+{orders}
+
+The conversation so far:
+
+{transcript}
+
+The customer wanted to say the following, which does not fit the orders or the conversation:
+
+{line}
+
+Answer in exactly this form:
+
+Reflection:
+<what is wrong with it>
+
+User Response:
+<what the customer should say instead>"""
+
+_SPOKEN = re.compile(r"(?:^|\n)\W*(?:User )?Response:\W*?(?=\S|$)", re.IGNORECASE)
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+def spoken(text: str) -> str:
+    """The line in an answer of the `react` form: what stands behind the last `User Response:`; "" where there is none."""
+    found = list(_SPOKEN.finditer(text))
+    return text[found[-1].end() :].strip().strip("*").strip() if found else ""
+
+
+def judging(messages: Sequence[Message], line: str) -> list[Message]:
+    """What the supervisor is asked about `line`."""
+    return [{"role": "user", "content": _filled(_JUDGE, messages, line)}]
+
+
+def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
+    """What the supervisor is asked to put in the place of `line`."""
+    return [{"role": "user", "content": _filled(_REFLECT, messages, line)}]
+
+
+def approves(verdict: str) -> bool:
+    """Whether a verdict lets the line pass: the last yes or no in it counts; a verdict without either refuses nothing."""
+    words = _WORD.findall(verdict)
+    return not words or words[-1].lower() == "yes"
+
+
+def _filled(template: str, messages: Sequence[Message], line: str) -> str:
+    """In the simulator's own list it is the assistant, and the agent is the user."""
+    names = {"user": "Agent", "assistant": "Customer"}
+    said = [f"{names[m['role']]}: {m['content']}" for m in messages if m["role"] in names and m.get("content")]
+    parts = {"{orders}": str(messages[0]["content"]), "{transcript}": "\n".join(said), "{line}": line}
+    # Not str.format, nor one after the other: orders and lines may contain braces.
+    return re.sub(r"\{(?:orders|transcript|line)\}", lambda match: parts[match[0]], template)

@@ -1,0 +1,84 @@
+"""A run spread over a Ray cluster of two nodes, one of which dies under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from support.results import content
+
+from toolroll.rollout.cli.play import run
+from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.store import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references, serve_in_thread
+
+SAMPLES = 3
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    """Says what the prompt asks for, however often an episode is begun; slow enough for something to happen meanwhile."""
+    desk = find_environment("desk")
+    lines = play_references(desk, desk.tasks("test"), samples=SAMPLES, mistakes=0.4, seed=9)
+
+    def policy(request: PolicyRequest) -> str:
+        said = lines.get(request.routing_key, ["Goodbye."])
+        turn = request.text.count("<|turn|>assistant") - 1
+        return said[turn] if turn < len(said) else "Goodbye."
+
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy, latency=0.15)) as served:
+        yield served
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Two nodes on this machine."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing is asked of the network
+    found = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    try:
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
+    return RunConfig(
+        env="desk", engine=engine.url, model="embedded", parser="hermes", samples=SAMPLES, concurrency=8, floor=False, out=out, **more
+    )
+
+
+def played(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    episodes = list(read_episodes(folder))
+    found = {(episode.task_id, episode.sample): content(episode, circumstances=False) for episode in episodes}
+    assert len(found) == len(episodes), "none twice"
+    return found
+
+
+async def test_a_node_that_dies_loses_and_doubles_nothing(
+    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    console = Console(quiet=True)
+    await run(config(engine, tmp_path / "here"), console)
+    node = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    running = asyncio.create_task(run(config(engine, tmp_path / "ray", ray=cluster.address, ray_workers=2), console))
+    file = tmp_path / "ray" / "episodes.jsonl"
+    while not running.done() and not (file.is_file() and file.read_bytes().count(b"\n") >= 15):
+        await asyncio.sleep(0.05)
+    before = file.read_bytes().count(b"\n")
+    await asyncio.to_thread(cluster.remove_node, node)
+    outcome = await running
+    assert 15 <= before < 33 * SAMPLES, "it died in mid-run"
+    assert "is gone (attempt 1)" in caplog.text, "a worker was on it, and played"
+    assert outcome.summary.episodes == 33 * SAMPLES
+    assert outcome.report["aborted"] == 0
+    assert played(tmp_path / "ray") == played(tmp_path / "here")

@@ -1,0 +1,76 @@
+"""What each parser makes of its family's examples: whole, broken, and cut at ten places; kept in `golden/`.
+
+TOOLROLL_GOLDEN=1 writes the files anew: look at what changed before you commit it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.examples import EXAMPLES, TOOLS
+from support.parsing import assert_same_in_pieces, lost
+
+from toolroll.parsers.registry import built_in_parsers, get_parser
+from toolroll.parsers.types import ParsedReply
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def told(reply: ParsedReply) -> dict[str, Any]:
+    """A reply as JSON."""
+    calls = [
+        {
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": call.status.value,
+            "error": call.error,
+            "id": call.id,
+            "span": call.span,
+        }
+        for call in reply.tool_calls
+    ]
+    return {"content": reply.content, "reasoning": reply.reasoning, "closed": reply.reasoning_closed, "calls": calls}
+
+
+def texts(name: str) -> dict[str, str]:
+    """What is read: the good reply, the broken ones, and the good one cut at ten places."""
+    example = EXAMPLES[name]
+    cut = {f"cut at {tenth}/11": example.good[: len(example.good) * tenth // 11] for tenth in range(1, 11)}
+    return {"well-formed": example.good, **example.broken, **cut}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_are_read_as_before(name: str) -> None:
+    parser = get_parser(name)
+    cases = []
+    for what, text in texts(name).items():
+        reply = assert_same_in_pieces(parser, text, tools=TOOLS, in_reasoning=False)
+        assert not lost(parser, text, reply), text
+        cases.append({"what": what, "text": text, "reply": told(reply)})
+    found = json.loads(json.dumps({"parser": name, "source": EXAMPLES[name].source, "cases": cases}))
+    path = FOLDER / f"{name}.json"
+    if os.environ.get("TOOLROLL_GOLDEN"):
+        path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    assert found == json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_well_formed_reply_has_good_calls_only_and_no_cut_loses_its_attempt(name: str) -> None:
+    parser, good = get_parser(name), EXAMPLES[name].good
+    reply = parser.parse(good, tools=TOOLS, in_reasoning=False)
+    assert reply.ok_calls
+    assert not reply.bad_calls
+    begin = min(call.span[0] for call in reply.tool_calls if call.span is not None)
+    opener = next((opener for opener in parser.openers if good.startswith(opener, begin)), good[begin : begin + 24])
+    for stop in range(begin + len(opener), len(good)):
+        found = parser.parse(good[:stop], tools=TOOLS, in_reasoning=False)
+        assert found.tool_calls or found.content, good[:stop]
+
+
+def test_every_format_has_examples_or_shares_its_shape_with_one_that_has() -> None:
+    alike = {"plain", "deepseekv4", "deepseekv41", "gigachat35"}
+    assert {kind.name for kind in built_in_parsers()} - set(EXAMPLES) <= alike

@@ -1,0 +1,113 @@
+"""Parsers by name, those of third parties, and reasoning by SGLang's names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.parsing import assert_same_in_pieces
+
+from toolroll.parsers import registry
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.reasoning import get_reasoning, reasoning_names
+from toolroll.parsers.registry import UnknownParserError, get_parser, parser_names, register
+from toolroll.rollout.args import read_args
+from toolroll.rollout.served import ServedModel
+
+SGLANG = (
+    "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
+    "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 nanbeige "
+    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse"
+).split()
+
+
+class BangParser(HermesParser):
+    """A third party's."""
+
+    name = "bang"
+    aliases = ()
+    opener = "!!"
+    closer = "!!"
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_sglangs_names_are_ours(name: str) -> None:
+    parser = get_parser(name, ("<tool_call>",))
+    assert name in (parser.name, *parser.aliases)
+    assert parser.control_tokens == {"<tool_call>"}
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(UnknownParserError, match="did you mean 'qwen25'"):
+        get_parser("qwen2.5")
+    with pytest.raises(UnknownParserError, match=r"there are .*hermes"):
+        get_parser("!")
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    register("bang", BangParser)
+    yield
+    del registry._REGISTERED["bang"]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_parser_is_found_and_a_taken_name_is_refused() -> None:
+    assert isinstance(get_parser("bang"), BangParser)
+    assert "bang" in parser_names()
+    with pytest.raises(ValueError, match="'qwen25' already"):
+        register("qwen25", BangParser)
+
+
+def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toolroll_bang.py").write_text(
+        "from toolroll.parsers.hermes import HermesParser\n\n\n"
+        "class B(HermesParser):\n    name = 'bang2'\n    opener = '!!'\n    closer = '??'\n"
+    )
+    info = tmp_path / "toolroll_bang-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toolroll-bang\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[toolroll.parsers]\nbang2 = toolroll_bang:B\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [entry.name for entry in importlib.metadata.entry_points(group="toolroll.parsers", name="bang2")] == ["bang2"]
+    reply = assert_same_in_pieces(get_parser("bang2"), 'Hi !!{"name": "f"}??')
+    assert (reply.content, reply.ok_calls[0].name) == ("Hi", "f")
+    del sys.modules["toolroll_bang"]
+
+
+def test_a_name_of_sglang_without_sglang_says_so() -> None:
+    if "sglang.srt.function_call.function_call_parser" in sys.modules:
+        assert isinstance(get_parser("sglang:qwen25"), ToolCallParser)
+        return
+    with pytest.raises(UnknownParserError, match=r"needs SGLang|no tool-call parser"):
+        get_parser("sglang:nobody")
+
+
+@pytest.mark.parametrize("name", reasoning_names())
+def test_each_reasoning_format_is_read(name: str) -> None:
+    tags = get_reasoning(name)
+    parser = get_parser("qwen25", reasoning=name)
+    reply = assert_same_in_pieces(parser, f"{tags.open}\nI think.\n{tags.close}\n\nHello.")
+    assert (reply.reasoning, reply.content, reply.reasoning_closed) == ("I think.", "Hello.", True)
+    reply = assert_same_in_pieces(parser, f"I think.{tags.close}Hello.", in_reasoning=True)
+    assert (reply.reasoning, reply.content) == ("I think.", "Hello.")
+    reply = assert_same_in_pieces(parser, "I thi", in_reasoning=True)
+    assert (reply.reasoning, reply.content, reply.reasoning_closed) == ("I thi", "", False)
+
+
+def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
+    with pytest.raises(ValueError, match="qwen3"):
+        get_parser("qwen25", reasoning="nobody")
+
+
+async def test_auto_takes_the_parser_that_reads_what_the_template_writes(tokenizer: Any) -> None:
+    args = read_args({"tool_call_parser": "auto"})
+    async with ServedModel.from_args(args, tokenizer=tokenizer) as served:
+        assert served.parser.name == infer_parser(tokenizer) == "hermes"
+        assert served.parser.control_tokens >= {"<tool_call>"}
