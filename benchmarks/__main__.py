@@ -14,8 +14,8 @@ PARTS = ("deltas", "loop", "throughput", "memory", "wire")
 INTRODUCTION = """# Speed
 
 Written by `make bench`, from one run. Read the ratios: all ways of a table were measured in turns within one run, as CPU time, medians
-of rounds. A machine that does other work besides makes microseconds high and moves ratios by 20 % and more from run to run, and it makes the table of
-throughput a table of the machine: a share of what latencies allow needs the CPU that the last column asks for.
+of rounds. A machine that does other work besides makes microseconds high and moves ratios by 20 % and more from run to run, and it
+makes the table of throughput a table of the machine: a share of what latencies allow needs the CPU that the last column asks for.
 
 What the figures rest on: frames (the fixed text around new messages is learned once, kept as ids, and shared by all histories that the
 template cannot tell apart); heads (system text and tools are encoded once); ids as arrays, and as JSON that grows; one HTTP session
