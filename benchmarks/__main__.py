@@ -13,8 +13,18 @@ from benchmarks.tables import machine
 PARTS = ("deltas", "loop", "throughput", "memory", "wire")
 INTRODUCTION = """# Speed
 
-Written by `make bench`, from one run. Read the ratios: all ways of a table were measured in turns within one run, as CPU time (of the
-thread, or of the process where a table says "whole loop"), medians of rounds. The machine was not idle, so microseconds are high.
+Written by `make bench`, from one run. Read the ratios: all ways of a table were measured in turns within one run, as CPU time, medians
+of rounds. A machine that does other work besides makes microseconds high and moves ratios by some 20 %, and it makes the table of
+throughput a table of the machine: a share of what latencies allow needs the CPU that the last column asks for.
+
+What the figures rest on: frames (the fixed text around new messages is learned once, kept as ids, and shared by all histories that the
+template cannot tell apart); heads (system text and tools are encoded once); ids as arrays, and as JSON that grows; one HTTP session
+without a limit; an executor of the size of the concurrency; few objects for the garbage collector. `tests/unit/test_speed.py` guards
+them by counts of calls, bytes and objects, and by ratios, in every run of the tests.
+
+What is slow: a delta of a shape that is seen for the first time ("nothing learned" below) is derived by renders of the whole
+conversation. Under a template that keeps state while it walks through history (Qwen3's with thoughts, GLM's, gpt-oss's) shapes are
+many, and it takes some hundreds of conversations until most of them have been seen.
 """
 
 

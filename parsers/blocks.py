@@ -63,17 +63,19 @@ class BlockParser(ToolCallParser):
             if marker in self.wrappers:
                 at = begin + len(marker)
             elif self.block is not None and marker == self.block[0]:
-                at = yield from self._block(source, out, begin, self.block, offered)
+                at = yield from self._block(source, out, begin, begin, self.block, offered)
             else:
                 call, at = yield from self._one(source, begin, begin, offered)
                 out.call(call)
 
-    def _block(self, source: Source, out: Collector, begin: int, block: tuple[str, str], offered: Offered | None) -> Steps[int]:
-        """Put the calls of the block that opens at `begin`; where the text goes on."""
+    def _block(
+        self, source: Source, out: Collector, begin: int, at: int, block: tuple[str, str], offered: Offered | None
+    ) -> Steps[int]:
+        """Put the calls of the block that opens at `at` (with what stands before it: at `begin`); where the text goes on."""
         opener, closer = block
         last: ToolCall | None = None  # waits for the block's end, which belongs to its span
         first = True
-        start = at = begin + len(opener)
+        start = at = at + len(opener)
         while True:
             at = yield from source.skip(at)
             marker = yield from source.starts(at, self.call[0], closer, opener)

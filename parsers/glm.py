@@ -1,7 +1,9 @@
-"""GLM 4.5 to 5, Ling 3, Laguna and Spark 2.5: `<tool_call>name` with an `<arg_key>` and an `<arg_value>` for each argument; and
-Hunyuan 3 and K2 Horizon, which put a block around the same."""
+"""GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and an `<arg_value>` for each argument;
+and Hunyuan 3, which puts a block around the same."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from toolroll.parsers.tags import Shape, TagParser
 
@@ -27,6 +29,13 @@ class Glm45Parser(TagParser):
     name = "glm45"
     aliases = ("glm", "glm47", "ling3", "poolside_v1", "spark25")
     shape = _GLM
+
+
+class IQuestParser(TagParser):
+    """IQuest Q1: GLM's pairs between markers of its own."""
+
+    name = "iquest_q1"
+    shape = replace(_GLM, call=("<iquest_tool_call>", "</iquest_tool_call>"), name_end=("\n", "<arg_key>", "</iquest_tool_call>"))
 
 
 class HunyuanParser(TagParser):

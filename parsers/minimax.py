@@ -1,7 +1,9 @@
-"""MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each argument."""
+"""MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each argument; and MiniCPM 5, which has
+`<function name=...>` and `<param name=...>` without a block."""
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 
 from toolroll.parsers.tags import Shape, TagParser
@@ -16,6 +18,24 @@ _MINIMAX = Shape(
 _DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
+def _unwrapped(text: str) -> str:
+    """A value out of its CDATA section, else with XML's escapes read."""
+    bare = text.strip()
+    if bare.startswith("<![CDATA[") and bare.endswith("]]>"):
+        return bare[9:-3]
+    return html.unescape(text)
+
+
+_MINICPM = Shape(
+    block=None,
+    call=('<function name="', "</function>"),
+    name_end=('">',),
+    key=('<param name="', '">'),
+    value=("", "</param>"),
+    unescape=_unwrapped,
+)
+
+
 class MiniMaxM2Parser(TagParser):
     """See the module."""
 
@@ -28,3 +48,10 @@ class DotsParser(TagParser):
 
     name = "dots"
     shape = _DOTS
+
+
+class MiniCPM5Parser(TagParser):
+    """See the module."""
+
+    name = "minicpm5"
+    shape = _MINICPM

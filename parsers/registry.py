@@ -21,13 +21,15 @@ from toolroll.parsers.dsml import (
 )
 from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.gemma4 import Gemma4Parser
-from toolroll.parsers.glm import Glm45Parser, HunyuanParser
+from toolroll.parsers.gigachat3 import GigaChat3Parser
+from toolroll.parsers.glm import Glm45Parser, HunyuanParser, IQuestParser
 from toolroll.parsers.harmony import HarmonyParser
 from toolroll.parsers.hermes import HermesParser, InternParser
 from toolroll.parsers.kimi_k2 import KimiK2Parser
 from toolroll.parsers.llama3 import Llama3Parser
-from toolroll.parsers.minimax import DotsParser, MiniMaxM2Parser
+from toolroll.parsers.minimax import DotsParser, MiniCPM5Parser, MiniMaxM2Parser
 from toolroll.parsers.mistral import MistralParser
+from toolroll.parsers.muse import MuseParser
 from toolroll.parsers.plain import PlainParser
 from toolroll.parsers.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.qwen3_coder import MiMoParser, Qwen3CoderParser
@@ -37,7 +39,7 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
     DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
     KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
-    ApertusParser, PlainParser,
+    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, PlainParser,
 )  # fmt: skip
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}

@@ -54,8 +54,8 @@ class Summary:
 
     @property
     def rewards(self) -> dict[str, list[float]]:
-        """Graded rewards by task, in the order of the samples."""
-        return {task: [found[sample] for sample in sorted(found)] for task, found in self.samples.items()}
+        """Graded rewards by task, in the order of the samples; tasks by name, so that nothing hangs on the order of play."""
+        return {task: [found[sample] for sample in sorted(found)] for task, found in sorted(self.samples.items())}
 
     def mean(self, name: str) -> float:
         """A metric per episode."""

@@ -29,11 +29,11 @@ SCHEMA_VERSION = 1
 class RunFolder:
     """One environment's part of the folder `path`. A context manager, inside which `append` may be called.
 
-    `settings`: plain data, all that the episodes follow from. Raises `UsageError` where the folder was written with other ones, or is
-    being written by another process.
+    `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of an older version does not name.
+    Raises `UsageError` where the folder was written with other ones, or is being written by another process.
     """
 
-    def __init__(self, path: Path, env: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, env: str, settings: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.env = env
         self.summary = Summary(env)
@@ -42,7 +42,8 @@ class RunFolder:
         """Aborted episodes of an earlier run that were taken out, to be played again."""
         self.repaired = 0
         """Bytes of a torn last line that were cut off."""
-        self._settings = orjson.loads(orjson.dumps(settings, default=str))
+        self._settings = _plain(settings)
+        self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -86,7 +87,7 @@ class RunFolder:
         file = self.path / SETTINGS_NAME
         known = read_settings(self.path)
         if self.env in known:
-            different = difference(known[self.env], self._settings)
+            different = difference(self._defaults | known[self.env], self._settings)
             if different:
                 raise UsageError(
                     f"{self.path} was begun with other settings for {self.env}:\n  "
@@ -145,6 +146,12 @@ def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """One line for each setting that differs: `name: there X, now Y`."""
     names = sorted({*known, *given})
     return [f"{name}: there {_shown(known, name)}, now {_shown(given, name)}" for name in names if known.get(name) != given.get(name)]
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    found: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
+    return found
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

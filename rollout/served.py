@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
@@ -72,11 +73,15 @@ class ServedModel:
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
-        """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`)."""
+        """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
+
+        `tool_call_parser="auto"` takes the parser that reads what the chat template writes; `UnknownParserError` where none does.
+        """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
+        source, parser = read_template(args.chat_template), args.tool_call_parser
         template = ChatTemplate(
             tokenizer,
-            chat_template=read_template(args.chat_template),
+            chat_template=source,
             kwargs=args.apply_chat_template_kwargs,
             history=args.history,
         )
@@ -90,7 +95,7 @@ class ServedModel:
         return cls(
             Engine(config),
             template,
-            get_parser(args.tool_call_parser, template.encoder.control),
+            get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
             name=args.hf_checkpoint or "",
             max_resumes=args.max_resumes,
             threads=args.concurrency,

@@ -86,6 +86,12 @@ class RunConfig(BaseModel):
         """The settings that the episodes follow from: those in which a run that goes on must agree with its folder."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in FREE}
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of every setting of `identity` that has one."""
+        fields = cls.model_fields.items()
+        return {name: field.get_default() for name, field in fields if name not in FREE and not field.is_required()}
+
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "

@@ -23,8 +23,7 @@ def test_what_a_writer_writes_is_read_back(form: Format) -> None:
     @examples(40)
     @given(found=calls(form), lead=st.sampled_from(("", "I look it up.\n", "Ünïcode: «x»\n\n")), data=st.data())
     def check(found: list[Any], lead: str, data: st.DataObject) -> None:
-        if form.name == "llama3" and lead:
-            lead = ""
+        lead = lead if form.spoken else ""
         text = lead + form.write(found)
         tools = tools_for(found)
         reply = parser.parse(text, tools=tools, in_reasoning=False)
@@ -37,3 +36,14 @@ def test_what_a_writer_writes_is_read_back(form: Format) -> None:
         assert in_pieces(parser, pieces, tools=tools, in_reasoning=False)[0] == reply
 
     check()
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+def test_a_value_may_spell_each_of_the_formats_markers(form: Format) -> None:
+    parser = get_parser(form.name)
+    for marker in dict.fromkeys((*form.markers, *parser.markers)):
+        for value in (f"a{marker}b", f"{marker}b", {"k": [f"a{marker}"]}):
+            if form.carries(value):
+                found = [("f", {"a": value, "b": 1})]
+                reply = parser.parse(form.write(found), tools=tools_for(found), in_reasoning=False)
+                assert [(call.name, call.arguments, call.error) for call in reply.tool_calls] == [(*found[0], None)], marker

@@ -3,6 +3,7 @@ difference that `docs/parsers.md` lists; and `sglang:NAME`, which reports what S
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -51,6 +52,19 @@ def quoted(arguments: dict[str, Any]) -> bool:
     return any(isinstance(value, str) and re.fullmatch(r'\s*".*"\s*', value, re.DOTALL) for value in arguments.values())
 
 
+def reads_as_json(arguments: dict[str, Any]) -> bool:
+    """Whether an argument is a string that would be JSON, were it not one."""
+
+    def reads(value: str) -> bool:
+        try:
+            json.loads(value)
+        except ValueError:
+            return False
+        return True
+
+    return any(isinstance(value, str) and reads(value) for value in arguments.values())
+
+
 # Arguments that SGLang's parser reads otherwise; the reasons stand in docs/parsers.md.
 LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "pythonic": NEGATIVE,
@@ -59,7 +73,10 @@ LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "mimo": says("null"),
     "minimax-m2": lambda value: says("null")(value) or edged(value),
     "glm45": lambda value: says("null", "true", "false")(value) or quoted(value),
+    "minicpm5": lambda value: reads_as_json(value) or edged(value),
+    "muse": reads_as_json,
     "dots": lambda value: says("null")(value) or edged(value),
+    "iquest_q1": lambda value: says("null", "true", "false")(value) or quoted(value),
     **dict.fromkeys(("deepseekv32", "deepseekv4", "deepseekv41", "step3"), edged),
 }
 
@@ -72,7 +89,7 @@ def reply_of(form: Format, picks: random.Random) -> tuple[str, list[Call]]:
         if not any(listed(arguments) for _, arguments in found):
             break
     lead = picks.choice(("", "I look it up.\n", "Ünïcode: «x»\n\n"))
-    if form.name == "llama3":  # its calls begin the reply
+    if not form.spoken:
         lead = ""
     if form.name == "gpt-oss":  # SGLang's parser wants the header that the prompt ends with
         lead = "<|start|>assistant"
@@ -149,6 +166,14 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
         "<tool_call>\n<function=get_order>\n<parameter=id>\nnull\n</parameter>\n</function>\n</tool_call>",
         [["get_order", {"id": "null"}, "ok"]],
         [["get_order", {"id": None}]],
+    ),
+    "a string may read as JSON": (
+        "muse",
+        ' to=get_order<|message|><atem:function_calls>\n<atem:invoke name="get_order">\n'
+        '<atem:parameter name="id">10</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>",
+        [["get_order", {"id": "10"}, "ok"]],
+        [["get_order", {"id": 10}]],
     ),
     "harmony needs no header": (
         "gpt-oss",

@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, bool]] = {
     "llama3_1": ("llama3", ONE),
     "llama3_2": ("llama3", ONE),
     "gptoss": ("gpt-oss", ONE),
+    "muse_glimmer": ("muse", PARALLEL),
     "data/kimi_k2_5": ("kimi_k2", PARALLEL),
     "data/minimax_m2_5": ("minimax-m2", PARALLEL),
 }
@@ -90,7 +91,7 @@ def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
     @examples(12)
     @given(found=calls(replace(form, parallel=parallel, wide=False)))
     def check(found: list[Any]) -> None:
-        content = "" if kind in ("llama3", "gpt-oss") else "I look it up."
+        content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
         text, tools, opened = written_turn(template, found, content)
         reply = parser.parse(text, tools=tools, in_reasoning=opened)
         assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [(name, "ok", None) for name, _ in found]

@@ -210,4 +210,25 @@ EXAMPLES: dict[str, Example] = {
         f'I look it up.<|tools_prefix|>[{{"get_weather": {_P}}}, {{"get_time": {{}}}}]<|tools_suffix|>',
         {"an empty object": "<|tools_prefix|>[{}]<|tools_suffix|>"},
     ),
+    "iquest_q1": Example(
+        "SGLang 0.5.23 (iquest_q1_detector)",
+        "<iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></iquest_tool_call>",
+        {"no name": "<iquest_tool_call><arg_key>city</arg_key><arg_value>Paris</arg_value></iquest_tool_call>"},
+    ),
+    "minicpm5": Example(
+        "SGLang 0.5.23 (minicpm5_detector)",
+        'I look it up.<function name="get_weather"><param name="city"><![CDATA[Paris & Lyon]]></param><param name="days">2</param></function>',
+        {"a parameter is not closed": '<function name="get_weather"><param name="city">Paris</function>'},
+    ),
+    "muse": Example(
+        "the chat template muse_glimmer of trl 1.16.0",
+        ' to=self<|message|>I must look it up.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+        '<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+        {"an answer": " to=user<|message|>Hello.", "no block": " to=get_time<|message|>Now, please."},
+    ),
+    "gigachat3": Example(
+        "SGLang 0.5.23 (gigachat3_detector)",
+        f"I look it up.<|message_sep|>\n\nfunction call<|role_sep|>\n{_W}",
+        {"broken JSON": '<|function_call|>{"name": "get_weather", "arguments": {city}}'},
+    ),
 }

@@ -30,7 +30,7 @@ def bare(value: Any) -> str:
 class Format:
     """`parallel`: whether a reply may hold several calls. `typed`: values are read by the tool's schema. `keys`: "any" text, or a
     "word" only. `ambiguous`: strings that this format cannot carry, as a pattern. `markers`: what strings are made of in tests.
-    `wide`: integers of more than 64 bits too."""
+    `wide`: integers of more than 64 bits too. `spoken`: plain text may stand before the calls."""
 
     name: str
     write: Writer
@@ -41,6 +41,7 @@ class Format:
     ambiguous: str | None = None
     null: bool = True
     wide: bool = True
+    spoken: bool = True
 
     def carries(self, value: Any) -> bool:
         """Whether every string in `value` can be written so that it can be told from the format's own marks."""
@@ -110,6 +111,40 @@ def glm(newline: str) -> Writer:
         return newline.join(parts)
 
     return write
+
+
+def iquest_q1(calls: Sequence[Call]) -> str:
+    """GLM's pairs between other markers."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f"<arg_key>{key}</arg_key><arg_value>{bare(value)}</arg_value>" for key, value in arguments.items())
+        parts.append(f"<iquest_tool_call>{name}{inner}</iquest_tool_call>")
+    return "".join(parts)
+
+
+def minicpm5(calls: Sequence[Call]) -> str:
+    """`<function name=` and `<param name=`, escaped."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f'<param name="{key}">{html.escape(bare(value))}</param>' for key, value in arguments.items())
+        parts.append(f'<function name="{name}">{inner}</function>')
+    return "".join(parts)
+
+
+def muse(calls: Sequence[Call]) -> str:
+    """A message to each tool."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n' for key, value in arguments.items())
+        block = f'<atem:function_calls>\n<atem:invoke name="{name}">\n{inner}</atem:invoke>\n</atem:function_calls>'
+        parts.append(f" to={name}<|message|>{block}")
+    return "<|eom|><|start|>assistant".join(parts)
+
+
+def gigachat3(calls: Sequence[Call]) -> str:
+    """JSON behind a marker."""
+    (name, arguments) = calls[0]
+    return f"<|message_sep|>\n\nfunction call<|role_sep|>\n{dumps({'name': name, 'arguments': arguments})}"
 
 
 def hunyuan(calls: Sequence[Call]) -> str:
@@ -303,12 +338,16 @@ FORMATS: tuple[Format, ...] = (
     Format("kimi_k2", kimi_k2, (*_COMMON, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")),
     Format("mistral", mistral, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
     Format("mistral", mistral_named, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    Format("llama3", llama3, (*_COMMON, "<|python_tag|>", ";")),
+    Format("llama3", llama3, (*_COMMON, "<|python_tag|>", ";"), spoken=False),
     Format("pythonic", python_calls, (*_COMMON, "<|python_start|>", "[f(a=1)]", "',", '"],'), keys="word"),
     Format("lfm2", lfm2, (*_COMMON, "<|tool_call_start|>", "<|tool_call_end|>", "',", '"],'), keys="word"),
     Format("gemma4", gemma4, (*_COMMON, "<|tool_call>", "<tool_call|>", ",", ":"), keys="word"),
     Format("gpt-oss", harmony, (*_COMMON, "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>")),
     Format("cohere_command4", cohere, (*_COMMON, "<|START_ACTION|>", "<|END_ACTION|>")),
+    _raw("iquest_q1", iquest_q1, _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</iquest_tool_call>|\Z)"),
+    _raw("minicpm5", minicpm5, _QWEN_MARKS, r"(?!)"),
+    _raw("muse", muse, ("<atem:invoke>", "</atem:invoke>", "</atem:function_calls>", "<|eom|>"), r"(?!)", spoken=False),
+    Format("gigachat3", gigachat3, (*_COMMON, "<|function_call|>", "<|message_sep|>"), parallel=False),
     Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
 )
 

@@ -23,7 +23,8 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[di
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, str(Path(__file__))],
+        [sys.executable, "-m", "support.sglang_side"],  # as a file it would have this folder's http.py for Python's own
+        cwd=Path(__file__).parents[1],
         input=json.dumps({"theirs": theirs, "ours": ours or []}),
         capture_output=True,
         text=True,

@@ -49,6 +49,11 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     ]
 
 
+def test_the_order_of_play_changes_nothing() -> None:
+    episodes = [episode(f"t-{task}", sample, float((task * sample) % 3 == 0)) for task in range(12) for sample in range(3)]
+    assert report(summary_of(*episodes)) == report(summary_of(*reversed(episodes)))
+
+
 def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
     summary = summary_of(episode("t-0", 0), episode("t-0", 1), episode("t-1", 0, 0.0))
     found = report(summary)

@@ -81,6 +81,18 @@ def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None
     assert difference({"a": 1}, {"a": 1, "b": None}) == []
 
 
+def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", {"seed": 1}):
+        pass
+    new = {"seed": 1, "strategy": "llm"}
+    with RunFolder(tmp_path, "pond", new, defaults={"strategy": "llm", "seed": 0}):
+        pass
+    for settings in (new | {"strategy": "react"}, new | {"seed": 0}):
+        folder = RunFolder(tmp_path, "pond", settings, defaults={"strategy": "llm", "seed": 0})
+        with pytest.raises(UsageError, match="was begun with other settings"), folder:
+            pass
+
+
 def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     with RunFolder(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())

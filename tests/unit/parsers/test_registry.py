@@ -6,6 +6,7 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.parsing import assert_same_in_pieces
@@ -13,13 +14,16 @@ from support.parsing import assert_same_in_pieces
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.reasoning import get_reasoning, reasoning_names
 from toolroll.parsers.registry import UnknownParserError, get_parser, parser_names, register
+from toolroll.rollout.args import read_args
+from toolroll.rollout.served import ServedModel
 
 SGLANG = (
     "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
     "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 nanbeige "
-    "trinity interns1 hermes hunyuan gigachat35 gemma4"
+    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse"
 ).split()
 
 
@@ -100,3 +104,10 @@ def test_each_reasoning_format_is_read(name: str) -> None:
 def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
     with pytest.raises(ValueError, match="qwen3"):
         get_parser("qwen25", reasoning="nobody")
+
+
+async def test_auto_takes_the_parser_that_reads_what_the_template_writes(tokenizer: Any) -> None:
+    args = read_args({"tool_call_parser": "auto"})
+    async with ServedModel.from_args(args, tokenizer=tokenizer) as served:
+        assert served.parser.name == infer_parser(tokenizer) == "hermes"
+        assert served.parser.control_tokens >= {"<tool_call>"}

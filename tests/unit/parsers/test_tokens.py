@@ -11,7 +11,7 @@ from support.parsing import tool
 from toolroll.parsers.registry import get_parser
 
 TOOLS = [tool("get_order", {"id": {"type": "string"}, "n": {"type": "integer"}}), tool("list_all")]
-MARKED = [form for form in FORMATS if get_parser(form.name).openers and form.name != "llama3"]
+MARKED = [form for form in FORMATS if get_parser(form.name).openers and form.spoken and form.parallel]
 
 
 def tokenised(quoted: str, written: str, markers: tuple[str, ...]) -> list[tuple[int, int]]:

@@ -1,0 +1,61 @@
+"""What a run shows while it goes on: a bar in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from support.results import episode
+
+from toolroll.rollout.cli.display import RunDisplay, remarks
+from toolroll.rollout.metrics import Summary
+from toolroll.rollout.report import report
+from toolroll.rollout.types import StopReason
+
+
+def shown(*, terminal: bool, earlier: int = 0, total: int = 40) -> str:
+    """The output of a run of `total` episodes, `earlier` of which were played before."""
+    out = io.StringIO()
+    summary = Summary("pond")
+    for sample in range(earlier):
+        summary.add(episode(sample=sample))
+    with RunDisplay(Console(file=out, force_terminal=terminal, width=160), summary, total) as display:
+        for sample in range(earlier, total):
+            found = episode(sample=sample, reward=float(sample % 2), metrics={"completion_tokens": 10.0})
+            summary.add(found)
+            display.show(found)
+    return out.getvalue()
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    lines = shown(terminal=False).splitlines()
+    assert len(lines) == 20
+    assert lines[0].startswith("pond: 2/40  reward 0.500  ")
+    for words in ("episodes/s", "tok/s", "left"):
+        assert words in lines[0]
+    assert lines[-1].startswith("pond: 40/40")
+    assert "0:00 left" in lines[-1]
+
+
+@pytest.mark.parametrize("earlier", [39, 40])
+def test_a_run_that_goes_on_counts_what_is_there(earlier: int) -> None:
+    lines = shown(terminal=False, earlier=earlier).splitlines()
+    assert [line[:12] for line in lines] == ["pond: 40/40 "] * (40 - earlier)
+
+
+def test_a_bar_in_a_terminal() -> None:
+    text = shown(terminal=True, earlier=10)
+    assert "40/40" in text
+    assert "\x1b[" in text
+    assert "reward" in text
+
+
+def test_remarks_say_what_a_reader_must_know() -> None:
+    summary = Summary("pond")
+    summary.add(episode("t-0", metrics={"tool_calls": 4.0, "invalid_calls": 2.0, "invalid_calls/unclosed": 2.0}))
+    summary.add(episode("t-1", reason=StopReason.ENGINE_ERROR))
+    lines = remarks("pond", report(summary))
+    assert lines[0] == "pond: ended by done 1, engine_error 1"
+    assert lines[1] == "pond: invalid calls: unclosed 2"
+    assert lines[2] == "pond: WARNING: 1 of 2 episodes were aborted and count in no reward: engine_error 1"
