@@ -22,6 +22,7 @@ from toolroll.rollout.node import Node
 from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.session import Session
+from toolroll.rollout.surrogates import without_surrogates
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
@@ -49,8 +50,9 @@ class Reply:
 class Dialogue:
     """The conversation that begins with `messages` and `tools`.
 
-    `messages` grows as the conversation does; `session` holds its tokens. `prompt_hook` and `delta_hook` replace the ids of the
-    first prompt and of the deltas (published hooks of the agent mixin): what they give is served, compared and counted.
+    `messages` grows as the conversation does, without the surrogates that no tokenizer reads; `session` holds its tokens.
+    `prompt_hook` and `delta_hook` replace the ids of the first prompt and of the deltas (published hooks of the agent mixin): what
+    they give is served, compared and counted.
     """
 
     def __init__(
@@ -70,8 +72,8 @@ class Dialogue:
         self.served = served
         self.template = template or served.template
         self.session = Session(session_id)
-        self.messages: list[Message] = [dict(message) for message in messages]
-        self.tools: list[Tool] = list(tools)
+        self.messages: list[Message] = [without_surrogates(dict(message)) for message in messages]
+        self.tools: list[Tool] = without_surrogates(list(tools))
         self.mismatches: Counter[str] = Counter()
         self.forks: list[str] = []
         self.first_prompt: str = ""
@@ -92,12 +94,13 @@ class Dialogue:
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
         """Add what the environment said; `tools` where the list changed. It becomes tokens with the next `reply`."""
-        new = [dict(message) for message in messages]
+        new = [without_surrogates(dict(message)) for message in messages]
         self.messages += new
         self._pending += new
-        current = self.tools if self._new_tools is None else self._new_tools
-        if tools is not None and list(tools) != current:
-            self._new_tools = list(tools)
+        if tools is not None:
+            wanted = without_surrogates(list(tools))
+            if wanted != (self.tools if self._new_tools is None else self._new_tools):
+                self._new_tools = wanted
 
     # --- the model's side ----------------------------------------------------------------------------------------------
 

@@ -61,6 +61,18 @@ async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer:
     assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
 
 
+async def test_text_with_lone_surrogates_is_served_as_replacement_characters(tokenizer: Any) -> None:
+    tool: Tool = {"type": "function", "function": {"name": "look", "description": "at \udcff", "parameters": {"type": "object"}}}
+    async with talking(tokenizer, messages=[user("a \udcff name")], tools=[tool]) as (dialogue, engine, served):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])], [tool])
+        await dialogue.reply(PARAMS)
+    assert [message["content"] for message in dialogue.messages[:2]] == ["a \ufffd name", "Fine."]
+    text = served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+    assert "a \ufffd name" in text and "at \ufffd" in text and "a pair 😀 and \ufffd" in text
+    assert dialogue.forks == []
+
+
 async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
     first, new = [dict(message) for message in FIRST], user("More.")
     async with talking(tokenizer, messages=first) as (dialogue, _, _):
