@@ -23,11 +23,11 @@ NO_PARALLEL = "Not executed: only one tool call per turn is allowed. Make one ca
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` by call id that the agent gives
-    itself, whether to `stop`, and whether the reply was `invalid`."""
+    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` that the agent gives itself,
+    by the call's place in the reply (two calls may have one id), whether to `stop`, and whether the reply was `invalid`."""
 
     action: Action | None
-    answers: Mapping[str, Message] = field(default_factory=dict)
+    answers: Mapping[int, Message] = field(default_factory=dict)
     stop: bool = False
     invalid: bool = False
 
@@ -57,27 +57,29 @@ class CallPolicy:
         """`invalid_before`: how many replies just before this one were invalid."""
         if reply.bad_calls:
             return self._decide_invalid(reply, invalid_before + 1)
-        return self._execute(reply.content, reply.tool_calls, {})
+        return self._execute(reply, {})
 
     def _decide_invalid(self, reply: ParsedReply, in_a_row: int) -> Decision:
         if self.on_invalid_call == "stop" or in_a_row >= self.max_invalid_in_a_row:
             return Decision(None, stop=True, invalid=True)
+        bad = [(at, call) for at, call in enumerate(reply.tool_calls) if not call.ok]
         if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
-            answers = {call.id: answer(call, call.error or "This call could not be read.") for call in reply.bad_calls}
+            answers = {at: answer(call, call.error or "This call could not be read.") for at, call in bad}
             return Decision(Action(reply.content), answers, invalid=True)
-        answers = {call.id: answer(call, f"Error: {call.error or 'this call could not be read.'}") for call in reply.bad_calls}
+        answers = {at: answer(call, f"Error: {call.error or 'this call could not be read.'}") for at, call in bad}
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
-        done = self._execute(reply.content, reply.ok_calls, answers)
+        done = self._execute(reply, answers)
         return Decision(done.action, done.answers, invalid=True)
 
-    def _execute(self, content: str, calls: tuple[ToolCall, ...], answers: Mapping[str, Message]) -> Decision:
+    def _execute(self, reply: ParsedReply, answers: Mapping[int, Message]) -> Decision:
+        calls = [(at, call) for at, call in enumerate(reply.tool_calls) if call.ok]
         if len(calls) <= 1 or self.parallel_calls == "all":
-            return Decision(Action(content, calls), answers)
+            return Decision(Action(reply.content, reply.ok_calls), answers)
         if self.parallel_calls == "first":
-            refused = {call.id: answer(call, ONE_CALL) for call in calls[1:]}
-            return Decision(Action(content, calls[:1]), {**answers, **refused})
-        return Decision(None, {**answers, **{call.id: answer(call, NO_PARALLEL) for call in calls}})
+            refused = {at: answer(call, ONE_CALL) for at, call in calls[1:]}
+            return Decision(Action(reply.content, (calls[0][1],)), {**answers, **refused})
+        return Decision(None, {**answers, **{at: answer(call, NO_PARALLEL) for at, call in calls}})
 
 
 def answer(call: ToolCall, text: str) -> Message:
@@ -85,12 +87,18 @@ def answer(call: ToolCall, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": text}
 
 
-def in_call_order(calls: Sequence[ToolCall], answers: Mapping[str, Message], messages: Sequence[Message]) -> list[Message]:
+def in_call_order(calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]) -> list[Message]:
     """The environment's `messages` and the agent's own `answers`, tool messages in the order of the calls, the rest behind."""
-    place = {call.id: index for index, call in enumerate(calls)}
-    tools = [message for message in messages if message.get("role") == "tool"] + list(answers.values())
-    tools.sort(key=lambda message: place.get(message.get("tool_call_id", ""), len(place)))
-    return tools + [message for message in messages if message.get("role") != "tool"]
+    tools = [message for message in messages if message.get("role") == "tool"]
+    ordered: list[Message] = []
+    for at, call in enumerate(calls):
+        if at in answers:
+            ordered.append(answers[at])
+            continue
+        own = next((index for index, message in enumerate(tools) if message.get("tool_call_id") == call.id), None)
+        if own is not None:
+            ordered.append(tools.pop(own))
+    return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 
 def told(action: Action, text: str) -> list[Message]:

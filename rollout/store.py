@@ -17,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.storable import as_text, storable
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
 
 SCHEMA_VERSION = 1
@@ -80,7 +81,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """The episode as one line of JSON, with its newline."""
+    """The episode as one line of JSON, with its newline; what JSON cannot hold is put in words (`storable`)."""
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -101,19 +102,13 @@ def to_line(episode: Episode) -> bytes:
         "metrics": result.metrics,
         "info": result.info,
     }
-    return orjson.dumps(record, option=_OPTIONS, default=_plain)
+    try:
+        return orjson.dumps(record, option=_OPTIONS, default=as_text)
+    except TypeError:  # text that no encoding can write, an integer too long, what is nested too deep
+        return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
-
-
-def _plain(value: Any) -> Any:
-    """What an environment left in `info` that JSON does not know: shown as text, so that no episode is lost for it."""
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return repr(value)
 
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output are sent again.
 
-The weight versions stay per token, so a trainer sees which tokens come from which weights.
+Invariants: the weight versions stay per token, so a trainer sees which tokens come from which weights; a grammar begins anew with each
+request, so a turn under one is not resumed in its middle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightV
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class Turns(Protocol):
@@ -37,13 +39,14 @@ async def generate_resumed(
 ) -> Completion:
     """`engine.generate`, resumed after an abort at most `max_resumes` times.
 
-    The joined completion has finish_reason "abort" if the last attempt was aborted too. `max_new_tokens` counts over all parts.
+    The joined completion has finish_reason "abort" if the last attempt was aborted too, or where a grammar forbids to go on in the
+    middle. `max_new_tokens` and `min_new_tokens` count over all parts.
     """
     whole = await engine.generate(request, progress=progress)
     limit = int(request.sampling_params.get("max_new_tokens", 0))
     for resume in range(max_resumes):
         left = limit - len(whole.output_ids)
-        if whole.finish_reason != "abort" or left <= 0:
+        if whole.finish_reason != "abort" or left <= 0 or (len(whole.output_ids) and _constrained(request.sampling_params)):
             break
         await sleep(min(_BACKOFF * 2**resume, _BACKOFF_LIMIT))
         part = await engine.generate(
@@ -51,12 +54,22 @@ async def generate_resumed(
                 request,
                 input_ids=np.concatenate([request.input_ids, whole.output_ids]),
                 input_ids_json=None,
-                sampling_params={**request.sampling_params, "max_new_tokens": left},
+                sampling_params=_rest(request.sampling_params, left, len(whole.output_ids)),
             ),
             progress=_behind(progress, whole.output_ids),
         )
         whole = join(whole, part)
     return whole
+
+
+def _constrained(params: Mapping[str, Any]) -> bool:
+    return any(params.get(name) for name in _GRAMMARS)
+
+
+def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
+    """`params` for what is `left` of a turn of which `sampled` tokens are there."""
+    least = params.get("min_new_tokens")
+    return {**params, "max_new_tokens": left} | ({"min_new_tokens": max(least - sampled, 0)} if least else {})
 
 
 def _behind(progress: Progress | None, before: IdArray) -> Progress | None:

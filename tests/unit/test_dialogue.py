@@ -61,6 +61,18 @@ async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer:
     assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
 
 
+async def test_text_with_lone_surrogates_is_served_as_replacement_characters(tokenizer: Any) -> None:
+    tool: Tool = {"type": "function", "function": {"name": "look", "description": "at \udcff", "parameters": {"type": "object"}}}
+    async with talking(tokenizer, messages=[user("a \udcff name")], tools=[tool]) as (dialogue, engine, served):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])], [tool])
+        await dialogue.reply(PARAMS)
+    assert [message["content"] for message in dialogue.messages[:2]] == ["a \ufffd name", "Fine."]
+    text = served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+    assert "a \ufffd name" in text and "at \ufffd" in text and "a pair 😀 and \ufffd" in text
+    assert dialogue.forks == []
+
+
 async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
     first, new = [dict(message) for message in FIRST], user("More.")
     async with talking(tokenizer, messages=first) as (dialogue, _, _):
@@ -193,12 +205,7 @@ async def test_a_frame_that_is_wrong_takes_the_episode_out_of_training(tokenizer
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
 async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
     async def run(change: Sequence[int]) -> tuple[Dialogue, EmbeddedEngine]:
-        async with talking(tokenizer) as (plain, engine, _):
-            await exchange(plain, 2)
-            await plain.reply(PARAMS)
-        nodes = plain.session.head.path() if plain.session.head else []
-        own = iter([node.ids for node in nodes if not node.sampled][0 if hook == "prompt_hook" else 1 :])
-        given = {hook: lambda messages: [*next(own).tolist(), *change]}
+        given = {hook: lambda _, ids: [*ids.tolist(), *change]}
         async with talking(tokenizer, **given) as (dialogue, engine, _):
             await exchange(dialogue, 2)
             await dialogue.reply(PARAMS)

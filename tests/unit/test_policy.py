@@ -41,7 +41,7 @@ def test_each_call_is_executed_or_answered_never_both(policy: CallPolicy, calls:
     if decision.stop:
         assert decision.action is None
         return
-    executed = {call.id for call in decision.action.tool_calls} if decision.action else set()
+    executed = {calls.index(call) for call in decision.action.tool_calls} if decision.action else set()
     answered = set(decision.answers)
     assert not executed & answered
     assert all(call.ok for call in (decision.action.tool_calls if decision.action else ()))
@@ -49,13 +49,13 @@ def test_each_call_is_executed_or_answered_never_both(policy: CallPolicy, calls:
     if spoken and decision.invalid:
         assert policy.on_invalid_call == "respond"
     else:
-        assert executed | answered == {call.id for call in calls}
+        assert executed | answered == set(range(len(calls)))
     assert decision.invalid == any(not call.ok for call in calls)
 
 
 def test_feedback_tells_the_error_and_executes_the_rest() -> None:
     decision = CallPolicy().decide(reply(bad(0), good(1)), invalid_before=0)
-    assert decision.answers["c0"]["content"] == "Error: not JSON"
+    assert decision.answers[0]["content"] == "Error: not JSON"
     assert decision.action == Action("", (good(1),))
 
 
@@ -74,7 +74,7 @@ def test_stop_ends_at_the_first_and_any_policy_at_the_limit() -> None:
 def test_of_several_calls_first_executes_one_and_refuse_none() -> None:
     first = CallPolicy(parallel_calls="first").decide(reply(good(0), good(1), good(2)), invalid_before=0)
     assert first.action == Action("", (good(0),))
-    assert {key: found["content"] for key, found in first.answers.items()} == {"c1": ONE_CALL, "c2": ONE_CALL}
+    assert {key: found["content"] for key, found in first.answers.items()} == {1: ONE_CALL, 2: ONE_CALL}
     refused = CallPolicy(parallel_calls="refuse").decide(reply(good(0), good(1)), invalid_before=0)
     assert refused.action is None
     assert {found["content"] for found in refused.answers.values()} == {NO_PARALLEL}
@@ -90,6 +90,23 @@ def test_answers_stand_in_the_order_of_the_calls() -> None:
         {"role": "tool", "tool_call_id": "c0", "content": "zero"},
     ]
     assert [message.get("tool_call_id") for message in in_call_order(calls, answers, env)] == ["c0", "c1", "c2", None]
+
+
+def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
+    """A model may write its ids itself, and one of them twice."""
+
+    def twin(error: str) -> ToolCall:
+        return ToolCall("look", None, "{", CallStatus.INVALID_JSON, error, id="c0")
+
+    both = reply(twin("one"), twin("two"))
+    answers = CallPolicy().decide(both, invalid_before=0).answers
+    assert [message["content"] for message in in_call_order(both.tool_calls, answers, [])] == ["Error: one", "Error: two"]
+
+    mixed = reply(twin("one"), good(0), good(1), twin("two"))
+    answers = CallPolicy().decide(mixed, invalid_before=0).answers
+    env: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"good {at}"} for at in (1, 0)]
+    told_so = [message["content"] for message in in_call_order(mixed.tool_calls, answers, env)]
+    assert told_so == ["Error: one", "good 0", "good 1", "Error: two"]
 
 
 def test_an_action_at_fault_is_told_so() -> None:

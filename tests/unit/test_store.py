@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from support.results import content, episode, trajectory
 
 from toolroll.rollout.errors import UsageError
@@ -82,3 +85,45 @@ def test_another_schema_version_is_refused() -> None:
     line = to_line(episode()).replace(b'"schema_version":1', b'"schema_version":99')
     with pytest.raises(UsageError, match="schema version 99; this toolroll reads 1"):
         from_line(line)
+
+
+# --- what JSON cannot hold ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Note:
+    text: str
+    number: int
+
+
+class Model(BaseModel):
+    text: str
+
+
+def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
+    """Lone surrogates, integers beyond 64 bits, and what is in itself: each would end the run."""
+    ring: list[Any] = []
+    ring.append(ring)
+    info = {
+        "pair \ud83d\ude00": "lone \udcff",
+        "numbers": [2**64 - 1, 2**64, -(2**63) - 1, True, None, 0.5],
+        "array": np.arange(3),
+        "note": Note("\ud800", 2**70),
+        "model": Model.model_construct(text="\ud800"),
+        "set": {"\udcff"},
+        (1, "\udcff"): Path("\udcff"),
+        7: "seven",
+    }
+    said = [{"role": "user", "content": "bad \udcff name"}, {"role": "assistant", "content": "Ok."}]
+    found = episode(messages=said, info=info)
+    again = from_line(to_line(found)).result
+    assert again.messages == [{"role": "user", "content": "bad \ufffd name"}, said[1]]
+    assert again.info["pair 😀"] == "lone \ufffd"
+    assert again.info["numbers"] == [2**64 - 1, str(2**64), str(-(2**63) - 1), True, None, 0.5]
+    assert again.info["array"] == [0, 1, 2]
+    assert again.info["note"] == {"text": "\ufffd", "number": str(2**70)}
+    assert (again.info["model"], again.info["set"], again.info["7"]) == ({"text": "\ufffd"}, ["\ufffd"], "seven")
+    for mine, theirs in zip(again.trajectories, found.result.trajectories, strict=True):
+        for name in ("input_ids", "loss_mask", "logprobs"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+    assert "[[...]]" in to_line(episode(info={"ring": ring})).decode()

@@ -94,3 +94,22 @@ async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int)
     async with engine, client(engine.url) as calls:
         await generate_resumed(calls, request(), max_resumes=resumes, sleep=Pauses())
     assert len(engine.log) == 1
+
+
+@pytest.mark.parametrize("grammar", ["json_schema", "regex", "ebnf", "structural_tag"])
+async def test_a_grammar_is_not_begun_anew_in_the_middle_of_a_turn(tokenizer: Any, grammar: str) -> None:
+    """The engine reads a grammar from its beginning for each request: the joined turn would be no word of it."""
+    params = {"max_new_tokens": 20, grammar: "{}"}
+    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9]))
+    async with engine, client(engine.url) as calls:
+        whole = await generate_resumed(calls, request(sampling_params=params), max_resumes=3, sleep=Pauses())
+    assert len(engine.log) == 2, "an abort before the first token may be resumed, and no other"
+    assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
+
+
+async def test_the_least_number_of_tokens_counts_over_all_parts(tokenizer: Any) -> None:
+    params = {"max_new_tokens": 20, "min_new_tokens": 6}
+    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4, 3]))
+    async with engine, client(engine.url) as calls:
+        await generate_resumed(calls, request(sampling_params=params), max_resumes=3, sleep=Pauses())
+    assert [entry.sampling_params["min_new_tokens"] for entry in engine.log] == [6, 2, 0]

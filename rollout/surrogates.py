@@ -1,0 +1,44 @@
+"""Lone surrogates: characters that Python holds in a string and that no encoding, so no tokenizer and no JSON, can write.
+
+Invariants: a pair of surrogates becomes the character that it stands for, a lone one U+FFFD; what holds none is given back as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def without_surrogates(value: T) -> T:
+    """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object where it holds none."""
+    return _cleaned(value) if _holds_any(value) else value
+
+
+def _holds_any(value: Any) -> bool:
+    if isinstance(value, str):
+        return not _encodes(value)
+    if isinstance(value, dict):
+        return any(_holds_any(key) or _holds_any(item) for key, item in value.items())
+    return isinstance(value, list | tuple) and any(map(_holds_any, value))
+
+
+def _encodes(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if _encodes(value) else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = map(_cleaned, value)
+        return list(items) if isinstance(value, list) else tuple(items)
+    return value
