@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
+
+_IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
 
 CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
@@ -27,6 +30,25 @@ def generate_through(served: ServedModel, call_llm: CallHook) -> Callable[[Gener
         return parse_completion(body, request)
 
     return generate
+
+
+def in_play(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
+    """`hook` for a `Dialogue`; while it runs, `ids_in_play` gives the ids that would be served, so that an override may build on what
+    its base class gives."""
+
+    def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
+        token = _IN_PLAY.set(ids.tolist())
+        try:
+            return hook(messages)
+        finally:
+            _IN_PLAY.reset(token)
+
+    return hooked
+
+
+def ids_in_play() -> list[int] | None:
+    """The ids that would be served; None outside of a hook that a `Dialogue` calls."""
+    return _IN_PLAY.get()
 
 
 def parse_through(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:

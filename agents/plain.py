@@ -85,12 +85,11 @@ class PlainAgent(ABC):
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason, reward = record.fail(error), None
+            reason = record.fail(error)
             logger.warning("episode %s ended with %s: %s", session_id, reason, error)
-            if reason is StopReason.CONTEXT_FULL:
-                reward = await record.reward(reason, world, self._policy.invalid_penalty)
+            reason, reward = await record.cut_short(reason, world, self._policy.invalid_penalty)
         finally:
-            await asyncio.shield(world.close())
+            await asyncio.shield(record.close(world))
         return _result(world, record, messages, tools, reason, reward)
 
     async def _interact(

@@ -15,6 +15,7 @@ from toolroll.rollout.errors import (
     ContextOverflowError,
     EngineError,
     EnvironmentFailure,
+    RolloutError,
     TemplateError,
     TimeLimitError,
     TokenError,
@@ -84,6 +85,22 @@ class EpisodeRecord:
             reward = verdict if verdict is not None else (sum(self.rewards) if total else 0.0)
         return reward + penalty * self.counts["invalid_replies"]
 
+    async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
+        """What an episode that an error ended comes to: the environment's verdict where the context was full, else no reward."""
+        if reason is not StopReason.CONTEXT_FULL:
+            return reason, None
+        try:
+            reward = await self.reward(reason, world, penalty)
+        except RolloutError as error:
+            return self.fail(error), None
+        return reason, reward
+
+    async def close(self, world: World) -> None:
+        """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
+        for what, error in (("metrics_error", world.measure()), ("close_error", await world.close())):
+            if error is not None:
+                self.info[what] = describe(error)
+
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
         """All numbers of the episode."""
         own = {**self.counts, "engine_seconds": self.engine_seconds, "seconds": perf_counter() - self.began}
@@ -103,6 +120,7 @@ _REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason]
     (EngineError, StopReason.ENGINE_ERROR),
     (UserSimulatorError, StopReason.USER_ERROR),
     (TimeLimitError, StopReason.TIME_LIMIT),
-    ((TokenError, TemplateError), StopReason.TOKEN_ERROR),
+    (TokenError, StopReason.TOKEN_ERROR),
+    (TemplateError, StopReason.TEMPLATE_ERROR),
     (EnvironmentFailure, StopReason.ENVIRONMENT_ERROR),
 )

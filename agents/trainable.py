@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.agents.adapt import as_environment
-from toolroll.agents.hooks import generate_through, parse_through
+from toolroll.agents.hooks import generate_through, ids_in_play, in_play, parse_through
 from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.result import build_result
@@ -100,7 +100,8 @@ class TrainableAgentMixin:
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
-            dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex)
+            await served.ready()
+            dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
             reason = await self._interact(world, dialogue, record, params, max_num_steps)
             await dialogue.settle()
             reward = await record.reward(reason, world, self.policy.invalid_penalty)
@@ -111,12 +112,13 @@ class TrainableAgentMixin:
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason, reward = record.fail(error), None
+            reason = record.fail(error)
             logger.warning("episode %s ended with %s: %s", session_id, reason, error)
-            if reason is StopReason.CONTEXT_FULL:
-                reward = await record.reward(reason, world, self.policy.invalid_penalty)
+            if dialogue is not None:
+                await dialogue.settle()
+            reason, reward = await record.cut_short(reason, world, self.policy.invalid_penalty)
         finally:
-            await asyncio.shield(world.close())
+            await asyncio.shield(record.close(world))
         return self._finish(world, dialogue, record, reason, reward)
 
     async def _interact(
@@ -166,7 +168,7 @@ class TrainableAgentMixin:
             await self.served.aclose()
             self.served = self._own_template = None
 
-    async def _begin(self, served: ServedModel, world: World, record: EpisodeRecord, session_id: str) -> Dialogue:
+    async def _begin(self, served: ServedModel, world: World, record: EpisodeRecord, session_id: str, rollout_args: Any) -> Dialogue:
         """Reset the environment through the published hooks, and open the conversation."""
         first, info = await self._initialize_environment(world, world.task.index)
         record.info.update(info)
@@ -181,11 +183,11 @@ class TrainableAgentMixin:
             tools,
             session_id=session_id,
             template=self._template(served),
-            verify=read_args(self.rollout_args).verify,
+            verify=read_args(rollout_args if rollout_args is not None else self.rollout_args).verify,
             generate=generate_through(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
             parse=parse_through(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
-            prompt_hook=(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
-            delta_hook=(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
+            prompt_hook=in_play(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
+            delta_hook=in_play(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
         )
 
     async def _act(self, world: World, dialogue: Dialogue, record: EpisodeRecord, reply: Reply, action: Action) -> StepResult:
@@ -271,17 +273,22 @@ class TrainableAgentMixin:
         return [{"role": "system", "content": self.wiki}, {"role": "user", "content": obs}]
 
     def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """The first prompt: its text and its ids."""
+        """The first prompt: its text and its ids. Within an episode, those that will be served unless an override gives others."""
         template = self._open(None).template
-        ids = template.prompt(messages, self.tools_info)
+        served = ids_in_play()
+        ids = template.prompt(messages, self.tools_info) if served is None else served
         return template.encoder.decode(ids), ids
 
     def _get_token_delta(self, tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """The ids and the loss mask of the last message of a recorded conversation, by diffing successive renders.
 
         Assistant messages are 1, all others 0, and so is the generation prompt before an assistant message. The rollout itself
-        never encodes what the model sampled: this is for transcripts.
+        never encodes what the model sampled: this is for transcripts. Called by an override within an episode, it gives the delta
+        that will be served for the new messages, all of it 0.
         """
+        served = ids_in_play()
+        if served is not None:
+            return served, [0] * len(served)
         return last_message_delta(self._open(None).template, messages, self.tools_info)
 
     def _build_final_result(

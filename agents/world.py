@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeVar, cast
@@ -15,8 +16,12 @@ from typing import Any, TypeVar, cast
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, RolloutError, TimeLimitError, UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 OffLoop = Callable[..., Awaitable[Any]]
+
+_CLOSE_LIMIT = 10.0
 
 
 class World:
@@ -33,6 +38,7 @@ class World:
         self.done = False
         self._off_loop = off_loop
         self._time_limit = time_limit
+        self._metrics: Mapping[str, float] = {}
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
@@ -50,19 +56,35 @@ class World:
         """The environment's reward for an episode that ran out of steps or of context."""
         return await self._call(self.env.verdict)
 
-    def metrics(self) -> Mapping[str, float]:
-        """The environment's numbers."""
-        return {**self.env.metrics(), "env_seconds": self.seconds}
-
-    async def close(self) -> None:
-        """Close the environment."""
-        await self._call(self.env.close)
-
-    async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-        began = perf_counter()
-        limit = asyncio.timeout(self._time_limit)
+    def measure(self) -> Exception | None:
+        """Take the environment's numbers; an error of that is given back."""
         try:
-            async with limit:
+            self._metrics = dict(self.env.metrics())
+        except Exception as error:  # noqa: BLE001 - the environment's border: numbers that fail take nothing from the episode
+            logger.warning("the environment of task %s gave no numbers: %s", self.task.id, error)
+            return error
+        return None
+
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers that `measure` took."""
+        return {**self._metrics, "env_seconds": self.seconds}
+
+    async def close(self) -> Exception | None:
+        """Close the environment; an error of that, which takes nothing from the episode that was played, is given back. A close that
+        finds no free thread, or does not end, is waited for no longer than the time limit (10 seconds where there is none)."""
+        try:
+            await self._call(self.env.close, limit=self._time_limit or _CLOSE_LIMIT)
+        except (ActionError, RolloutError, UsageError) as error:
+            logger.warning("the environment of task %s was not closed: %s", self.task.id, error)
+            return error
+        return None
+
+    async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
+        began = perf_counter()
+        seconds = limit or self._time_limit
+        timeout = asyncio.timeout(seconds)
+        try:
+            async with timeout:
                 if self.env.blocking and not inspect.iscoroutinefunction(function):
                     result = await self._off_loop(function, *args)
                 else:
@@ -73,8 +95,8 @@ class World:
             raise
         except Exception as error:
             where = f"{type(self.env).__name__}.{function.__name__}"
-            if limit.expired():
-                raise TimeLimitError(f"{where} took more than {self._time_limit:g} s") from error
+            if timeout.expired():
+                raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
             raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}") from error
         finally:
             self.seconds += perf_counter() - began

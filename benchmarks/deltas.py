@@ -48,7 +48,7 @@ class Toolroll:
         self._tools, self._tools_key = tools, orjson.dumps(tools)
         self._history = History(self._template.features)
         self._history.extend(messages)
-        self._session.observe(self._template.first_prompt(messages, tools)[1])
+        self._session.observe(self._template.first_prompt(messages, tools)[1].input_ids)
         return self._session.input_ids
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:

@@ -1,7 +1,8 @@
 """The shape that tagged formats share: calls as elements with a name, and parameters as elements with a key and bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and their like differ in their markers, which `Shape` names. Invariants: a value ends at
-the first closing marker behind which the format can go on, so that values may spell the format's own tags.
+the first closing marker behind which the format can go on, so that values may spell the format's own tags; but a value that was
+never closed ends with its call and block, so that it does not swallow the next call.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class TagParser(BlockParser):
     shape: ClassVar[Shape]
     _name_ends: ClassVar[tuple[str, ...]]
     _name_guards: ClassVar[tuple[str, ...]]
+    _ways_out: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         shape = cls.shape
@@ -57,6 +59,8 @@ class TagParser(BlockParser):
         cls._name_ends = (*shape.name_end, *((shape.self_closing,) if shape.self_closing else ()))
         guards = (*cls._name_ends, "\n", shape.call[1], shape.call[0], shape.key[0], *(shape.block or ()))
         cls._name_guards = tuple(dict.fromkeys(guards))
+        ends = (shape.call[1] + shape.block[1], f"{shape.call[1]}\n{shape.block[1]}") if shape.block is not None else ()
+        cls._ways_out = ends
         super().__init_subclass__()
 
     def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
@@ -113,7 +117,7 @@ class TagParser(BlockParser):
                 raise Broken(f"expected {shape.value[0]} behind the parameter {key} of {name}", name)
             at += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
-        end = yield from source.closing(at, shape.value[1], (shape.key[0], shape.call[1]), exact)
+        end = yield from source.closing(at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out))
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
         found[key] = self.value(source.text[at:end], schemas.get(key), is_string=is_string)

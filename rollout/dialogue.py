@@ -23,14 +23,15 @@ from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.session import Session
 from toolroll.rollout.surrogates import without_surrogates
-from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.chat_template import ChatTemplate, Delta
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 VerifyPolicy = Literal["off", "sample", "always"]
 
-DeltaHook = Callable[[Sequence[Message]], Sequence[int]]
+DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
+"""Given the conversation and the ids that would be served, gives the ids to serve."""
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
@@ -170,15 +171,17 @@ class Dialogue:
         ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
         self.session.observe(ids)
         self._history.extend(new)
-        if delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always":
-            self._schedule_check(before, new, sampled, delta.input_ids)
+        if self._is_due(delta):
+            self._schedule(self.template.check, before, new, list(self.tools), sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
-        text, ids = self.template.first_prompt(self.messages, self.tools)
+        text, delta = self.template.first_prompt(self.messages, self.tools)
         self._pending.clear()
-        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        served = self._hooked(self._prompt_hook, delta.input_ids, "prompt_hook")
         self.session.observe(served)
-        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
+        self.first_prompt = text if served is delta.input_ids else self.template.encoder.decode(served)
+        if self._is_due(delta):
+            self._schedule(self.template.check_prompt, list(self.messages), list(self.tools), delta.input_ids)
 
     def _fork(self, reason: str, new: Sequence[Message]) -> None:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
@@ -198,18 +201,21 @@ class Dialogue:
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
         if hook is None:
             return ids
-        given = np.asarray(hook(self.messages), dtype=np.int32)
+        given = np.asarray(hook(self.messages, ids), dtype=np.int32)
         if not np.array_equal(given, ids):
             self._mismatch(kind)
         return given
 
     # --- verification ----------------------------------------------------------------------------------------------------
 
-    def _schedule_check(self, before: list[Message], new: list[Message], sampled: Sampled, ids: IdArray) -> None:
-        self._checks.add(asyncio.create_task(self._check(before, new, list(self.tools), sampled, ids)))
+    def _is_due(self, delta: Delta) -> bool:
+        return delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always"
 
-    async def _check(self, before: list[Message], new: list[Message], tools: list[Tool], sampled: Sampled, ids: IdArray) -> None:
-        kind = await self.served.off_loop(self.template.check, before, new, tools, sampled, ids)
+    def _schedule(self, check: Callable[..., str | None], *args: Any) -> None:
+        self._checks.add(asyncio.create_task(self._check(check, *args)))
+
+    async def _check(self, check: Callable[..., str | None], *args: Any) -> None:
+        kind = await self.served.off_loop(check, *args)
         if kind is not None:
             self._mismatch(kind)
 

@@ -46,8 +46,8 @@ class TokenError(RolloutError):
     """Tokens would not be what was served or sampled; raised instead of training on them."""
 
 
-class TemplateError(UsageError):
-    """The chat template cannot be used for what was asked; the message names the probe or the message that failed."""
+class TemplateError(RolloutError):
+    """The chat template cannot be used for what was asked, or refuses the conversation; the message says which and why."""
 
 
 class HistoryRewrittenError(TokenError):

@@ -69,6 +69,8 @@ class ServedModel:
         self.name = name
         self._max_resumes = max_resumes
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="toolroll")
+        self._preparing = asyncio.Lock()
+        self._prepared = False
         self._variants: dict[Callable[[str], str], ChatTemplate] = {}
 
     @classmethod
@@ -136,6 +138,13 @@ class ServedModel:
         if hook not in self._variants:
             self._variants[hook] = self.template.with_head(hook)
         return self._variants[hook]
+
+    async def ready(self) -> None:
+        """Build, once and off the event loop, what the first body with control-token text needs (a second or two)."""
+        async with self._preparing:
+            if not self._prepared:
+                await self.off_loop(self.template.encoder.prepare)
+                self._prepared = True
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run blocking `function` in the executor."""

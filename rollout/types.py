@@ -50,6 +50,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     USER_ERROR = "user_error"
     TOKEN_ERROR = "token_error"  # the tokens could not be kept exact
+    TEMPLATE_ERROR = "template_error"  # the chat template refuses the conversation
     TIME_LIMIT = "time_limit"
     INTERNAL_ERROR = "internal_error"
 

@@ -29,6 +29,8 @@ from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _CHECK_EVERY = 64  # a check renders the whole conversation: some twenty times the cost of a framed delta
+_FRAMES = 4096
+"""How many frames are kept."""
 _TOOL_LISTS = 256
 """How many lists of tools are remembered."""
 
@@ -56,7 +58,8 @@ class ChatTemplate:
     served: "fork" raises `HistoryRewrittenError`, so that the caller begins a second training sequence; "preserve" goes on with
     the stream as it is, where the text of the new messages is defined. `now`: the time that a template sees which asks for it.
     `stop_token_ids`: further tokens that end a turn, besides those of the tokenizer and the template.
-    Safe to share between episodes of one event loop; not between threads.
+    Safe to share between episodes of one event loop. `check` and `check_prompt` may run in a thread beside it: they render and
+    compare, and what they drop is learned again.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class ChatTemplate:
             now=renderer.now,
             stop_token_ids=self.stop_token_ids,
             head_hook=renderer.head_hook,
+            encoder=self.encoder,
         )
 
     @property
@@ -133,19 +137,27 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
-        return list(self.first_prompt(messages, tools)[1].tolist())
+        return self.encode_conversation(messages, tools, generate=True)
 
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
-        """The same as text and ids. One of a known shape (the same tools, messages of the same kinds) costs no render."""
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, Delta]:
+        """The same as text and ids, for a caller that has it checked: one of a known shape (the same tools, messages of the same
+        kinds) costs no render."""
         messages = [plain_content(message) for message in messages]
         framed = self._prompt_frames.fill(messages, tools) if self._hold_no_control(tools) else None
         if framed is not None:
-            text, bodies = framed
-            return text, self._heads.encode(text, risky(self.encoder, text, bodies))
+            text, bodies, due = framed
+            return text, Delta(self._heads.encode(text, risky(self.encoder, text, bodies)), framed=True, check_due=due)
         text, spans = self.conversation(messages, tools, generate=True)
         if self._hold_no_control(tools):
             self._prompt_frames.saw(messages, tools, text)
-        return text, self._heads.encode(text, spans)
+        return text, Delta(self._heads.encode(text, spans))
+
+    def check_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, input_ids: IdArray) -> str | None:
+        """Render a first prompt anew and compare: None, or what disagrees; then no prompt is made without a render any more."""
+        if np.array_equal(self.encoder.encode(*self.conversation(messages, tools, generate=True)), input_ids):
+            return None
+        self._prompt_frames.give_up()
+        return "prompt"
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """The ids of the whole conversation, with or without the generation prompt."""
@@ -236,6 +248,8 @@ class ChatTemplate:
         derived = self._derive(messages, new, tools, sampled)
         ids = self.encoder.encode(derived.text, derived.bodies)
         if key is not None and key not in self._frames and derived.rewritten is None:
+            if len(self._frames) >= _FRAMES:
+                self._frames.clear()
             self._frames[key] = self._learn(messages, new, tools, sampled, ids)
         return Delta(as_ids(ids), preserved=derived.rewritten)
 
@@ -269,9 +283,9 @@ class ChatTemplate:
         """
         try:
             derived = self._derive(messages, [plain_content(message) for message in new], tools, sampled)
-        except HistoryRewrittenError as error:
+        except (HistoryRewrittenError, TemplateError) as error:
             self._frames.clear()
-            return f"rewritten: {error.reason}"
+            return f"rewritten: {error.reason}" if isinstance(error, HistoryRewrittenError) else "refused"
         expected = self.encoder.encode(derived.text, derived.bodies)
         if list(expected) == list(as_list(input_ids)):
             return None
@@ -321,12 +335,14 @@ class ChatTemplate:
         sampled: Sampled,
         ids: Sequence[int],
     ) -> CutFrame | None:
-        turn, masked = frames.with_nonces(messages[-1], new)
-        try:
-            text = self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text
-        except (HistoryRewrittenError, TemplateError):
-            return None
-        frame = frames.learn(text, messages[-1], new)
+        texts = []
+        for edge in frames.EDGES:
+            turn, masked = frames.with_nonces(messages[-1], new, edge)
+            try:
+                texts.append(self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text)
+            except (HistoryRewrittenError, TemplateError):
+                return None
+        frame = frames.learn(texts, messages[-1], new)
         if frame is None:
             return None
         tried = (CutFrame(frame, self.encoder, whole=whole) for whole in (False, True))

@@ -40,6 +40,8 @@ def tested_strings(tree: nodes.Template) -> tuple[str, ...]:
     for compare in tree.find_all(nodes.Compare):
         if any(operand.op in ("in", "notin") for operand in compare.ops):
             found |= _constants([compare.expr])
+        elif any(_is_of_text(side) for side in (compare.expr, *(operand.expr for operand in compare.ops))):
+            found |= _constants([compare.expr, *(operand.expr for operand in compare.ops)])
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr):
             found |= _constants(call.args)
@@ -47,6 +49,30 @@ def tested_strings(tree: nodes.Template) -> tuple[str, ...]:
         if item.name in ("replace", "split", "trim"):
             found |= _constants(item.args)
     return tuple(sorted(text for text in found if text.strip()))
+
+
+def _measures_texts(tree: nodes.Template) -> bool:
+    """Whether the template looks at how long a message's text is, or at a slice of it: no kind of a text says that."""
+    for item in tree.find_all(nodes.Getitem):
+        if isinstance(item.arg, nodes.Slice) and _is_of_text(item.node):
+            return True
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+        counted = any(isinstance(side, nodes.Filter) and side.name in ("length", "count") and _is_of_text(side) for side in sides)
+        if counted and not all(side.value == 0 for side in sides if isinstance(side, nodes.Const)):
+            return True
+    return False
+
+
+def _is_of_text(node: nodes.Node | None) -> bool:
+    """Whether the expression is a message's text, or one made of it: `message.content`, `content`, `message['content'] | trim`."""
+    if isinstance(node, nodes.Filter):
+        return _is_of_text(node.node)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and "content" in node.name
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -69,7 +95,7 @@ class Features:
 
     def __init__(self, source: str) -> None:
         tree = syntax_tree(source)
-        self.readable = tree is not None
+        self.readable = tree is not None and not _measures_texts(tree)
         """Whether the template's tests are known; where they are not, kinds do not tell everything."""
         self.tested = tested_strings(tree) if tree is not None else ()
         self.local = tree is not None and is_local(tree)

@@ -33,8 +33,8 @@ def _body_nonce(index: int) -> str:
     return f"Zb{_TAG}{index}b"
 
 
-_EDGE = ' \n"\\é<'
-"""Put around a body's nonce: tells raw text from stripped and from JSON-escaped text."""
+EDGES = (' \n"\\é<', '\n "\\é<')
+"""Put around a body's nonce: tells raw text from stripped and from JSON-escaped text, whichever white space is stripped."""
 
 
 def _json(text: str) -> str:
@@ -107,7 +107,7 @@ def signature(features: Features, turn: Message, new: Sequence[Message]) -> Kind
         if message.get("role") == "assistant":
             return None  # a turn that was never served: rare, and not worth a frame
         kind = features.text_kind(message.get("content"))
-        if len(kind) > 1 or kind[0] == "parts":
+        if len(kind) > 1 or kind[0] in ("parts", "blank"):  # a blank body has no room for a nonce
             return None
         refers = ids.get(message.get("tool_call_id")) if message.get("tool_call_id") else None
         if message.get("tool_calls") or (message.get("tool_call_id") and refers is None):
@@ -121,8 +121,8 @@ def signature(features: Features, turn: Message, new: Sequence[Message]) -> Kind
     return (len(calls), len(ids), tuple(kinds))
 
 
-def with_nonces(turn: Message, new: Sequence[Message]) -> tuple[Message, list[Message]]:
-    """The same turn and new messages with a nonce for each call id, call name, name and body."""
+def with_nonces(turn: Message, new: Sequence[Message], edge: str) -> tuple[Message, list[Message]]:
+    """The same turn and new messages with a nonce for each call id, call name, name and body; `edge` is one of `EDGES`."""
     calls = [dict(call) for call in turn.get("tool_calls") or ()]
     ids: dict[Any, int] = {}
     names: dict[int, str] = {}
@@ -142,13 +142,20 @@ def with_nonces(turn: Message, new: Sequence[Message]) -> tuple[Message, list[Me
             same = refers is not None and message["name"] == names[refers]
             copy["name"] = _name_nonce(refers if same and refers is not None else 50 + index)
         if (message.get("content") or "").strip():
-            copy["content"] = _EDGE + _body_nonce(index) + _EDGE[::-1]
+            copy["content"] = edge + _body_nonce(index) + edge[::-1]
         masked.append(copy)
     return ({**turn, "tool_calls": calls} if calls else turn), masked
 
 
-def learn(text: str, turn: Message, new: Sequence[Message]) -> Frame | None:
-    """The frame in `text`, which was derived for `with_nonces(turn, new)`; None where a body's place or transformation is not
+def learn(texts: Sequence[str], turn: Message, new: Sequence[Message]) -> Frame | None:
+    """The frame in `texts`, which were derived for `with_nonces(turn, new, edge)` with each of `EDGES`; None where they disagree, or
+    where a body's place or transformation is not understood."""
+    found = [_learn(text, turn, new, edge) for text, edge in zip(texts, EDGES, strict=True)]
+    return found[0] if all(frame == found[0] for frame in found) else None
+
+
+def _learn(text: str, turn: Message, new: Sequence[Message], edge: str) -> Frame | None:
+    """The frame in `text`, derived with one edge; None where a body's place or transformation is not
     understood."""
     found: list[tuple[int, int, Slot]] = []
     for index in range(len(turn.get("tool_calls") or ())):
@@ -157,7 +164,7 @@ def learn(text: str, turn: Message, new: Sequence[Message]) -> Frame | None:
         found += _plain(text, _name_nonce(50 + index), ("new_name", index))
         if not (message.get("content") or "").strip():
             continue
-        slots = _bodies(text, index)
+        slots = _bodies(text, index, edge)
         if not slots:
             return None
         found += slots
@@ -184,9 +191,9 @@ def _plain(text: str, nonce: str, source: tuple[str, int]) -> list[tuple[int, in
     return found
 
 
-def _bodies(text: str, index: int) -> list[tuple[int, int, Slot]] | None:
+def _bodies(text: str, index: int, edge: str) -> list[tuple[int, int, Slot]] | None:
     """Every place of a content's nonce with its transformation; None where one is not understood."""
-    original = _EDGE + _body_nonce(index) + _EDGE[::-1]
+    original = edge + _body_nonce(index) + edge[::-1]
     shown = [(transform(original), transform) for transform in _TRANSFORMS]
     shown.sort(key=lambda entry: -len(entry[0]))
     found = []

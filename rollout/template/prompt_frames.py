@@ -1,7 +1,7 @@
 """`PromptFrames`: first prompts of known shapes without a render.
 
 Invariants: a frame stands for prompts of the same tools whose messages are of the same kinds; its first use, and a sample of the
-later ones, is compared with the render; at the first disagreement all are given up for good, and the log says so.
+later ones, is to be checked by a render; at the first disagreement all are given up for good, and the log says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIMIT = 256
 
 
 class PromptFrames:
-    """`render` gives the text of a whole prompt; `is_due` says whether the nth use of all frames is to be compared with it."""
+    """`render` gives the text of a whole prompt; `is_due` says whether the nth use of all frames is to be checked."""
 
     def __init__(
         self, features: Features, render: Callable[[Sequence[Message], Sequence[Tool] | None], str], is_due: Callable[[int], bool]
@@ -33,42 +33,41 @@ class PromptFrames:
         self._render = render
         self._is_due = is_due
         self._frames: dict[Kind, frames.Frame | None] = {}
-        self._proven: set[Kind] = set()
+        self._used: set[Kind] = set()
         self._uses = 0
         self._given_up = not features.readable
 
-    def fill(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, list[Span]] | None:
-        """The text of a first prompt, and where its bodies stand; None where it must be rendered: then tell `saw` the render."""
+    def fill(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, list[Span], bool] | None:
+        """The text of a first prompt, where its bodies stand, and whether it is to be checked (a frame's first use, and a sample of
+        the others); None where it must be rendered: then tell `saw` the render."""
         key = self._key(messages, tools)
         frame = self._frames.get(key) if key is not None else None
-        if frame is None or key not in self._proven:
+        if key is None or frame is None:
             return None
         self._uses += 1
-        return None if self._is_due(self._uses) else frame.fill({}, messages)
+        due = key not in self._used or self._is_due(self._uses)
+        self._used.add(key)
+        return *frame.fill({}, messages), due
 
     def saw(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> None:
-        """Learn from a prompt that was rendered as `text`, or compare what was learned with it."""
+        """Learn from a prompt that was rendered as `text`."""
         key = self._key(messages, tools)
-        if key is None:
+        if key is None or key in self._frames:
             return
-        if key not in self._frames:
-            if len(self._frames) >= _LIMIT:
-                self._frames.clear()
-                self._proven.clear()
-            self._frames[key] = self._learn(messages, tools, text)
-            return
-        frame = self._frames[key]
-        if frame is None:
-            return
-        if frame.fill({}, messages)[0] == text:
-            self._proven.add(key)
-            return
+        if len(self._frames) >= _LIMIT:
+            self._frames.clear()
+            self._used.clear()
+        self._frames[key] = self._learn(messages, tools, text)
+
+    def give_up(self) -> None:
+        """A check found one that the template writes otherwise: from here on each prompt is rendered."""
+        if not self._given_up:
+            logger.error(
+                "the chat template writes a first prompt otherwise than one of the same shape before it: of the %d prompts that "
+                "were made without a render, those that were not checked may lack what it shows for their texts",
+                self._uses,
+            )
         self._given_up = True
-        logger.error(
-            "the chat template wrote a first prompt otherwise than prompts of the same shape before it: up to %d prompts of this run "
-            "may lack what the template shows for their texts; from here on each is rendered",
-            self._uses,
-        )
 
     def _key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
         """What the frame of a first prompt depends on; None where none may be used."""
@@ -77,7 +76,7 @@ class PromptFrames:
 
     def _learn(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
         try:
-            masked = self._render(frames.with_nonces({}, messages)[1], tools)
+            masked = [self._render(frames.with_nonces({}, messages, edge)[1], tools) for edge in frames.EDGES]
         except TemplateError:
             return None
         frame = frames.learn(masked, {}, messages)

@@ -125,7 +125,11 @@ def _pieces(template: ChatTemplate, messages: Sequence[Message], tools: Sequence
         if stop is None or not at <= (begin or at) <= stop:
             unplaced = "the whole render shows no place of this turn's own"  # it stays in the piece that follows
             continue
-        if begin is None:
+        spelled = None if begin is None else _spelled_marker(template, text[begin:stop])
+        if begin is not None and spelled is not None:
+            reason = f"its text holds {spelled!r}, which would be trained as the control token"
+            pieces += [_Piece(at, begin, first, index - 1, excluded=unplaced), _Piece(begin, stop, index, index, excluded=reason)]
+        elif begin is None:
             reason = "the template does not show the generation prompt before this turn once messages follow"
             pieces.append(_Piece(at, stop, first, index, excluded=reason))
         else:
@@ -135,6 +139,12 @@ def _pieces(template: ChatTemplate, messages: Sequence[Message], tools: Sequence
         at, first, unplaced = stop, index + 1, None
     pieces.append(_Piece(at, len(text), first, len(messages) - 1, excluded=unplaced))
     return [piece for piece in pieces if piece.stop > piece.start]
+
+
+def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
+    """A stop token's text in the middle of a turn: somebody wrote it there."""
+    ended = next((stop for stop in template.stop_texts if said.endswith(stop)), "")
+    return next((mark for mark in template.stop_texts if mark in said.removesuffix(ended)), None)
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:

@@ -18,7 +18,7 @@ from toolroll.agents.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Fa
 from toolroll.agents.tau2.copies import digest
 from toolroll.agents.tau2.grading import same
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
-from toolroll.parsers.schema import ToolSchemas
+from toolroll.parsers.schema import Offered, ToolSchemas
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.cli.floor import play_floor
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
@@ -155,9 +155,9 @@ def test_tools_have_openais_form_and_take_the_reference_calls(factory: Tau2Facto
         assert len(function["description"]) > 15
         for name, value in function["parameters"]["properties"].items():
             assert value.get("description"), (function["name"], name)
-    schemas = ToolSchemas()
+    schemas, offered = ToolSchemas(), Offered(domain.tools)
     calls = [call for task in factory.tasks("base") for action in factory.reference(task) for call in action.tool_calls]
-    assert [call for call in calls if not schemas.check(call, domain.tools).ok] == []
+    assert [call for call in calls if not schemas.check(call, offered).ok] == []
 
 
 async def test_mistakes_are_answers() -> None:

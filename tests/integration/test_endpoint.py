@@ -116,7 +116,7 @@ async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_floa
         AsyncOpenAI(base_url=f"{server.url}/sessions/forced/v1", api_key="unused") as client,
     ):
         forced: Any = await client.chat.completions.create(
-            model="m", messages=[user("Look.")], tools=TOOLS, tool_choice="required", n=8, max_tokens=64
+            model="m", messages=[user("Look.")], tools=TOOLS, tool_choice="required", n=4, max_tokens=48
         )
         decode = server.endpoint.served.template.encoder.decode
         for choice in forced.choices:
@@ -126,7 +126,7 @@ async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_floa
                 assert choice.finish_reason == "tool_calls"
                 assert choice.message.tool_calls[0].function.name == "look"
         form: Any = {"type": "json_schema", "json_schema": {"name": "way", "schema": schema}}
-        said = await client.chat.completions.create(model="m", messages=[user("Where?")], response_format=form, max_tokens=200)
+        said = await client.chat.completions.create(model="m", messages=[user("Where?")], response_format=form, max_tokens=60)
         if said.choices[0].finish_reason == "stop":  # the grammar allows any number of spaces
             assert json.loads(said.choices[0].message.content or "")["way"] in ("north", "south")
         marks = {turn["constrained"] for found in await trajectories(server, http, "forced") for turn in found["turns"]}

@@ -26,6 +26,10 @@ def bare(value: Any) -> str:
     return value if isinstance(value, str) else dumps(value)
 
 
+_WAY_OUT = re.compile(r"</[^>]*(?:function|invoke|tool_call)>\s*</|<\|close\|>call<\|sep\|><\|close")
+"""The end of a call and of its block: what a value of a tagged format cannot spell."""
+
+
 @dataclass(frozen=True)
 class Format:
     """`parallel`: whether a reply may hold several calls. `typed`: values are read by the tool's schema. `keys`: "any" text, or a
@@ -46,7 +50,7 @@ class Format:
     def carries(self, value: Any) -> bool:
         """Whether every string in `value` can be written so that it can be told from the format's own marks."""
         if isinstance(value, str):
-            return self.ambiguous is None or re.search(self.ambiguous, value) is None
+            return self.ambiguous is None or (re.search(self.ambiguous, value) is None and _WAY_OUT.search(value) is None)
         if isinstance(value, dict):
             return all(self.carries(one) for one in value.values())
         return all(self.carries(one) for one in value) if isinstance(value, list) else True

@@ -205,12 +205,7 @@ async def test_a_frame_that_is_wrong_takes_the_episode_out_of_training(tokenizer
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
 async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
     async def run(change: Sequence[int]) -> tuple[Dialogue, EmbeddedEngine]:
-        async with talking(tokenizer) as (plain, engine, _):
-            await exchange(plain, 2)
-            await plain.reply(PARAMS)
-        nodes = plain.session.head.path() if plain.session.head else []
-        own = iter([node.ids for node in nodes if not node.sampled][0 if hook == "prompt_hook" else 1 :])
-        given = {hook: lambda messages: [*next(own).tolist(), *change]}
+        given = {hook: lambda _, ids: [*ids.tolist(), *change]}
         async with talking(tokenizer, **given) as (dialogue, engine, _):
             await exchange(dialogue, 2)
             await dialogue.reply(PARAMS)

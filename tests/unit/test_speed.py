@@ -87,7 +87,7 @@ class Played:
         self.history.extend(FIRST)
         self.messages = list(FIRST)
         self.session = Session("s")
-        self.session.observe(template.first_prompt(FIRST, TOOLS)[1])
+        self.session.observe(template.first_prompt(FIRST, TOOLS)[1].input_ids)
         self.tools_key = orjson.dumps(TOOLS)
         self.framed = 0
         for at in range(turns):

@@ -13,7 +13,7 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-COUNTING = "{% if messages[0].content | length > 300 %}LONG{% endif %}" + PLAIN
+COUNTING = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + PLAIN
 
 
 def asked(words: str) -> list[Message]:
@@ -41,21 +41,25 @@ def test_a_known_shape_costs_no_render_and_is_the_templates_own(name: str, monke
     texts = [f"How many {n} are there? <|im_end|> {'x' * n}" for n in range(12)]
     expected = [ChatTemplate(tokenizer).prompt(asked(text)) for text in texts]
     renders = counted(template, monkeypatch)
-    assert [template.prompt(asked(text)) for text in texts] == expected
-    assert 0 < len(renders) < 2 * len(texts)
+    assert [template.first_prompt(asked(text), None)[1].input_ids.tolist() for text in texts] == expected
+    assert 0 < len(renders) < 6
 
 
-def test_a_template_that_measures_its_texts_is_found_out_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_template_that_counts_the_words_is_found_out_aloud(caplog: pytest.LogCaptureFixture) -> None:
     template = ChatTemplate(tokenizer_for(PLAIN), chat_template=COUNTING)
-    rendered = ChatTemplate(tokenizer_for(PLAIN), chat_template=COUNTING).encode_conversation
-    long = asked("a long question " * 30)
+    for words in ("one", "two"):
+        _, delta = template.first_prompt(asked(words), None)
+        assert template.check_prompt(asked(words), None, delta.input_ids) is None
+    long = asked("five words and one more")
+    wrong = template.first_prompt(long, None)[1]
+    assert wrong.framed
     with caplog.at_level(logging.ERROR, "toolroll"):
-        for n in range(9):  # the eighth use of a frame is compared with the render
-            template.prompt(asked(f"short {n}"))
-        assert not caplog.records
-        assert template.prompt(long) == rendered(long, None, generate=True)
+        assert template.check_prompt(long, None, wrong.input_ids) == "prompt"
     assert "first prompt" in caplog.text
-    assert template.prompt(long) == rendered(long, None, generate=True)
+    right = template.first_prompt(long, None)[1]
+    assert not right.framed
+    assert right.input_ids.tolist() == template.prompt(long)
+    assert template.check_prompt(long, None, right.input_ids) is None
 
 
 def test_a_prompt_that_the_template_refuses_is_refused_each_time() -> None:

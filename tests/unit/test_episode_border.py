@@ -1,0 +1,212 @@
+"""What an episode's border keeps in: refusals, failing environments, known mismatches. One episode's failure is its own (I7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.hermes import HermesParser
+from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine
+from toolroll.rollout.types import Action, Environment, Message, Observation, Status, StepResult, StopReason, Task, Tool
+
+TOOL: Tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TASK = Task("t", 0)
+
+
+class Talk(Environment):
+    """Says `more` until told to be done after `turns` turns; what `fails` names raises."""
+
+    def __init__(self, *, turns: int = 2, fails: str = "", more: Any = "More?") -> None:
+        self.turns, self.fails, self.more = turns, fails, more
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation([{"role": "user", "content": "Begin."}], tools=[TOOL])
+
+    def step(self, action: Action) -> StepResult:
+        self.turns -= 1
+        done = self.turns <= 0
+        return StepResult([] if done else [{"role": "user", "content": self.more}], done=done, reward=1.0)
+
+    def verdict(self) -> float | None:
+        return self._or_fail("verdict", 0.5)
+
+    def metrics(self) -> dict[str, float]:
+        return self._or_fail("metrics", {"seen": 1.0})
+
+    def close(self) -> None:
+        self._or_fail("close", None)
+
+    def _or_fail(self, what: str, value: Any) -> Any:
+        if self.fails == what:
+            raise RuntimeError(f"{what} is broken")
+        return value
+
+
+@asynccontextmanager
+async def serving(tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any) -> AsyncIterator[ServedModel]:
+    async with EmbeddedEngine(tokenizer, lambda _: "Fine.", context_length=context_length) as engine:
+        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        async with ServedModel(client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads) as served:
+            yield served
+
+
+def agent(served: ServedModel, **fields: Any) -> TrainableToolCallingAgent:
+    made = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 16})
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(tokenizer: Any) -> None:
+    refusing = "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
+    async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as served:
+        one, other = await asyncio.gather(
+            agent(served).asolve(Talk(turns=4), task=TASK, session_id="one"),
+            agent(served).asolve(Talk(turns=1), task=TASK, session_id="other"),
+        )
+    assert (one.status, one.stop_reason, one.reward) == (Status.ABORTED, StopReason.TEMPLATE_ERROR, None)
+    assert "no more than three" in one.info["error"]["message"]
+    assert (other.status, other.reward) == (Status.COMPLETED, 1.0)
+
+
+async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: Any) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    async with serving(tokenizer) as served:
+        result = await agent(served).asolve(Talk(turns=3, more=image), task=TASK)
+    assert result.stop_reason is StopReason.TEMPLATE_ERROR
+
+
+@pytest.mark.parametrize(("fails", "key"), [("close", "close_error"), ("metrics", "metrics_error")])
+async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fails: str, key: str) -> None:
+    async with serving(tokenizer) as served:
+        result = await agent(served).asolve(Talk(fails=fails), task=TASK)
+    assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
+    assert result.trajectories[-1].trained_tokens
+    assert f"{fails} is broken" in result.info[key]["message"]
+
+
+async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
+    async with serving(tokenizer, context_length=120) as served:
+        result = await agent(served).asolve(Talk(turns=50, fails="verdict"), task=TASK, max_num_steps=50)
+    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
+
+
+class Sleeper(Talk):
+    """Its second step blocks until the test ends."""
+
+    def __init__(self, release: Any) -> None:
+        super().__init__(turns=5)
+        self.release = release
+
+    def step(self, action: Action) -> StepResult:
+        self.release.wait()
+        return super().step(action)
+
+
+async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenizer: Any) -> None:
+    from threading import Event
+
+    release = Event()
+    try:
+        async with serving(tokenizer, threads=1) as served, asyncio.timeout(60):
+            result = await agent(served, step_timeout=0.2).asolve(Sleeper(release), task=TASK)
+            release.set()
+    finally:
+        release.set()
+    assert result.stop_reason is StopReason.TIME_LIMIT
+    assert "close_error" in result.info
+
+
+class Meddler(TrainableToolCallingAgent):
+    """Serves another prompt than the template's."""
+
+    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        text, ids = super()._prepare_prompt_tokens(state, messages)
+        return text, [*ids, ids[-1]]
+
+
+async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
+    async with serving(tokenizer, context_length=120) as served:
+        meddler = Meddler(served=served, sampling_params={"max_new_tokens": 16})
+        result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
+    assert result.stop_reason is StopReason.CONTEXT_FULL
+    assert result.metrics["token_mismatches/prompt_hook"] == 1
+    assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
+
+
+class Faithful(TrainableToolCallingAgent):
+    """Overrides the token hooks, and changes nothing."""
+
+    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        return super()._prepare_prompt_tokens(state, messages)
+
+    def _get_token_delta(self, tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        return super()._get_token_delta(tokenizer, messages)
+
+
+@pytest.mark.parametrize("kind", [TrainableToolCallingAgent, Faithful])
+async def test_an_override_that_changes_nothing_changes_nothing(tokenizer: Any, kind: type[TrainableToolCallingAgent]) -> None:
+    async with serving(tokenizer) as served:
+        plain = await agent(served).asolve(Talk(turns=3), task=TASK, session_id="s")
+        other = await kind(served=served, sampling_params={"max_new_tokens": 16}).asolve(Talk(turns=3), task=TASK, session_id="s")
+    assert np.array_equal(plain.tokens, other.tokens)
+    assert other.trajectories[-1].trained_tokens == plain.trajectories[-1].trained_tokens > 0
+    assert not [name for name in other.metrics if name.startswith("token_mismatches")]
+
+
+async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> None:
+    seen: list[str] = []
+
+    class Watcher(TrainableToolCallingAgent):
+        async def _begin(self, *args: Any) -> Dialogue:
+            dialogue = await super()._begin(*args)
+            seen.append(dialogue._verify)
+            return dialogue
+
+    async with serving(tokenizer) as served:
+        await Watcher(served=served, sampling_params={"max_new_tokens": 16}).asolve(Talk(), {"verify": "off"}, task=TASK)
+    assert seen == ["off"]
+
+
+async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
+    async with serving(tokenizer) as served:
+        dialogue = Dialogue(served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s")
+        await dialogue.reply({"max_new_tokens": 8})
+        dialogue.extend([{"role": "user", "content": "a"}], [])
+        dialogue.extend([{"role": "user", "content": "b"}], [TOOL])
+        await dialogue.reply({"max_new_tokens": 8})
+        assert dialogue.tools == [TOOL]
+
+
+async def test_a_first_prompt_that_a_frame_got_wrong_is_not_trained(tokenizer: Any) -> None:
+    measuring = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
+    trained = []
+    async with serving(tokenizer, chat_template=measuring) as served:
+        for words in ["one", "two", "a question of many words", "another question of many words"]:
+            dialogue = Dialogue(served, [{"role": "user", "content": words}], [], session_id=words, verify="always")
+            await dialogue.reply({"max_new_tokens": 8})
+            await dialogue.settle()
+            trained.append((dialogue.session.trajectories()[0].trained_tokens > 0, dict(dialogue.mismatches)))
+            if dict(dialogue.mismatches) == {}:
+                assert dialogue.session.input_ids.tolist()[: len(served.template.prompt(dialogue.messages[:1], []))] == (
+                    served.template.prompt(dialogue.messages[:1], [])
+                )
+    assert trained == [(True, {}), (True, {}), (False, {"prompt": 1}), (True, {})]
+
+
+def test_a_template_error_is_the_rollouts() -> None:
+    from toolroll.rollout.errors import RolloutError, UsageError
+
+    assert issubclass(TemplateError, RolloutError)
+    assert not issubclass(TemplateError, UsageError)
