@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError)
 _SERVER_FAULT_ATTEMPTS = 2
 _MAX_RETRY_AFTER = 60.0
+_MAY_PASS = (408, 425, 429)
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -67,6 +68,8 @@ class Engine:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._facts = facts
         self._facts_lock = asyncio.Lock()
+        self._facts_asked = 0
+        self._facts_so_far = ModelFacts()
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
         self._workers: list[str] | None = None
@@ -235,11 +238,11 @@ class Engine:
     async def workers(self) -> list[str]:
         """The workers' addresses: those that a router lists, or the engine's own."""
         if self._workers is None:
-            listed = await self._get_json(f"{self.url}/workers")
+            listed, told = await self._get_json(f"{self.url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
             urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
-            if not urls and listed is not None:
-                return [self.url]  # a router that has no worker yet: ask again next time
+            if not told or (not urls and listed is not None):
+                return [self.url]  # nobody answered, or a router that has no worker yet: ask again next time
             self._workers = urls or [self.url]
         return self._workers
 
@@ -248,41 +251,48 @@ class Engine:
         return await self.workers() != [self.url]
 
     async def facts(self) -> ModelFacts:
-        """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's."""
+        """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's. Asked again next
+        time where the engine could not be asked for its context length."""
         if self._facts is None:
+            asked = self._facts_asked
             async with self._facts_lock:
-                if self._facts is None:
-                    self._facts = await self._ask_facts()
-        return self._facts
+                if self._facts is None and self._facts_asked == asked:  # else another caller has asked while this one waited
+                    self._facts_so_far, told = await self._ask_facts()
+                    self._facts_asked += 1
+                    if told or self._facts_so_far.context_length is not None:
+                        self._facts = self._facts_so_far
+        return self._facts_so_far if self._facts is None else self._facts
 
-    async def _ask_facts(self) -> ModelFacts:
+    async def _ask_facts(self) -> tuple[ModelFacts, bool]:
+        """The facts, and whether everybody answered who was asked for them."""
         worker = (await self.workers())[0]
+        all_told = self._workers is not None
         answers = []
         for path in ("/model_info", "/server_info", "/v1/models"):
-            answer = await self._get_json(f"{worker}{path}")
+            answer, told = await self._get_json(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
+            all_told = all_told and told
         facts = read_facts(*answers)
         config = self.config
-        return replace(
-            facts,
-            context_length=config.context_length or facts.context_length,
-            vocab_size=config.vocab_size or facts.vocab_size,
-        )
+        context_length = config.context_length or facts.context_length
+        return replace(facts, context_length=context_length, vocab_size=config.vocab_size or facts.vocab_size), all_told
 
     async def health(self) -> Health:
         """Whether the engine can answer, and if not, why."""
         return await check_health(self._http(), self.url)
 
-    async def _get_json(self, url: str) -> Any:
-        """The JSON at `url`, None where there is none."""
+    async def _get_json(self, url: str) -> tuple[Any, bool]:
+        """The JSON at `url`, None where there is none; and whether that is an answer, and no failure that may pass."""
         timeout = aiohttp.ClientTimeout(total=self.config.connect_timeout)
         try:
             async with self._http().get(url, timeout=timeout) as response:
                 body = await response.read()
-                return orjson.loads(body) if response.status == 200 else None
+                if response.status != 200:
+                    return None, response.status < 500 and response.status not in _MAY_PASS
+                return orjson.loads(body), True
         except (*_NETWORK_ERRORS, orjson.JSONDecodeError) as error:
             logger.info("%s cannot be asked: %s", url, error)
-            return None
+            return None, isinstance(error, orjson.JSONDecodeError)
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:

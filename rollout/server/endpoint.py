@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+from weakref import ref
 
 import orjson
 
@@ -100,9 +101,9 @@ class Endpoint:
         template = self.variants.get(request.chat_template_kwargs)
         messages = read_messages(request.messages, developer="developer" in template.renderer.source)
         prompt = live.tree.plan(messages, use.tools, template)
-        if prompt.turn is not None and prompt.turn.source is not None:
-            live.works.forget(prompt.turn.source)  # its client has the answer: it goes on from it
-            prompt.turn.source = None
+        answered = prompt.turn.answered() if prompt.turn is not None else None
+        if answered is not None:
+            live.works.forget(answered)  # its client has the answer: it goes on from it
         first = live.answers[prompt.digest]
         live.answers[prompt.digest] += request.n
 
@@ -238,10 +239,11 @@ class Endpoint:
 
     def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: Work[Served]) -> None:
         observed = live.tree.observe(prompt)
+        source = ref(work)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
             assert choice.reading is not None
-            live.tree.commit(prompt, node, choice.reading).source = work
+            live.tree.commit(prompt, node, choice.reading).source = source
             live.trace.append((node, "chat.completion"))
         if prompt.preserved:
             live.mismatches["preserved"] += 1

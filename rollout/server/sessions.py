@@ -17,6 +17,7 @@ from typing import Any
 from toolroll.rollout.node import Node
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.settings import EndpointSettings
+from toolroll.rollout.server.text_ends import TextEnds
 from toolroll.rollout.server.tree import ConversationTree
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.works import Works
@@ -41,11 +42,11 @@ class LiveSession:
     session: Session
     tree: ConversationTree
     works: Works[Served]
+    texts: TextEnds
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
     trace: list[tuple[Node, str]] = field(default_factory=list)
-    texts: list[Node] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -79,7 +80,7 @@ class Sessions:
     def passing(self, session_id: str) -> LiveSession:
         """A session for one request: nobody else finds it, and nothing of it is kept."""
         session = Session(session_id)
-        return LiveSession(session, ConversationTree(session), Works(0.0))
+        return LiveSession(session, ConversationTree(session), Works(0.0), TextEnds(session))
 
     def create(self, session_id: str, sampling_params: Mapping[str, Any] | None = None) -> LiveSession:
         """A new session; refused where the id is taken or the endpoint is full."""
@@ -90,7 +91,7 @@ class Sessions:
         if len(self._sessions) >= self._settings.max_sessions:
             raise ApiError(429, "too_many_sessions", f"this endpoint holds {len(self)} sessions, its limit: delete some", retry=True)
         session = Session(session_id)
-        live = LiveSession(session, ConversationTree(session), Works(self._settings.grace), sampling_params or {})
+        live = LiveSession(session, ConversationTree(session), Works(self._settings.grace), TextEnds(session), sampling_params or {})
         self._sessions[session_id] = live
         return live
 

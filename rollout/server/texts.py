@@ -45,27 +45,17 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, voca
     if any(index < 0 or (vocab_size is not None and index >= vocab_size) for index in prompt):
         raise refused("prompt", f"the prompt holds an id outside the vocabulary of {vocab_size}", code="invalid_value")
     ids = np.array(prompt, dtype=np.int32)
-    node = _extended_ids(live, ids)
+    node = live.texts.before_ids(ids)
     return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)
 
 
-def _extended_ids(live: LiveSession, ids: IdArray) -> Node | None:
-    for node in sorted(live.texts, key=lambda node: -node.stop):
-        if node.stop <= len(ids) and np.array_equal(live.session.path_ids(node), ids[: node.stop]):
-            return node
-    return None
-
-
 def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:
-    for node in sorted(live.texts, key=lambda node: -node.stop):
-        before = live.session.path_ids(node)
-        text = encoder.decode(before)
-        if not prompt.startswith(text):
-            continue
-        rest = encoder.encode(prompt[len(text) :])
+    for node, length in live.texts.before_text(prompt, encoder):
+        before, behind = live.session.path_ids(node), prompt[length:]
+        rest = encoder.encode(behind)
         seam = before[-_SEAM:].tolist()
         left = encoder.decode(seam)
-        if encoder.encode(left + prompt[len(text) :]) == [*encoder.encode(left), *rest]:
+        if encoder.encode(left + behind) == [*encoder.encode(left), *rest]:
             delta = np.array(rest, dtype=np.int32)
             return TextPrompt(np.concatenate([before, delta]), node, delta)
     return None

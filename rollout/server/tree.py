@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ReferenceType
 
 import numpy as np
 import orjson
@@ -44,8 +45,13 @@ class ServedTurn:
     sampled: Sampled
     tools_key: bytes
     template: ChatTemplate
-    source: Work[Served] | None = None
-    """The request that it came from, as long as a retry of that may ask for it."""
+    source: ReferenceType[Work[Served]] | None = None
+    """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
+
+    def answered(self) -> Work[Served] | None:
+        """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
+        source, self.source = self.source, None
+        return source() if source is not None else None
 
     @property
     def messages(self) -> list[Message]:

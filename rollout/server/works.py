@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Work(Generic[T]):
     """One request being answered: `task` gives its result; `waiting` counts those who want it; `delivered` once it was handed out.
     `changed` is set whenever `progress` (the ids sampled so far, by choice) has grown, and at the end."""

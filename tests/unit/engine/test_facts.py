@@ -65,6 +65,47 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
         assert await calls.workers() == ["http://10.0.0.1:1"]
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> None:
+    """A first answer that is none must not be believed for ever: prompts without room would be sent."""
+    asked: list[str] = []
+
+    async def cards(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        if len(asked) == 1:
+            return web.Response(status=status)
+        return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
+
+    async with http_server({"/v1/models": cards}) as url, client(url, facts=None) as calls:
+        assert {found.context_length for found in await asyncio.gather(*(calls.facts() for _ in range(5)))} == {None}
+        assert len(asked) == 1, "those who wait for one answer share it"
+        assert [(await calls.facts()).context_length for _ in range(3)] == [300] * 3
+    assert len(asked) == 2
+
+
+async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(tokenizer: Any) -> None:
+    asked: list[str] = []
+    async with embedded(tokenizer, context_length=2048) as (engine, _):
+
+        async def listed(http: web.Request) -> web.StreamResponse:
+            asked.append(http.path)
+            body = orjson.dumps({"workers": [{"url": engine.url}]})
+            return web.Response(status=503) if len(asked) == 1 else web.Response(body=body)
+
+        async with http_server({"/workers": listed}) as url, client(url, facts=None) as calls:
+            assert (await calls.facts()).context_length is None
+            assert (await calls.facts()).context_length == 2048
+            assert await calls.workers() == [engine.url]
+            assert len(asked) == 2
+
+
+async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -> None:
+    async with client("http://127.0.0.1:9", facts=None, connect_timeout=0.5) as calls:
+        assert await calls.workers() == [calls.url]
+        assert await calls.facts() == ModelFacts()
+        assert calls._workers is None and calls._facts is None
+
+
 async def test_health(tokenizer: Any) -> None:
     async with embedded(tokenizer) as (engine, calls):
         assert (await calls.health()).ok

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from typing import Any
 
@@ -12,6 +14,7 @@ from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
 from toolroll.rollout.server.tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
+from toolroll.rollout.server.turns import Served
 
 USER: Any = {"role": "user", "content": "Hi"}
 THINKING = "<think>\nWhat now?\n</think>\n\n"
@@ -197,6 +200,22 @@ async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
         live = bench.endpoint.sessions.find("s")
         assert live.session.tokens == len(trajectory["input_ids"])
         assert len(live.works._works) <= 1  # what the client has gone on from is not kept for a retry
+
+
+async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) -> None:
+    """Neither the siblings of the answer that the client went on from, nor answers that it never went on from."""
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.", settings={"grace": 0.01}) as bench:
+        client, messages, ids = bench.client(), [USER], set()
+        for _ in range(3):
+            reply: Any = await client.chat.completions.create(model="m", messages=messages, n=2)
+            ids.add(reply.id)
+            messages = [*messages, {"role": "assistant", "content": reply.choices[0].message.content}, USER]
+        live = bench.endpoint.sessions.find("s")
+        while live.works.all():
+            await asyncio.sleep(0.01)
+        gc.collect()
+        assert [found.id for found in gc.get_objects() if type(found) is Served and found.id in ids] == []
+        assert len(await bench.trajectories()) == 4
 
 
 @pytest.mark.parametrize("said", ["<think>\nLong thought that", "One two three four five six."])
