@@ -7,6 +7,7 @@ failure ended is played again a bounded number of times, and then says that it w
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runner import episode_seed
 from toolroll.rollout.served import Generates, ServedModel
+from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
     Agent,
     Completion,
@@ -41,6 +43,8 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class StoppableEngine:
@@ -85,6 +89,17 @@ class _Guarded:
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
         return await self._engine.generate(request)
+
+
+def certified(template: ChatTemplate) -> None:
+    """Log what somebody who trains with this template must know. Raises `UsageError` where its tokens would be wrong."""
+    report = certify(template)
+    wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
+    if wrong:
+        raise UsageError(f"the chat template cannot be trained with, its tokens would be wrong ({'; '.join(wrong)}): please report it")
+    if not report.exact:
+        for line in report.remarks():
+            logger.warning("chat template: %s", line)
 
 
 class Player:
@@ -138,10 +153,11 @@ class Player:
         )
 
     async def _open(self) -> None:
-        """Open the user simulators, once."""
+        """Certify the chat template and open the user simulators, once."""
         async with self._opening:
             if self._options is not None:
                 return
+            await self.served.off_loop(certified, self.served.template)
             make = None
             if self.settings.user is not None:
                 users = user_maker(self.settings.user)(**self.settings.user_settings)
