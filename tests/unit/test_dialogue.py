@@ -73,6 +73,15 @@ async def test_text_with_lone_surrogates_is_served_as_replacement_characters(tok
     assert dialogue.forks == []
 
 
+async def test_tools_that_come_back_before_the_next_turn_are_offered(tokenizer: Any) -> None:
+    async with talking(tokenizer) as (dialogue, _, _):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user("None now.")], [])
+        dialogue.extend([user("Again.")], [TOOL])
+        await dialogue.reply(PARAMS)
+    assert dialogue.tools == [TOOL] and dialogue.forks == []
+
+
 async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
     first, new = [dict(message) for message in FIRST], user("More.")
     async with talking(tokenizer, messages=first) as (dialogue, _, _):
