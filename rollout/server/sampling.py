@@ -94,11 +94,12 @@ def check_defaults(params: Mapping[str, Any]) -> None:
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; and
-    the stop string of ours that keeps the reply to one call."""
+    the names of which one must be called, none where no call is forced."""
 
     tools: list[dict[str, Any]]
     offered: bool
     constrained: str | None = None
+    forced: tuple[str, ...] = ()
 
 
 def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any]) -> ToolUse:
@@ -125,7 +126,7 @@ def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], par
     elif one:
         params["stop"] = [*_stops(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained)
+    return ToolUse(list(tools), True, constrained, tuple(names) if forced else ())
 
 
 def _stops(params: Mapping[str, Any]) -> list[str]:
