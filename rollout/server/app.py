@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
+_SESSION = "toolroll.session"
+_NO_ANSWER = 499
+"""In the log: the client hung up before there was one."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +53,7 @@ class EndpointServer:
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
-        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._errors, self._keys])
+        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._logged, self._errors, self._keys])
         app.add_routes(self._routes())
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
@@ -98,11 +102,25 @@ class EndpointServer:
     # --- around every handler --------------------------------------------------------------------------------------------
 
     @web.middleware
+    async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        began = time.perf_counter()
+        status = _NO_ANSWER
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            ms = (time.perf_counter() - began) * 1000
+            session = request.get(_SESSION, "-")
+            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, session, ms)
+
+    @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return _refusal(_http_error(error))
+            return _refusal(_http_error(error, request))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
         except Exception as error:  # every request's border: a failure is an answer, and touches no other request
@@ -131,7 +149,11 @@ class EndpointServer:
         named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
         if len(named) > 1:
             raise ApiError(400, "invalid_session_id", "the path and the header name two sessions", param="session_id")
-        return check_id(str(next(iter(named)))) if named else None
+        if not named:
+            return None
+        session_id = check_id(str(next(iter(named))))
+        request[_SESSION] = session_id
+        return session_id
 
     # --- completions -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +180,8 @@ class EndpointServer:
         session_id = named or given
         if session_id is None:
             return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
-        return self.endpoint.sessions.of(check_id(str(session_id)))
+        request[_SESSION] = check_id(str(session_id))
+        return self.endpoint.sessions.of(str(session_id))
 
     async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
         live.works.join(work)
@@ -289,9 +312,15 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _http_error(error: web.HTTPException) -> ApiError:
+def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-    return ApiError(error.status, codes.get(error.status, "http_error"), error.text or error.reason)
+    words = error.text or error.reason
+    base, found, _ = request.path.partition("/chat/completions")
+    if not found:
+        base, found, _ = request.path.partition("/completions")
+    if error.status == 404 and found and not base.endswith("/v1"):
+        words = f"there is no {request.path}: the client's base_url must end with /v1, as in {base}/v1"
+    return ApiError(error.status, codes.get(error.status, "http_error"), words)
 
 
 def _refusal(error: ApiError) -> web.Response:

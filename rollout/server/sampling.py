@@ -55,7 +55,8 @@ def sampling_params(
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
         if not abilities.deterministic and settings.seed == "refuse":
-            raise refused("seed", "the engine is not deterministic (--enable-deterministic-inference): a seed would change nothing")
+            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would change nothing"
+            raise refused("seed", f"{words}; to send it all the same, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     wanted = limit if limit is not None else settings.default_max_tokens
     if wanted is not None:
