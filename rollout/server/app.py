@@ -14,6 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
-_SESSION = "toolroll.session"
+_SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
 """In the log: the client hung up before there was one."""
 
@@ -106,14 +107,14 @@ class EndpointServer:
         """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
         began = time.perf_counter()
         status = _NO_ANSWER
+        _SESSION.set("-")
         try:
             response = await handler(request)
             status = response.status
             return response
         finally:
             ms = (time.perf_counter() - began) * 1000
-            session = request.get(_SESSION, "-")
-            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, session, ms)
+            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, _SESSION.get(), ms)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -152,7 +153,7 @@ class EndpointServer:
         if not named:
             return None
         session_id = check_id(str(next(iter(named))))
-        request[_SESSION] = session_id
+        _SESSION.set(session_id)
         return session_id
 
     # --- completions -----------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class EndpointServer:
         session_id = named or given
         if session_id is None:
             return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
-        request[_SESSION] = check_id(str(session_id))
+        _SESSION.set(check_id(str(session_id)))
         return self.endpoint.sessions.of(str(session_id))
 
     async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
