@@ -160,12 +160,14 @@ class EndpointServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
+        await self.endpoint.refresh()
         live = self._live(request, body)
         asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
         return await self._answer(request, live, asked, work)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
+        await self.endpoint.refresh()
         live = self._live(request, body)
         asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
         return await self._answer(request, live, asked, work)
@@ -209,10 +211,12 @@ class EndpointServer:
         return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
+        await self.endpoint.refresh()
         return _json({"object": "list", "data": [model_card(self.endpoint)]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
+        await self.endpoint.refresh()
         if name != self.endpoint.model:
             raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
         return _json(model_card(self.endpoint))
@@ -231,6 +235,7 @@ class EndpointServer:
             ids = template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
         else:
             ids = self.endpoint.served.template.encoder.encode(asked.prompt or "")
+        await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
 
     # --- sessions --------------------------------------------------------------------------------------------------------

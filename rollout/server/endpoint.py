@@ -81,6 +81,11 @@ class Endpoint:
             vocab_size=facts.vocab_size,
         )
 
+    async def refresh(self) -> None:
+        """Ask again where the engine has not told its context length: it may not have answered yet at the start."""
+        if self.abilities.context_length is None:
+            await self.start()
+
     async def aclose(self) -> None:
         """Abort what is in flight."""
         await self.sessions.aclose()
