@@ -28,6 +28,9 @@ turns of the recorded conversations. Where history must be kept in detail, as un
 with thoughts, GLM's, gpt-oss's), they are many: kept in that detail, the same 1,200 turns had 573.
 """
 
+OWN = "## The endpoint under load"
+"""From here on the file holds what `benchmarks/endpoint.py` measured by itself: kept when the rest is written anew."""
+
 
 def main() -> None:
     """Run what the command line asks for."""
@@ -46,7 +49,14 @@ def main() -> None:
     if asked.out:
         quick = " Run with --quick: fewer conversations, rounds and episodes." if asked.quick else ""
         about = f"Machine: {machine()}; load average {os.getloadavg()[0]:.1f} at the end.{quick}\n"
-        asked.out.write_text("\n".join([INTRODUCTION, about, *texts]))
+        before = asked.out.read_text() if asked.out.exists() else ""
+        asked.out.write_text(document(about, texts, before))
+
+
+def document(about: str, texts: list[str], before: str) -> str:
+    """The file; of the text that was in it `before`, the section `OWN` stays."""
+    kept = [OWN + before.partition(OWN)[2]] if OWN in before else []
+    return "\n".join([INTRODUCTION, about, *texts, *kept])
 
 
 if __name__ == "__main__":

@@ -25,9 +25,23 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_rows_of_a_table_have_its_columns(page: Path) -> None:
+    """A bare | inside a cell splits it, in code too."""
+    columns = 0
+    broken = []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if columns and bars and bars != columns:
+            broken.append(number)
+        columns = (columns or bars) if bars else 0
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_paths_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:parsers|rollout|agents|tests|docs|examples|benchmarks)/[\w./-]*)`", text)
