@@ -97,9 +97,10 @@ async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fail
 
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=120) as served:
+    async with serving(tokenizer, context_length=220) as served:
         result = await agent(served).asolve(Talk(turns=50, fails="verdict"), task=TASK, max_num_steps=50)
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
+    assert "verdict is broken" in result.info["error"]["message"]
 
 
 class Sleeper(Talk):
@@ -137,11 +138,12 @@ class Meddler(TrainableToolCallingAgent):
 
 
 async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=120) as served:
+    async with serving(tokenizer, context_length=220) as served:
         meddler = Meddler(served=served, sampling_params={"max_new_tokens": 16})
         result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
     assert result.stop_reason is StopReason.CONTEXT_FULL
     assert result.metrics["token_mismatches/prompt_hook"] == 1
+    assert result.metrics["turns"] > 1
     assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
 
 
@@ -259,3 +261,10 @@ async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
             result = await made.asolve(silent, task=TASK)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert "no tool message with the tool_call_id of the call of look" in result.info["error"]["message"]
+
+
+async def test_a_first_prompt_that_does_not_fit_earns_no_zero(tokenizer: Any) -> None:
+    async with serving(tokenizer, context_length=16) as served:
+        result = await agent(served).asolve(Talk(), task=TASK)
+    assert (result.status, result.reward) == (Status.ABORTED, None)
+    assert "first prompt does not fit" in result.info["error"]["message"]
