@@ -47,6 +47,7 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([*RUN, "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
+        ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
