@@ -25,6 +25,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     Path("afile").write_text("")
     Path("bad.yaml").write_text("samples: [1\nseed: 2\n")
+    Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
     Path("unknown.yaml").write_text("sample: 2\n")
     Path("list.yaml").write_text("- 1\n")
 
@@ -48,6 +49,9 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
+        ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
+        (["serve", "--model", "embedded", "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
+        (["check-template", "embedded", "--template", "bad.jinja"], "bad.jinja) is no Jinja: line 2: "),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
