@@ -11,12 +11,21 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.cli.mistakes import complaints, named
 from toolroll.rollout.cli.settings import json_object
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
 console = Console()
+_OPTIONS = {
+    "engine_url": "engine",
+    "hf_checkpoint": "model",
+    "tool_call_parser": "parser",
+    "apply_chat_template_kwargs": "chat-template-kwargs",
+    "default_max_tokens": "max-tokens",
+}
+"""The options of settings that have another name."""
 
 
 def serve(
@@ -71,7 +80,8 @@ def serve(
         idle=idle,
         max_sessions=max_sessions,
     )
-    asyncio.run(serve_endpoint(args, settings, _ready))
+    with named():
+        asyncio.run(serve_endpoint(args, settings, _ready))
 
 
 def _ready(url: str) -> None:
@@ -82,5 +92,5 @@ def _valid(kind: Any, **values: Any) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        words = "; ".join(f"--{'.'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}".lstrip("-: ") for e in error.errors())
-        raise UsageError(words) from error
+        words = (f"--{_OPTIONS.get(name, name).replace('_', '-')}: {said}" if name else said for name, said in complaints(error))
+        raise UsageError("; ".join(words)) from error
