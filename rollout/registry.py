@@ -58,6 +58,8 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise UsageError(f"--tasks {wanted!r}: {part!r} is no number and no range such as 0-9")
+        if dash and int(last) < int(first):
+            raise UsageError(f"--tasks {wanted!r}: {part.strip()!r} is an empty range; {last}-{first} is meant?")
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
                 raise UsageError(f"--tasks {wanted!r}: {factory.name} ({split}) has tasks 0 to {len(tasks) - 1}")

@@ -17,6 +17,7 @@ import orjson
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.rates import Estimate, UnequalSamplesError, mean_over_tasks, pass_estimates
 from toolroll.rollout.run_folder import write_whole
+from toolroll.rollout.types import Status, StopReason, status_of
 
 FILE_NAME = "summary.json"
 SCHEMA_VERSION = 1
@@ -130,7 +131,7 @@ def _warnings(summary: Summary) -> list[str]:
     if not summary.trainable:
         found.append("a baseline behind an OpenAI-compatible endpoint: no tokens are recorded, nothing here can be trained on")
     if summary.statuses["aborted"]:
-        kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _INFRASTRUCTURE)
+        kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _ABORTING)
         found.append(f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count in no reward: {kinds}")
     lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
@@ -140,9 +141,7 @@ def _warnings(summary: Summary) -> list[str]:
     return found
 
 
-_INFRASTRUCTURE = frozenset(
-    {"engine_abort", "engine_error", "environment_error", "user_error", "token_error", "time_limit", "internal_error"}
-)
+_ABORTING = frozenset(reason.value for reason in StopReason if status_of(reason) is Status.ABORTED)
 
 
 def _floor(floor: Summary | None) -> dict[str, Any] | None:

@@ -63,7 +63,7 @@ class RunFolder:
         self.summary.add(episode)
 
     def __enter__(self) -> RunFolder:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self._lock = lock(self.path)
         try:
             self._agree()
@@ -156,6 +156,18 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:
     return orjson.dumps(settings[name]).decode() if settings.get(name) is not None else "not set"
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder that --out names. Raises `UsageError` where that cannot be, or where nothing can be written into it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--out {path}: there is a file of that name; a folder is needed") from error
+    except OSError as error:
+        raise UsageError(f"--out {path}: the folder cannot be made ({error.strerror})") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {path}: nothing can be written into that folder")
 
 
 def lock(path: Path) -> int:

@@ -48,7 +48,12 @@ _LONGEST_PAUSE = 30.0
 
 
 class RunStoppedError(RolloutError):
-    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is kept."""
+    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is kept. `failure`: the last error as an
+    episode's `info` has it."""
+
+    def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.failure = dict(failure or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +197,8 @@ class Runner:
             error = episode.result.info.get("error", {})
             raise RunStoppedError(
                 f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with {episode.result.stop_reason}: "
-                f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there."
+                f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there.",
+                error,
             )
 
 

@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import jinja2
+
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -87,6 +89,7 @@ class ServedModel:
             kwargs=args.apply_chat_template_kwargs,
             history=args.history,
         )
+        check_syntax(template, args.chat_template)
         config = EngineConfig(
             url=args.url,
             context_length=args.context_length,
@@ -180,6 +183,18 @@ def load_tokenizer(name: str | None) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+def check_syntax(template: ChatTemplate, given: str | None) -> None:
+    """Raises `UsageError` with the line where the Jinja of `template` cannot be read; `given`: a file or Jinja text, as in
+    `read_template`, None for the tokenizer's own."""
+    try:
+        template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
+    except TemplateError as error:  # a template may refuse this conversation for its own reasons
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            what = "the tokenizer's own" if given is None else "the given Jinja text" if "{%" in given or "{{" in given else given
+            said = error.__cause__
+            raise UsageError(f"the chat template ({what}) is no Jinja: line {said.lineno}: {said.message}") from error
 
 
 def read_template(value: str | None) -> str | None:

@@ -17,7 +17,7 @@ from toolroll.rollout.cli.demo import run_demo
 from toolroll.rollout.cli.display import remarks, results_table, show_environments
 from toolroll.rollout.cli.export import export as export_run
 from toolroll.rollout.cli.new_env import new_env as write_new_env
-from toolroll.rollout.cli.play import Outcome
+from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.cli.settings import json_object, load_config
@@ -25,6 +25,7 @@ from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.registry import environment_names, find_environment
+from toolroll.rollout.runner import RunStoppedError
 from toolroll.rollout.testing.serve import serve
 
 T = TypeVar("T")
@@ -96,7 +97,11 @@ def run(
     given["stop"] = given["stop"] or None
     given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
     settings = load_config(config, given)
-    _show([_run(run_environment(settings, console))], settings.out)
+    try:
+        outcome = _run(run_environment(settings, console))
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
+    _show([outcome], settings.out)
 
 
 @app.command()
@@ -199,7 +204,7 @@ def demo(
 
 
 def _show(outcomes: list[Outcome], out: Path | None) -> None:
-    """The table, the remarks, the files; exit with 128 + the signal that ended the run early."""
+    """The table, the remarks, the files; exit with 128 + the signal that ended the run early, or with 1 where nothing was graded."""
     console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
@@ -210,6 +215,12 @@ def _show(outcomes: list[Outcome], out: Path | None) -> None:
     if stopped is not None:
         console.print("Stopped early; the same command goes on from here." if out is not None else "Stopped early.")
         raise typer.Exit(128 + stopped)
+    empty = [outcome for outcome in outcomes if not outcome.summary.graded]
+    for outcome in empty:
+        line = f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last one by: {outcome.failure}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if empty:
+        raise typer.Exit(1)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

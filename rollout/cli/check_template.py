@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.served import load_tokenizer, read_template
+from toolroll.rollout.served import check_syntax, load_tokenizer, read_template
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 
 _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold red"}
@@ -24,7 +24,9 @@ def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> 
     if template is not None and not template.is_file():
         raise UsageError(f"--template {template}: there is no such file")
     source = read_template(str(template)) if template is not None else None
-    return certify(ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs))
+    found = ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs)
+    check_syntax(found, None if template is None else str(template))
+    return certify(found)
 
 
 def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:

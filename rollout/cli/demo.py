@@ -11,7 +11,7 @@ from toolroll.rollout.cli.play import Outcome, play
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.registry import choose_tasks, find_environment
 from toolroll.rollout.report import FILE_NAME as SUMMARY_NAME
-from toolroll.rollout.run_folder import SETTINGS_NAME
+from toolroll.rollout.run_folder import SETTINGS_NAME, make_folder
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.store import FILE_NAME
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
@@ -30,6 +30,7 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
         "Everything else is real.",
         highlight=False,
     )
+    make_folder(out)
     for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
         (out / name).unlink(missing_ok=True)
     tokenizer = load_embedded_tokenizer()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.executor import Executor
 from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
@@ -50,7 +51,9 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity)
-    served = await stack.enter_async_context(ServedModel.from_args(rollout_args(config)))
+    with named():
+        served = ServedModel.from_args(rollout_args(config))
+    await stack.enter_async_context(served)
     identity = config.identity | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,17 +23,19 @@ from toolroll.rollout.run_folder import RunFolder
 from toolroll.rollout.runner import EpisodeKey, Runner
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import certify
-from toolroll.rollout.types import Episode, Task
+from toolroll.rollout.types import Episode, Status, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it early."""
+    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it early. `failure`: why the last
+    episode that was aborted in this run was, in one line."""
 
     summary: Summary
     report: dict[str, Any]
     seconds: float
     stopped: int | None = None
+    failure: str = ""
 
 
 async def run(config: RunConfig, console: Console) -> Outcome:
@@ -68,11 +70,15 @@ async def _play(
     config = plan.config
     runner = runner_of(plan)
     stopped: int | None = None
+    failure = ""
     with RunDisplay(console, summary, plan.total) as display:
 
         def take(episode: Episode) -> None:
+            nonlocal failure
             keep(episode)
             display.show(episode)
+            if episode.result.status is Status.ABORTED:
+                failure = _failure(episode.result.info.get("error", {}), config)
 
         try:
             await until_stopped(runner.run(plan.tasks, take, done=done))
@@ -89,7 +95,19 @@ async def _play(
         expected=plan.total,
         allow_unequal=config.allow_unequal,
     )
-    return Outcome(summary, found, display.seconds, stopped)
+    return Outcome(summary, found, display.seconds, stopped, failure)
+
+
+def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
+    words = " ".join(str(error.get("message", "no more is known")).split())
+    return f"{words}{no_such_address(error, config)}"
+
+
+def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
+    """What to look at where the baseline's address is answered with 404."""
+    if config.endpoint is None or error.get("status") != 404:
+        return ""
+    return f" ({config.endpoint} answers 404: does the address end in /v1?)"
 
 
 class Plays(Protocol):

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import json_object
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
 console = Console()
-
 _FLAGS = {
     "api_key": "api-key-env",
     "default_max_tokens": "max-tokens",
@@ -83,7 +83,8 @@ def serve(
         max_sessions=max_sessions,
     )
     _log_requests()
-    asyncio.run(serve_endpoint(args, settings, _ready))
+    with named():
+        asyncio.run(serve_endpoint(args, settings, _ready))
 
 
 def _ready(url: str) -> None:

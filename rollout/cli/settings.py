@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from toolroll.rollout.cli.mistakes import complaints
 from toolroll.rollout.errors import UsageError
 
 
@@ -104,18 +106,31 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
     """The settings in `path`, overruled by those `given` on the command line (None: not given)."""
     data: dict[str, Any] = {}
     if path is not None:
-        if not path.is_file():
-            raise UsageError(f"--config {path}: there is no such file")
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        if not isinstance(loaded, dict):
-            raise UsageError(f"--config {path} must hold a mapping of settings")
-        data |= loaded
+        data |= _settings_in(path)
     data |= {name: value for name, value in given.items() if value is not None}
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        words = "; ".join(f"--{'.'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}" for e in error.errors())
+        words = "; ".join(f"--{name.replace('_', '-')}: {said}" for name, said in complaints(error))
         raise UsageError(words) from error
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    """What the file --config holds. Raises `UsageError` where it is none, cannot be read, or names a setting that is unknown."""
+    if not path.is_file():
+        raise UsageError(f"--config {path}: there is no such file")
+    try:
+        loaded = yaml.safe_load(path.read_bytes()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path} must hold a mapping of settings")
+    for name in loaded:
+        if name not in RunConfig.model_fields:
+            close = difflib.get_close_matches(str(name), RunConfig.model_fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"--config {path}: there is no setting {name!r}{hint}")
+    return loaded
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import choose_tasks, load_environment
+from toolroll.rollout.run_folder import make_folder
 from toolroll.rollout.types import Task
 
 
@@ -33,7 +35,9 @@ def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
 
 def write_lines(lines: Iterable[bytes], out: Path) -> None:
     """Write `lines` to the file `out`, and make its folder."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder: name the file")
+    make_folder(out.parent)
     part = out.with_name(f".{out.name}.part")
     part.write_bytes(b"".join(line + b"\n" for line in lines))
     part.replace(out)

@@ -1,0 +1,94 @@
+"""Mistakes on the command line: one line that names the option, and exit 2."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat import completion, endpoint
+from support.results import episode
+
+from toolroll.rollout.cli.app import main
+from toolroll.rollout.metrics import Summary
+from toolroll.rollout.report import report
+from toolroll.rollout.types import Status, StopReason, status_of
+
+MAIN = "from toolroll.rollout.cli import main; main()"
+RUN = ["run", "desk", "--model", "embedded"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").write_text("")
+    Path("bad.yaml").write_text("samples: [1\nseed: 2\n")
+    Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
+    Path("unknown.yaml").write_text("sample: 2\n")
+    Path("list.yaml").write_text("- 1\n")
+
+
+def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line."""
+    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told: Any = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1), told
+    return str(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*RUN, "--engine", "127.0.0.1:31007"], "--engine: the engine's address must begin with http://"),
+        (["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"], "--engine: the engine's address must begin with http://"),
+        ([*RUN, "--parser", "foo"], "--parser: "),
+        (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
+        (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
+        ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
+        ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
+        (["serve", "--model", "embedded", "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
+        (["check-template", "embedded", "--template", "bad.jinja"], "bad.jinja) is no Jinja: line 2: "),
+        ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
+        ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
+        ([*RUN, "--config", "unknown.yaml"], "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?"),
+        ([*RUN, "--endpoint", "http://127.0.0.1:9/v1", "--out", "afile"], "--out afile: there is a file of that name"),
+        ([*RUN, "--endpoint", "http://127.0.0.1:9/v1", "--out", "afile/x"], "--out afile/x: the folder cannot be made"),
+        (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
+        (["tasks", "desk", "--out", "."], "--out . is a folder"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(arguments, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("reruns", ["0", "2"])
+async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(reruns: str) -> None:
+    async with endpoint(completion("Hello.")) as server:
+        arguments = [*RUN, "--endpoint", server.url.removesuffix("/v1"), "--tasks", "0-1", "--reruns", reruns, "--give-up-after", "3"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", MAIN, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, errors = (part.decode() for part in await process.communicate())
+    assert "answers 404: does the address end in /v1?)" in out + errors
+    if reruns == "2":
+        assert (process.returncode, "toolroll: 3 attempts at episodes failed in a row" in errors) == (2, True)
+        return
+    assert process.returncode == 1
+    assert "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1" in out
+    assert "WARNING: 2 of 2 episodes were aborted and count in no reward: engine_error 2" in out
+
+
+def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
+    summary = Summary("pond")
+    for number, reason in enumerate(found for found in StopReason if status_of(found) is Status.ABORTED):
+        summary.add(episode(f"t-{number}", reason=reason))
+    warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
+    assert "template_error 1" in warning
+    assert warning.count(" 1") == summary.episodes
