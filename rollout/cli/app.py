@@ -200,11 +200,14 @@ def demo(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
-    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out)
+    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
 
 
-def _show(outcomes: list[Outcome], out: Path | None) -> None:
-    """The table, the remarks, the files; exit with 128 + the signal that ended the run early, or with 1 where nothing was graded."""
+def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:
+    """The table, the remarks, the files; `resumes`: the same command goes on where it stopped.
+
+    Exit with 128 + the signal that ended the run early, or with 1 where nothing was graded.
+    """
     console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
@@ -213,7 +216,7 @@ def _show(outcomes: list[Outcome], out: Path | None) -> None:
         console.print(f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}", highlight=False, soft_wrap=True)
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
-        console.print("Stopped early; the same command goes on from here." if out is not None else "Stopped early.")
+        console.print("Stopped early; the same command goes on from here." if out is not None and resumes else "Stopped early.")
         raise typer.Exit(128 + stopped)
     empty = [outcome for outcome in outcomes if not outcome.summary.graded]
     for outcome in empty:

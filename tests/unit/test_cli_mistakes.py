@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,19 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
     assert "template_error 1" in warning
     assert warning.count(" 1") == summary.episodes
+
+
+def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 90
+        file = tmp_path / "demo" / "episodes.jsonl"
+        while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "bfcl/multi_turn_base" in out
+    assert "desk" not in out
+    assert "Stopped early." in out
+    assert "goes on from here" not in out
