@@ -55,6 +55,8 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (["serve", "--model", "embedded", "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (["check-template", "embedded", "--template", "bad.jinja"], "bad.jinja) is no Jinja: line 2: "),
+        (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
+        (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
