@@ -176,7 +176,9 @@ def new_env(
     """Write a working package with an environment of your own, an entry point and a test, to be changed."""
     folder = write_new_env(name, at)
     console.print(
-        f"{folder}: pip install -e {folder} && pytest {folder}; then toolroll envs lists {name}", highlight=False, soft_wrap=True
+        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll envs lists {name}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
