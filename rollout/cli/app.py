@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +21,7 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.cli.settings import default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
@@ -35,6 +36,12 @@ console = Console()
 app.command(name="serve")(serve_endpoint)
 
 
+def _version(*, value: bool) -> None:
+    if value:
+        typer.echo(f"toolroll {version('toolroll')}")
+        raise typer.Exit
+
+
 def main() -> None:
     """The `toolroll` command: errors that the user can mend are one line, without a traceback."""
     try:
@@ -44,32 +51,39 @@ def main() -> None:
         sys.exit(2)
 
 
+@app.callback()
+def _root(
+    *, show: Annotated[bool, typer.Option("--version", help="print the version and exit", callback=_version, is_eager=True)] = False
+) -> None:
+    """Token-exact multi-turn tool rollouts for SGLang."""
+
+
 @app.command()
 def run(
     env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
-    engine: Annotated[str | None, typer.Option(help="address of SGLang or its router")] = None,
-    model: Annotated[str | None, typer.Option(help="folder or name of the served model's tokenizer")] = None,
+    engine: Annotated[str | None, typer.Option(help=f"address of SGLang or its router; default {default('engine')}")] = None,
+    model: Annotated[str | None, typer.Option(help="required: folder or name of the served model's tokenizer")] = None,
     split: Annotated[str | None, typer.Option()] = None,
     tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
-    samples: Annotated[int | None, typer.Option(help="episodes of each task")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="turns of the model in one episode")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="episodes at once")] = None,
+    samples: Annotated[int | None, typer.Option(help=f"episodes of each task; default {default('samples')}")] = None,
+    max_steps: Annotated[int | None, typer.Option(help=f"turns of the model in one episode; default {default('max_steps')}")] = None,
+    concurrency: Annotated[int | None, typer.Option(help=f"episodes at once; default {default('concurrency')}")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option(help=f"default {default('temperature')}")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
     frequency_penalty: Annotated[float | None, typer.Option()] = None,
     presence_penalty: Annotated[float | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="tokens in one turn")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help=f"tokens in one turn; default {default('max_new_tokens')}")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="a stop string; may be given several times")] = None,
-    parser: Annotated[str | None, typer.Option(help="as SGLang's --tool-call-parser names it")] = None,
+    parser: Annotated[str | None, typer.Option(help=f"as SGLang's --tool-call-parser names it; default {default('parser')}")] = None,
     agent: Annotated[str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")] = None,
     chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
     chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
     history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
-    verify: Annotated[str | None, typer.Option(help="off, sample or always")] = None,
+    verify: Annotated[str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
     parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
     on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,

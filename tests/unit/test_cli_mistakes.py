@@ -7,19 +7,31 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat import completion, endpoint
 from support.results import episode
+from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import main
+from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.report import report
 from toolroll.rollout.types import Status, StopReason, status_of
 
 MAIN = "from toolroll.rollout.cli import main; main()"
+SHOWN = {
+    "--model": "required",
+    "--engine": "default http://127.0.0.1:30000",
+    "--samples": "default 1",
+    "--concurrency": "default 64",
+    "--temperature": "default 1.0",
+    "--parser": "default qwen25",
+    "--max-steps": "default 30",
+    "--verify": "default sample",
+}
 RUN = ["run", "desk", "--model", "embedded"]
 
 
@@ -113,3 +125,11 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
     assert "desk" not in out
     assert "Stopped early." in out
     assert "goes on from here" not in out
+
+
+def test_help_shows_the_defaults_and_the_version_is_told() -> None:
+    told = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
+    lines = {name: next(line for line in told.splitlines() if f" {name} " in line) for name in SHOWN}
+    assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")
