@@ -89,6 +89,8 @@ class EpisodeRecord:
         """What an episode that an error ended comes to: the environment's verdict where the context was full, else no reward."""
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None
+        if not self.counts["turns"]:  # the model was never asked: a reward of 0 would not be earned (I9)
+            return self.fail(EnvironmentFailure("the task's first prompt does not fit in the model's context")), None
         try:
             reward = await self.reward(reason, world, penalty)
         except RolloutError as error:

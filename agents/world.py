@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
+from toolroll.agents.checked import checked_observation, checked_reward, checked_step
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, RolloutError, TimeLimitError, UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
@@ -39,22 +40,23 @@ class World:
         self._off_loop = off_loop
         self._time_limit = time_limit
         self._metrics: Mapping[str, float] = {}
+        self._name = type(env).__name__
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
-        return await self._call(self.env.reset, self.task, self.seed)
+        return checked_observation(self._name, await self._call(self.env.reset, self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`; raises `ActionError` where the model is at fault."""
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
-        result = await self._call(self.env.step, action)
+        result = checked_step(self._name, await self._call(self.env.step, action), action)
         self.done = result.done
         return result
 
     async def verdict(self) -> float | None:
         """The environment's reward for an episode that ran out of steps or of context."""
-        return await self._call(self.env.verdict)
+        return checked_reward(f"{self._name}.verdict", await self._call(self.env.verdict))
 
     def measure(self) -> Exception | None:
         """Take the environment's numbers; an error of that is given back."""

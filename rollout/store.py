@@ -242,9 +242,14 @@ def _behind_last_newline(file: Any, size: int) -> int:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """The episodes of a file, or of the folder that holds it; a torn last line is passed over, any other bad line raises."""
+    """The episodes of a file, or of the folder that holds it; a torn last line is passed over, any other bad line raises `UsageError`
+    with its number."""
     file = path / FILE_NAME if path.is_dir() else path
     with file.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                continue
+            try:
                 yield from_line(line)
+            except ValueError as error:  # no JSON, or no episode (pydantic's ValidationError is one)
+                raise UsageError(f"{file}, line {number}, is no episode: {error}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _ALLOWED = frozenset("0123456789+-*/(). ")
@@ -65,11 +65,23 @@ def _value(node: ast.expr) -> Any:
             return _power(_value(left), _value(right))
         case ast.BinOp(left=left, op=op, right=right):
             return _bounded(_OPERATORS[type(op)](_value(left), _value(right)))
-        case ast.Call(func=function):
-            raise TypeError(f"'{type(_value(function)).__name__}' object is not callable")
+        case ast.Call(func=function, args=given, keywords=named):
+            raise _not_callable(_value(function), given, [word.value for word in named])
         case ast.Tuple(elts=[]):
             return ()
     raise SyntaxError("invalid syntax")
+
+
+def _not_callable(function: Any, given: Sequence[ast.expr], mappings: Sequence[ast.expr]) -> TypeError:
+    """What Python says of a call of a number, once it has looked at the arguments: `1(2)`, `1(*2)`, `1(**2)`."""
+    for argument in given:
+        if not isinstance(argument, ast.Starred):
+            _value(argument)
+        elif not isinstance(found := _value(argument.value), tuple):
+            return TypeError(f"{function} argument after * must be an iterable, not {type(found).__name__}")
+    for argument in mappings:
+        return TypeError(f"{function} argument after ** must be a mapping, not {type(_value(argument)).__name__}")
+    return TypeError(f"'{type(function).__name__}' object is not callable")
 
 
 def _power(base: Any, exponent: Any) -> Any:

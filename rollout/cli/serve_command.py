@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import Annotated, Any
 
@@ -11,21 +12,22 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from toolroll.rollout.args import RolloutArgs
-from toolroll.rollout.cli.mistakes import complaints, named
+from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import json_object
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
 console = Console()
-_OPTIONS = {
+_FLAGS = {
+    "api_key": "api-key-env",
+    "default_max_tokens": "max-tokens",
     "engine_url": "engine",
     "hf_checkpoint": "model",
     "tool_call_parser": "parser",
     "apply_chat_template_kwargs": "chat-template-kwargs",
-    "default_max_tokens": "max-tokens",
 }
-"""The options of settings that have another name."""
+"""Settings whose flag has another name."""
 
 
 def serve(
@@ -80,6 +82,7 @@ def serve(
         idle=idle,
         max_sessions=max_sessions,
     )
+    _log_requests()
     with named():
         asyncio.run(serve_endpoint(args, settings, _ready))
 
@@ -88,9 +91,23 @@ def _ready(url: str) -> None:
     console.print(f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1", highlight=False, soft_wrap=True)
 
 
+def _log_requests() -> None:
+    """One line a request on standard error, and the warnings of everything else."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("toolroll.rollout.server").setLevel(logging.INFO)
+
+
 def _valid(kind: Any, **values: Any) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        words = (f"--{_OPTIONS.get(name, name).replace('_', '-')}: {said}" if name else said for name, said in complaints(error))
-        raise UsageError("; ".join(words)) from error
+        raise UsageError("; ".join(_said(found["loc"], found["msg"]) for found in error.errors())) from error
+
+
+def _said(loc: tuple[int | str, ...], message: str) -> str:
+    """What is wrong, under the name of its flag."""
+    words = message.removeprefix("Value error, ")
+    if not loc:
+        return words
+    name = str(loc[0])
+    return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

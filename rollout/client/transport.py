@@ -62,6 +62,7 @@ class InProcessTransport:
     async def _answer(self, http: Any, request: Any) -> Any:
         match = _PATH.fullmatch(request.url.path)
         what = match["what"] if match else ""
+        await self._endpoint.refresh()
         if request.method == "GET" and what == "models":
             return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
         if request.method == "GET" and what == f"models/{self._endpoint.model}":

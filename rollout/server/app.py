@@ -11,8 +11,10 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
+_SESSION: ContextVar[str] = ContextVar("session")
+_NO_ANSWER = 499
+"""In the log: the client hung up before there was one."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +54,7 @@ class EndpointServer:
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
-        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._errors, self._keys])
+        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._logged, self._errors, self._keys])
         app.add_routes(self._routes())
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
@@ -98,11 +103,25 @@ class EndpointServer:
     # --- around every handler --------------------------------------------------------------------------------------------
 
     @web.middleware
+    async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        began = time.perf_counter()
+        status = _NO_ANSWER
+        _SESSION.set("-")
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            ms = (time.perf_counter() - began) * 1000
+            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, _SESSION.get(), ms)
+
+    @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return _refusal(_http_error(error))
+            return _refusal(_http_error(error, request))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
         except Exception as error:  # every request's border: a failure is an answer, and touches no other request
@@ -131,18 +150,24 @@ class EndpointServer:
         named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
         if len(named) > 1:
             raise ApiError(400, "invalid_session_id", "the path and the header name two sessions", param="session_id")
-        return check_id(str(next(iter(named)))) if named else None
+        if not named:
+            return None
+        session_id = check_id(str(next(iter(named))))
+        _SESSION.set(session_id)
+        return session_id
 
     # --- completions -----------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
+        await self.endpoint.refresh()
         live = self._live(request, body)
         asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
         return await self._answer(request, live, asked, work)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         body = await _json_body(request)
+        await self.endpoint.refresh()
         live = self._live(request, body)
         asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
         return await self._answer(request, live, asked, work)
@@ -158,7 +183,8 @@ class EndpointServer:
         session_id = named or given
         if session_id is None:
             return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
-        return self.endpoint.sessions.of(check_id(str(session_id)))
+        _SESSION.set(check_id(str(session_id)))
+        return self.endpoint.sessions.of(str(session_id))
 
     async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
         live.works.join(work)
@@ -185,10 +211,12 @@ class EndpointServer:
         return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
+        await self.endpoint.refresh()
         return _json({"object": "list", "data": [model_card(self.endpoint)]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
+        await self.endpoint.refresh()
         if name != self.endpoint.model:
             raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
         return _json(model_card(self.endpoint))
@@ -207,6 +235,7 @@ class EndpointServer:
             ids = template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
         else:
             ids = self.endpoint.served.template.encoder.encode(asked.prompt or "")
+        await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
 
     # --- sessions --------------------------------------------------------------------------------------------------------
@@ -289,9 +318,15 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _http_error(error: web.HTTPException) -> ApiError:
+def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-    return ApiError(error.status, codes.get(error.status, "http_error"), error.text or error.reason)
+    words = error.text or error.reason
+    base, found, _ = request.path.partition("/chat/completions")
+    if not found:
+        base, found, _ = request.path.partition("/completions")
+    if error.status == 404 and found and not base.endswith("/v1"):
+        words = f"there is no {request.path}: the client's base_url must end with /v1, as in {base}/v1"
+    return ApiError(error.status, codes.get(error.status, "http_error"), words)
 
 
 def _refusal(error: ApiError) -> web.Response:

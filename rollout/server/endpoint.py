@@ -22,6 +22,7 @@ from toolroll.rollout.reply import Reading, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.answers import chat_body, text_body
 from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.grammar import check_called
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -79,6 +80,11 @@ class Endpoint:
             context_length=facts.context_length,
             vocab_size=facts.vocab_size,
         )
+
+    async def refresh(self) -> None:
+        """Ask again where the engine has not told its context length: it may not have answered yet at the start."""
+        if self.abilities.context_length is None:
+            await self.start()
 
     async def aclose(self) -> None:
         """Abort what is in flight."""
@@ -221,6 +227,7 @@ class Endpoint:
             place=call_place(live.id, len(prompt.input_ids), nth),
             stop_strings=request.stop_strings,
         )
+        check_called(use.forced, reading, completion, prompt.template)
         return Choice(completion, reading.said, reading)
 
     def _shown(self, completion: Completion, request: CompletionRequest) -> str:

@@ -12,7 +12,10 @@ from functools import partial
 
 import orjson
 
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.reply import Reading
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Completion
 
 _JSON = r"""
 object ::= "{" ws (pair ("," ws pair)*)? "}"
@@ -76,6 +79,19 @@ def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
     if make is None:
         raise refused("tool_choice", f"calls in the format {parser!r} cannot be forced: leave tool_choice at auto")
     return make(names, several=several)
+
+
+def check_called(forced: Sequence[str], reading: Reading, completion: Completion, template: ChatTemplate) -> None:
+    """Refuse a reply that ended by itself without a call of one of the tools `forced`: the engine did not follow the grammar (one
+    without a grammar backend ignores it), so the turn is not what was asked for, and must not be marked as constrained. One that
+    was cut, by its length or by a stop of the client's, may end before its call."""
+    matched = completion.matched
+    cut = isinstance(matched, str) or (isinstance(matched, int) and matched not in template.stop_token_ids)
+    if not forced or completion.finish_reason != "stop" or cut:
+        return
+    if not any(call.name in forced for call in reading.parsed.tool_calls):
+        words = f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
+        raise ApiError(502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent")
 
 
 def call_closer(parser: str) -> str:

@@ -55,7 +55,8 @@ def sampling_params(
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
         if not abilities.deterministic and settings.seed == "refuse":
-            raise refused("seed", "the engine is not deterministic (--enable-deterministic-inference): a seed would change nothing")
+            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would change nothing"
+            raise refused("seed", f"{words}; to send it all the same, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     wanted = limit if limit is not None else settings.default_max_tokens
     if wanted is not None:
@@ -94,11 +95,12 @@ def check_defaults(params: Mapping[str, Any]) -> None:
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; and
-    the stop string of ours that keeps the reply to one call."""
+    the names of which one must be called, none where no call is forced."""
 
     tools: list[dict[str, Any]]
     offered: bool
     constrained: str | None = None
+    forced: tuple[str, ...] = ()
 
 
 def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any]) -> ToolUse:
@@ -125,7 +127,7 @@ def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], par
     elif one:
         params["stop"] = [*_stops(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained)
+    return ToolUse(list(tools), True, constrained, tuple(names) if forced else ())
 
 
 def _stops(params: Mapping[str, Any]) -> list[str]:

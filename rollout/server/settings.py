@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from toolroll.rollout.engine.params import check_names
+from toolroll.rollout.errors import UsageError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -31,8 +34,19 @@ class EndpointSettings(BaseModel):
     max_choices: int = Field(64, ge=1, description="the largest n")
     max_body: int = Field(32 * 2**20, ge=1024)
 
+    @field_validator("sampling_params")
+    @classmethod
+    def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if "n" in params:
+            raise ValueError("n is each request's own")
+        try:
+            check_names(params)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return params
+
     @model_validator(mode="after")
     def _keyed(self) -> EndpointSettings:
         if self.host not in LOOPBACK and not self.api_key:
-            raise ValueError(f"an endpoint that listens on {self.host} can be reached from other machines: it needs an api_key")
+            raise ValueError(f"what listens on {self.host} can be reached from other machines: it needs an api_key (--api-key-env)")
         return self

@@ -97,9 +97,10 @@ async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fail
 
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=120) as served:
+    async with serving(tokenizer, context_length=220) as served:
         result = await agent(served).asolve(Talk(turns=50, fails="verdict"), task=TASK, max_num_steps=50)
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
+    assert "verdict is broken" in result.info["error"]["message"]
 
 
 class Sleeper(Talk):
@@ -137,11 +138,12 @@ class Meddler(TrainableToolCallingAgent):
 
 
 async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=120) as served:
+    async with serving(tokenizer, context_length=220) as served:
         meddler = Meddler(served=served, sampling_params={"max_new_tokens": 16})
         result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
     assert result.stop_reason is StopReason.CONTEXT_FULL
     assert result.metrics["token_mismatches/prompt_hook"] == 1
+    assert result.metrics["turns"] > 1
     assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
 
 
@@ -210,3 +212,59 @@ def test_a_template_error_is_the_rollouts() -> None:
 
     assert issubclass(TemplateError, RolloutError)
     assert not issubclass(TemplateError, UsageError)
+
+
+class Slip(Environment):
+    """Gives back what it is told to."""
+
+    def __init__(self, first: Any, step: Any) -> None:
+        self.first, self.then = first, step
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return self.first  # type: ignore[no-any-return]
+
+    def step(self, action: Action) -> StepResult:
+        return self.then  # type: ignore[no-any-return]
+
+
+FIRST = Observation([{"role": "user", "content": "Begin."}])
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "words"),
+    [
+        ("hello", None, "Slip.reset must return an Observation, not str"),
+        (Observation([{"role": "user", "content": 3}]), None, "the content of messages[0] must be text, not int"),
+        (Observation("hello"), None, "messages must be a list"),
+        (Observation([{"content": "x"}]), None, "messages[0] must be a mapping with a role"),
+        (Observation(FIRST.messages, tools=[{"name": "add"}]), None, 'tools[0] must be {"type": "function"'),
+        (FIRST, None, "Slip.step must return a StepResult, not NoneType"),
+        (FIRST, ([], 1.0), "not tuple"),
+        (FIRST, StepResult(reward=float("nan"), done=True), "gave the reward nan"),
+        (FIRST, StepResult(reward="1", done=True), "gave the reward '1'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_slip_of_an_environments_author_is_named(tokenizer: Any, first: Any, step: Any, words: str) -> None:
+    async with serving(tokenizer) as served:
+        result = await agent(served).asolve(Slip(first, step), task=TASK)
+    assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
+    assert words in result.info["error"]["message"]
+
+
+async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
+    async with EmbeddedEngine(tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>') as engine:
+        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        async with ServedModel(client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1) as served:
+            silent = Slip(Observation(FIRST.messages, tools=[TOOL]), StepResult())
+            made = agent(served)
+            made.sampling_params = {"max_new_tokens": 64}
+            result = await made.asolve(silent, task=TASK)
+    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "no tool message with the tool_call_id of the call of look" in result.info["error"]["message"]
+
+
+async def test_a_first_prompt_that_does_not_fit_earns_no_zero(tokenizer: Any) -> None:
+    async with serving(tokenizer, context_length=16) as served:
+        result = await agent(served).asolve(Talk(), task=TASK)
+    assert (result.status, result.reward) == (Status.ABORTED, None)
+    assert "first prompt does not fit" in result.info["error"]["message"]

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tau import MINI
 
@@ -54,6 +54,11 @@ def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, st
 
 
 @given(st.text(alphabet="0123456789+-*/(). ", max_size=12))
+@example("0(*0)")
+@example("0(**0)")
+@example("0(*())")
+@example("1.5(*1/0)")
+@example("0(1)(*2)")
 @settings(max_examples=300, deadline=None)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:

@@ -104,6 +104,27 @@ async def test_a_forced_call_is_constrained_and_marked(tokenizer: Any) -> None:
         assert found["answer"]["constrained"] == "tool_choice"
 
 
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("required", "Hello."),
+        ({"type": "function", "function": {"name": "look"}}, "Hello."),
+        ({"type": "function", "function": {"name": "look"}}, call("listen")),
+    ],
+)
+async def test_a_forced_call_that_the_engine_does_not_make_is_its_error(tokenizer: Any, choice: Any, said: str) -> None:
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        asked = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
+        status, answer = await bench.post(CHAT, asked)
+        assert (status, answer["error"]["code"]) == (502, "engine_error"), answer
+        assert "look" in answer["error"]["message"]
+        assert "grammar" in answer["error"]["message"]
+        assert await bench.trajectories(refused=1) == []
+        for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):  # no fault of the engine's
+            status, answer = await bench.post(CHAT, {**asked, **cut})
+            assert (status, answer["choices"][0]["finish_reason"]) == (200, reason), answer
+
+
 async def test_no_tool_choice_shows_the_model_no_tools(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
         _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -151,6 +152,10 @@ async def test_each_failure_has_its_code_and_says_whether_to_try_again(
 async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"model_names": "own"}) as bench:
         assert (await bench.post("/v1/embeddings", {}))[0] == 404
+        for path in ("/sessions/s/chat/completions", "/sessions/s/completions"):
+            status, answer = await bench.post(path, {"messages": [USER]})
+            assert (status, answer["error"]["code"]) == (404, "not_found")
+            assert "/sessions/s/v1" in answer["error"]["message"]
         assert (await bench.get("/v1/models/none"))["error"]["code"] == "model_not_found"
         assert (await chat(bench, model="other"))[1]["error"]["code"] == "model_not_found"
         assert (await bench.get("/sessions/none/trace"))["error"]["code"] == "session_not_found"
@@ -158,6 +163,29 @@ async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
             assert (await response.json())["error"]["code"] == "invalid_json"
         async with bench.http.get(f"{bench.url}/v1/chat/completions") as response:
             assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(tokenizer: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "toolroll.rollout.server")
+    owner = {"Authorization": f"Bearer {KEY}"}
+    async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
+        body = {"messages": [{"role": "user", "content": "a-private-word"}]}
+        await bench.post("/sessions/s/v1/chat/completions?token=a-query", body, **owner)
+        await bench.post("/v1/chat/completions", {**body, "session_id": "in-the-body"}, **owner)
+        await bench.post("/v1/chat/completions", body, **owner)
+        await bench.post("/sessions/s/reward", {"reward": 1})
+        async with bench.http.get(URL(f"{bench.url}/a%0Ab", encoded=True), headers=owner):
+            pass
+    lines = [record.getMessage() for record in caplog.records if record.name == "toolroll.rollout.server.app"]
+    expected = [
+        "POST /sessions/s/v1/chat/completions 200 session=s",
+        "POST /v1/chat/completions 200 session=in-the-body",
+        "POST /v1/chat/completions 200 session=-",
+        "POST /sessions/s/reward 401 session=s",
+        "GET /a%0Ab 404 session=-",
+    ]
+    assert [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines] == expected
+    assert not any(secret in line for line in lines for secret in (KEY, "a-private-word", "a-query"))
 
 
 async def test_the_trace_is_what_was_served_in_order(tokenizer: Any) -> None:

@@ -8,10 +8,11 @@ import signal
 import sys
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
+from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine
 
@@ -40,7 +41,29 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
 def test_another_address_needs_a_key() -> None:
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--host", "0.0.0.0"])
     assert isinstance(result.exception, UsageError)
-    assert "api_key" in str(result.exception)
+    assert "--api-key-env" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sampling-params", '{"temprature": 1}'], ["--sampling-params", "temprature", "did you mean 'temperature'"]),
+        (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is each request's own"]),
+        (["--history", "forget"], ["--history", "fork", "preserve"]),
+        (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
+        (["--max-tokens", "0"], ["--max-tokens"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(
+    flags: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["toolroll", "serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", *flags])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert [word for word in words if word not in said] == []
+    assert "127.0.0.1:9" not in said
 
 
 def test_an_engine_that_is_not_there_is_said_at_once() -> None:
