@@ -177,6 +177,8 @@ def load_tokenizer(name: str | None) -> Any:
         from toolroll.rollout.testing import load_embedded_tokenizer
 
         return load_embedded_tokenizer()
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():  # no hub's name: none is asked
+        raise UsageError(f"no tokenizer can be loaded from {name!r} (--model): there is no such folder")
     from transformers import AutoTokenizer  # 1-2 s: not at import
 
     try:

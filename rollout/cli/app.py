@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +21,7 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.settings import json_object, load_config
+from toolroll.rollout.cli.settings import default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
@@ -35,6 +36,12 @@ console = Console()
 app.command(name="serve")(serve_endpoint)
 
 
+def _version(*, value: bool) -> None:
+    if value:
+        typer.echo(f"toolroll {version('toolroll')}")
+        raise typer.Exit
+
+
 def main() -> None:
     """The `toolroll` command: errors that the user can mend are one line, without a traceback."""
     try:
@@ -44,32 +51,39 @@ def main() -> None:
         sys.exit(2)
 
 
+@app.callback()
+def _root(
+    *, show: Annotated[bool, typer.Option("--version", help="print the version and exit", callback=_version, is_eager=True)] = False
+) -> None:
+    """Token-exact multi-turn tool rollouts for SGLang."""
+
+
 @app.command()
 def run(
     env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
-    engine: Annotated[str | None, typer.Option(help="address of SGLang or its router")] = None,
-    model: Annotated[str | None, typer.Option(help="folder or name of the served model's tokenizer")] = None,
+    engine: Annotated[str | None, typer.Option(help=f"address of SGLang or its router; default {default('engine')}")] = None,
+    model: Annotated[str | None, typer.Option(help="required: folder or name of the served model's tokenizer")] = None,
     split: Annotated[str | None, typer.Option()] = None,
     tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
-    samples: Annotated[int | None, typer.Option(help="episodes of each task")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="turns of the model in one episode")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="episodes at once")] = None,
+    samples: Annotated[int | None, typer.Option(help=f"episodes of each task; default {default('samples')}")] = None,
+    max_steps: Annotated[int | None, typer.Option(help=f"turns of the model in one episode; default {default('max_steps')}")] = None,
+    concurrency: Annotated[int | None, typer.Option(help=f"episodes at once; default {default('concurrency')}")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option(help=f"default {default('temperature')}")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
     frequency_penalty: Annotated[float | None, typer.Option()] = None,
     presence_penalty: Annotated[float | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="tokens in one turn")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help=f"tokens in one turn; default {default('max_new_tokens')}")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="a stop string; may be given several times")] = None,
-    parser: Annotated[str | None, typer.Option(help="as SGLang's --tool-call-parser names it")] = None,
+    parser: Annotated[str | None, typer.Option(help=f"as SGLang's --tool-call-parser names it; default {default('parser')}")] = None,
     agent: Annotated[str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")] = None,
     chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
     chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
     history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
-    verify: Annotated[str | None, typer.Option(help="off, sample or always")] = None,
+    verify: Annotated[str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
     parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
     on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,
@@ -176,7 +190,9 @@ def new_env(
     """Write a working package with an environment of your own, an entry point and a test, to be changed."""
     folder = write_new_env(name, at)
     console.print(
-        f"{folder}: pip install -e {folder} && pytest {folder}; then toolroll envs lists {name}", highlight=False, soft_wrap=True
+        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll envs lists {name}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -200,11 +216,14 @@ def demo(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
-    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out)
+    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
 
 
-def _show(outcomes: list[Outcome], out: Path | None) -> None:
-    """The table, the remarks, the files; exit with 128 + the signal that ended the run early, or with 1 where nothing was graded."""
+def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:
+    """The table, the remarks, the files; `resumes`: the same command goes on where it stopped.
+
+    Exit with 128 + the signal that ended the run early, or with 1 where nothing was graded.
+    """
     console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
@@ -213,7 +232,7 @@ def _show(outcomes: list[Outcome], out: Path | None) -> None:
         console.print(f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}", highlight=False, soft_wrap=True)
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
-        console.print("Stopped early; the same command goes on from here." if out is not None else "Stopped early.")
+        console.print("Stopped early; the same command goes on from here." if out is not None and resumes else "Stopped early.")
         raise typer.Exit(128 + stopped)
     empty = [outcome for outcome in outcomes if not outcome.summary.graded]
     for outcome in empty:

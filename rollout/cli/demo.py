@@ -50,4 +50,6 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
             async with ServedModel.from_args(rollout_args(config), tokenizer=tokenizer) as served:
                 plan = Plan(config, factory, tasks, served_agents(config, served), EnvironmentOptions(), config.identity)
                 results.append(await play(plan, console))
+        if results[-1].stopped is not None:
+            break
     return results

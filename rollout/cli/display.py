@@ -15,6 +15,8 @@ from rich.table import Table
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.types import EnvironmentFactory, Episode
 
+_BAR_FROM = 140  # columns: below, the bar would push the counts and times out of the line
+_TIMES = 2 * len("0:00:00") + 4  # and the blanks between the parts
 _LINES = 20  # without a terminal: one line for each twentieth of the run
 
 
@@ -33,7 +35,7 @@ class RunDisplay:
         self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            *([BarColumn()] if console.width >= _BAR_FROM else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
@@ -66,8 +68,13 @@ class RunDisplay:
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
         left = "" if self._console.is_terminal else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
-        speed = f"{self._shown / seconds:,.1f} episodes/s  {self._tokens / seconds:,.0f} tok/s"
-        return f"reward {_number(summary.mean_reward)}  {speed}{errors}{left}"
+        reward = f"reward {_number(summary.mean_reward)}"
+        speeds = [f"  {self._shown / seconds:,.1f} episodes/s", f"  {self._tokens / seconds:,.0f} tok/s"]
+        if self._console.is_terminal:
+            room = self._console.width - len(summary.env) - 2 * len(str(self._total)) - 1 - _TIMES
+            while speeds and len(reward) + len("".join(speeds)) + len(errors) > room:
+                speeds.pop()
+        return f"{reward}{''.join(speeds)}{errors}{left}"
 
 
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -156,7 +163,11 @@ def _number(value: float | None) -> str:
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
     """The environments as a table; under it, whole and on one line each, the commands that install what is missing."""
-    table = Table("environment", "splits", "what it is", "")
+    table = Table()
+    table.add_column("environment", no_wrap=True)
+    table.add_column("splits", overflow="fold")
+    table.add_column("what it is", overflow="fold")
+    table.add_column("", no_wrap=True)
     missing: dict[str, list[str]] = {}
     for factory in factories:
         command = factory.missing()

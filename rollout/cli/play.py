@@ -18,6 +18,7 @@ from toolroll.rollout.cli.stopping import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.metrics import Summary
+from toolroll.rollout.registry import choose_tasks
 from toolroll.rollout.report import report, write_summary
 from toolroll.rollout.run_folder import RunFolder
 from toolroll.rollout.runner import EpisodeKey, Runner
@@ -86,7 +87,7 @@ async def _play(
             stopped = error.number
     floor = None
     if config.floor and stopped is None:
-        floor = await play_floor(plan.factory, plan.tasks, max_num_steps=config.max_steps)
+        floor = await play_floor(plan.factory, _played(plan, summary), max_num_steps=config.max_steps)
     found = report(
         summary,
         floor=floor,
@@ -96,6 +97,12 @@ async def _play(
         allow_unequal=config.allow_unequal,
     )
     return Outcome(summary, found, display.seconds, stopped, failure)
+
+
+def _played(plan: Plan, summary: Summary) -> list[Task]:
+    """The tasks that the result is about: those of `plan`, and what the folder holds of earlier runs besides."""
+    names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
+    return [task for task in choose_tasks(plan.factory, plan.config.split, None) if task.id in names]
 
 
 def _failure(error: Mapping[str, Any], config: RunConfig) -> str:

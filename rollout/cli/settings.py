@@ -102,6 +102,11 @@ FREE = frozenset(
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 
 
+def default(name: str) -> Any:
+    """What the setting `name` is where nothing is given."""
+    return RunConfig.model_fields[name].get_default()
+
+
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
     """The settings in `path`, overruled by those `given` on the command line (None: not given)."""
     data: dict[str, Any] = {}

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import sys
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat import completion, endpoint
 from support.results import episode
+from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import main
+from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.report import report
 from toolroll.rollout.types import Status, StopReason, status_of
 
 MAIN = "from toolroll.rollout.cli import main; main()"
+SHOWN = {
+    "--model": "required",
+    "--engine": "default http://127.0.0.1:30000",
+    "--samples": "default 1",
+    "--concurrency": "default 64",
+    "--temperature": "default 1.0",
+    "--parser": "default qwen25",
+    "--max-steps": "default 30",
+    "--verify": "default sample",
+}
 RUN = ["run", "desk", "--model", "embedded"]
 
 
@@ -52,6 +67,8 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (["serve", "--model", "embedded", "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (["check-template", "embedded", "--template", "bad.jinja"], "bad.jinja) is no Jinja: line 2: "),
+        (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
+        (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
@@ -92,3 +109,27 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
     assert "template_error 1" in warning
     assert warning.count(" 1") == summary.episodes
+
+
+def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 90
+        file = tmp_path / "demo" / "episodes.jsonl"
+        while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "bfcl/multi_turn_base" in out
+    assert "desk" not in out
+    assert "Stopped early." in out
+    assert "goes on from here" not in out
+
+
+def test_help_shows_the_defaults_and_the_version_is_told() -> None:
+    told = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
+    lines = {name: next(line for line in told.splitlines() if f" {name} " in line) for name in SHOWN}
+    assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")

@@ -86,6 +86,13 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert "exact" not in result.stdout, "the template is: nothing to be said"
 
 
+def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_path: Path) -> None:
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    fewer = run(engine, "--tasks", "1,6", "--out", tmp_path)
+    assert rows(fewer)["episodes"] == "6"
+    assert rows(fewer)["do-nothing floor"] == "0/6"
+
+
 def test_a_run_goes_on_grows_and_refuses_other_settings(engine: EmbeddedEngine, tmp_path: Path) -> None:
     run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
     first = (tmp_path / "episodes.jsonl").read_bytes()

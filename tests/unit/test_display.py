@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from support.results import episode
 
-from toolroll.rollout.cli.display import RunDisplay, remarks
+from toolroll.rollout.cli.display import RunDisplay, remarks, show_environments
 from toolroll.rollout.metrics import Summary
+from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.report import report
 from toolroll.rollout.types import StopReason
 
@@ -59,3 +60,27 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     assert lines[0] == "pond: ended by done 1, engine_error 1"
     assert lines[1] == "pond: invalid calls: unclosed 2"
     assert lines[2] == "pond: WARNING: 1 of 2 episodes were aborted and count in no reward: engine_error 1"
+
+
+def test_80_columns_hold_the_count_and_the_times() -> None:
+    out = io.StringIO()
+    summary = Summary("bfcl/multi_turn_base")
+    with RunDisplay(Console(file=out, force_terminal=True, width=80), summary, 200) as display:
+        for sample in range(200):
+            found = episode(sample=sample, metrics={"completion_tokens": 1e4})
+            summary.add(found)
+            display.show(found)
+    last = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "200/200" in line][-1]
+    assert "reward 1.000" in last
+    assert last.count("0:00:0") == 2, "elapsed, remaining"
+    assert "…" not in last
+
+
+def test_80_columns_hold_the_names_of_the_environments() -> None:
+    out = io.StringIO()
+    factories = [find_environment(name) for name in environment_names()]
+    show_environments(factories, Console(file=out, width=80))
+    table = out.getvalue()[: out.getvalue().rindex("└")]
+    for factory in factories:
+        assert f"│ {factory.name} " in table
+    assert "…" not in table
