@@ -115,7 +115,7 @@ async def test_what_can_succeed_is_tried_again() -> None:
         (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
         (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
         (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.CONTEXT_FULL, 0.0, 1),
+        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.ENVIRONMENT_ERROR, None, 1),
         (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
     with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
         arguments = ["run", "desk", "--endpoint", f"{engine.url}/v1", "--model", "any", "--tasks", "0-1", "--reruns", "0"]
         done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output  # nothing was graded
     assert "not trainable" in done.stdout
     assert "WARNING: a baseline behind an OpenAI-compatible endpoint" in done.stdout
     assert "know no tools" in next(read_episodes(tmp_path)).result.info["error"]["message"]
