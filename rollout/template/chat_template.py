@@ -244,7 +244,7 @@ class ChatTemplate:
         key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
         frame = self._frames.get(key) if key is not None else None
         if frame is not None:
-            return Delta(as_ids(frame.ids(turn, new)), framed=True, check_due=self._check_is_due(frame))
+            return Delta(frame.ids(turn, new), framed=True, check_due=self._check_is_due(frame))
         derived = self._derive(messages, new, tools, sampled)
         ids = self.encoder.encode(derived.text, derived.bodies)
         if key is not None and key not in self._frames and derived.rewritten is None:
@@ -346,7 +346,7 @@ class ChatTemplate:
         if frame is None:
             return None
         tried = (CutFrame(frame, self.encoder, whole=whole) for whole in (False, True))
-        return next((cut for cut in tried if cut.ids(messages[-1], new) == ids), None)
+        return next((cut for cut in tried if cut.ids(messages[-1], new).tolist() == ids), None)
 
 
 def _is_due(count: int) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toolroll.rollout.template.encode import Encoder, Span
+import numpy as np
+
+from toolroll.rollout.template.encode import Encoder, Span, as_bytes
 from toolroll.rollout.template.frames import Frame, Slot, source_text
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import IdArray, Message
 
 
 class CutFrame:
@@ -21,22 +23,22 @@ class CutFrame:
         self.uses = 0
         """How many deltas it has made."""
         self._encoder = encoder
-        self._parts: list[list[int] | tuple[str | Slot, ...]] = []
+        self._parts: list[bytes | tuple[str | Slot, ...]] = []
         for chunk in [frame.pieces] if whole else _chunks(frame, encoder):
             fixed = "".join(piece for piece in chunk if isinstance(piece, str))
             if any(isinstance(piece, Slot) for piece in chunk):
                 self._parts.append(chunk)
-            elif self._parts and isinstance(self._parts[-1], list):
-                self._parts[-1] += encoder.encode(fixed)
+            elif self._parts and isinstance(self._parts[-1], bytes):
+                self._parts[-1] += as_bytes(encoder.encode(fixed))
             else:
-                self._parts.append(encoder.encode(fixed))
+                self._parts.append(as_bytes(encoder.encode(fixed)))
 
-    def ids(self, turn: Message, new: Sequence[Message]) -> list[int]:
+    def ids(self, turn: Message, new: Sequence[Message]) -> IdArray:
         """The ids to append for these messages."""
-        ids: list[int] = []
+        ids: list[bytes] = []
         for part in self._parts:
-            if isinstance(part, list):
-                ids += part
+            if isinstance(part, bytes):
+                ids.append(part)
                 continue
             texts = []
             for piece in part:
@@ -47,12 +49,12 @@ class CutFrame:
                 if self._encoder.holds_control(text):
                     return self._whole(turn, new)
                 texts.append(text)
-            ids += self._encoder.encode("".join(texts))
-        return ids
+            ids.append(self._encoder.encode_bytes("".join(texts)))
+        return np.frombuffer(b"".join(ids), dtype=np.intc)
 
-    def _whole(self, turn: Message, new: Sequence[Message]) -> list[int]:
+    def _whole(self, turn: Message, new: Sequence[Message]) -> IdArray:
         text, bodies = self.frame.fill(turn, new)
-        return self._encoder.encode(text, risky(self._encoder, text, bodies))
+        return self._encoder.encode_known(text, risky(self._encoder, text, bodies))
 
 
 def risky(encoder: Encoder, text: str, bodies: Sequence[Span]) -> list[Span]:

@@ -2,12 +2,15 @@
 
 A *control token* is any added token of the tokenizer that is not mere white space: `<|im_end|>`, but also the non-special
 `</tool_response>`. The same characters inside a message's body are encoded as ordinary text. Text is cut only at real control
-tokens: ordinary BPE merges cross a body's edge (Qwen joins `}` and `\\n`), and a canonical render has them merged.
+tokens: ordinary BPE merges cross a body's edge (Qwen joins `}` and `\\n`), and a canonical render has them merged. `encode` is the
+tokenizer's own work each time; `encode_known` gives the same ids from words that were encoded before, and the tokenizer's where
+those do not help.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +19,9 @@ from typing import Any
 import numpy as np
 import orjson
 from tokenizers import Tokenizer
+
+from toolroll.rollout.template.words import Words, find_words
+from toolroll.rollout.types import IdArray
 
 Span = tuple[int, int]
 """[start, stop) in characters."""
@@ -45,9 +51,16 @@ class Encoder:
         data["post_processor"] = None
         return Tokenizer.from_str(orjson.dumps(data).decode())
 
+    @cached_property
+    def _words(self) -> Words | None:
+        """None where ordinary text cannot be encoded word by word: a control token takes white space with it, or the pre-tokenizer
+        is of another kind."""
+        others = len(self.tokenizer.get_added_vocab()) > len(self.control)
+        return None if others or self._eats_left or self._eats_right else find_words(self._fast, self._ordinary)
+
     def prepare(self) -> None:
         """Build what is built on first need; call it off the event loop."""
-        _ = self._plain
+        _ = self._plain, self._words
 
     def holds_control(self, text: str) -> bool:
         """Whether `text` contains the characters of a control token."""
@@ -74,27 +87,76 @@ class Encoder:
                 begin += len(text[begin:]) - len(text[begin:].lstrip())
         return ids + self._ordinary(text[begin:])
 
+    def encode_known(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
+        """As `encode`, as int32."""
+        return np.frombuffer(self.encode_bytes(text, bodies), dtype=np.intc)
+
+    def encode_bytes(self, text: str, bodies: Sequence[Span] = ()) -> bytes:
+        """As `encode_known`, as the bytes of the int32 in the machine's order, for a caller that joins several."""
+        if self._words is None:
+            return as_bytes(self.encode(text, bodies))
+        parts: list[bytes] = []
+        begin = 0
+        for match in self.pattern.finditer(text):
+            if any(start <= match.start() and match.end() <= stop for start, stop in bodies):
+                continue
+            parts += (self._known(text[begin : match.start()]), self._control_bytes[match.group()])
+            begin = match.end()
+        return b"".join((*parts, self._known(text[begin:]))) if parts else self._known(text)
+
+    def _known(self, text: str) -> bytes:
+        """The ids of ordinary text."""
+        found = self._words.ids(text) if self._words is not None else None
+        return found if found is not None else as_bytes(self._ordinary(text))
+
+    @cached_property
+    def _control_bytes(self) -> dict[str, bytes]:
+        return {text: as_bytes([index]) for text, index in self.control.items()}
+
     def _ordinary(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids) if text else []
+        """The ids of text in which control tokens are text like any other."""
+        if not text:
+            return []
+        tokenizer = self._plain if self.holds_control(text) else self._fast
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, control tokens included, nothing tidied."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return str(self._fast.decode(plain, skip_special_tokens=False))
+        if self._joins:
+            text = "".join(self._texts_of(plain))
+            if "\ufffd" not in text:  # else an id holds a part of a character
+                return text
+        return self._decode(plain)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._fast.decode(ids, skip_special_tokens=False))
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether a text's bytes are those of its ids, one behind the other: then ids that are whole characters are joined as texts."""
+        decoder = self._fast.decoder
+        return decoder is not None and orjson.loads(decoder.__getstate__())["type"] == "ByteLevel"
 
     def text_of(self, token_id: int) -> str:
         """The text of one id by itself, remembered."""
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = self.decode([token_id])
+            text = self._texts[token_id] = self._decode([token_id])
         return text
+
+    def _texts_of(self, ids: Sequence[int]) -> list[str]:
+        try:
+            return list(map(self._texts.__getitem__, ids))
+        except KeyError:
+            return list(map(self.text_of, ids))
 
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Where each id's text stands in `text`, which is `decode(ids)`.
 
         An id that holds only a part of a character has the span of the characters that were complete behind it.
         """
-        ends = list(accumulate(map(len, map(self.text_of, ids))))
+        ends = list(accumulate(map(len, self._texts_of(ids))))
         if (not ends or ends[-1] == len(text)) and "\ufffd" not in text:
             return list(zip([0, *ends], ends, strict=False))
         ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
@@ -107,3 +169,8 @@ class Encoder:
     @cached_property
     def _control_by_id(self) -> dict[int, str]:
         return {index: text for text, index in self.control.items()}
+
+
+def as_bytes(ids: Sequence[int]) -> bytes:
+    """`ids` as int32 in the machine's order."""
+    return array("i", ids).tobytes()

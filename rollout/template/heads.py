@@ -33,7 +33,7 @@ class HeadCache:
         spans = tuple(bodies)
         known = max((head for head in self._heads if _begins(text, spans, head)), key=lambda head: len(head[0]), default=None)
         if known is None:
-            ids = np.array(self._encoder.encode(text, spans), dtype=np.int32)
+            ids = self._encoder.encode_known(text, spans)
         else:
             self._heads.move_to_end(known)
             ids = np.concatenate([self._heads[known], self._rest(text, spans, known)])
@@ -44,7 +44,7 @@ class HeadCache:
     def _rest(self, text: str, spans: tuple[Span, ...], head: tuple[str, tuple[Span, ...]]) -> IdArray:
         cut = len(head[0])
         behind = [(start - cut, stop - cut) for start, stop in spans[len(head[1]) :]]
-        return np.array(self._encoder.encode(text[cut:], behind), dtype=np.int32)
+        return self._encoder.encode_known(text[cut:], behind)
 
     def _learn(self, text: str, spans: tuple[Span, ...], ids: IdArray) -> None:
         """Keep the longest beginning that this prompt shares with a recent one, if it is long."""
@@ -54,7 +54,7 @@ class HeadCache:
         if cut < _SHORTEST:
             return
         head = (text[:cut], tuple(span for span in spans if span[1] <= cut))
-        begun = np.array(self._encoder.encode(*head), dtype=np.int32)
+        begun = self._encoder.encode_known(*head)
         if head not in self._heads and np.array_equal(np.concatenate([begun, self._rest(text, spans, head)]), ids):
             self._heads[head] = begun
             if len(self._heads) > self._limit:

@@ -1,0 +1,194 @@
+"""`WordSplit`: where a byte-level BPE cuts ASCII text into words, read off the tokenizer's own description.
+
+A pre-tokenizer of this kind is a sequence of regular expressions of the Oniguruma dialect over Unicode classes. On ASCII text each
+of them is an expression of the standard library's `re`: `\\p{L}` is `a-zA-Z` there. Invariants: what is not known to mean the same in
+both dialects is not translated (`read_split` gives None); text with a character outside ASCII is never cut here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What the pre-tokenizer `ByteLevel` cuts by where it is told to (tokenizers 0.23, `pre_tokenizers/byte_level.rs`)."""
+
+_ABSENT = frozenset(("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar"))
+"""Scripts without an ASCII character."""
+
+_SAME_ESCAPES = frozenset("sSdrnt")  # these mean the same on ASCII text; any that escapes punctuation does too
+_GROUPS = ("(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!")
+_HARMLESS_NORMALIZERS = frozenset(("NFC", "NFD", "NFKC", "NFKD"))  # ASCII text is in every normal form
+
+
+class WordSplit:
+    """`patterns` in their order: each cuts every piece that the one before it left."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        *self._before, self._last = patterns
+
+    def words(self, text: str) -> list[str] | None:
+        """The words of ASCII `text`, in order, nothing left out; None where they cannot be told."""
+        if not self._before:
+            found = self._last.findall(text)
+        else:
+            pieces = [text]
+            for pattern in self._before:
+                pieces = [part for piece in pieces for part in _cut(pattern, piece)]
+            found = list(chain.from_iterable(map(self._last.findall, pieces)))
+        return found if "".join(found) == text else None
+
+
+def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
+    """The matches of `pattern` and what stands between them."""
+    parts, at = [], 0
+    for match in pattern.finditer(text):
+        if match.end() > match.start():
+            parts += [text[at : match.start()], match.group()]
+            at = match.end()
+    return [part for part in (*parts, text[at:]) if part]
+
+
+def read_split(tokenizer: Tokenizer) -> WordSplit | None:
+    """How `tokenizer` cuts ASCII text; None where it does something else besides, or something that is not known here."""
+    plain = tokenizer.truncation is None and tokenizer.padding is None
+    if not plain or type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout or not _leaves_ascii(tokenizer.normalizer):
+        return None
+    steps = _steps(tokenizer.pre_tokenizer)
+    if not steps or steps[-1].get("type") != "ByteLevel":
+        return None
+    sources: list[str] = []
+    for step in steps:
+        found = _sources(step)
+        if found is None:
+            return None
+        sources += found
+    patterns = [in_ascii(source) for source in sources]
+    if not patterns or any(pattern is None for pattern in patterns):
+        return None
+    return WordSplit([pattern for pattern in patterns if pattern is not None])
+
+
+def _state(part: Any) -> dict[str, Any]:
+    return dict(orjson.loads(part.__getstate__()))
+
+
+def _leaves_ascii(normalizer: Any) -> bool:
+    if normalizer is None:
+        return True
+    state = _state(normalizer)
+    each = state.get("normalizers", []) if state["type"] == "Sequence" else [state]
+    return all(one["type"] in _HARMLESS_NORMALIZERS for one in each)
+
+
+def _steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
+    if pre_tokenizer is None:
+        return []
+    state = _state(pre_tokenizer)
+    return list(state["pretokenizers"]) if state["type"] == "Sequence" else [state]
+
+
+def _sources(step: dict[str, Any]) -> list[str] | None:
+    """The expressions that one step cuts by, None for a step that does anything else."""
+    kind = step.get("type")
+    if kind == "Split":
+        pattern = step["pattern"]
+        # `Removed` with `invert` keeps the matches and drops the rest; `WordSplit.words` sees where there is a rest.
+        kept = (step["behavior"], step["invert"]) in (("Isolated", False), ("Removed", True))
+        return [pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])] if kept else None
+    if kind == "Digits":
+        return [r"\p{N}" if step["individual_digits"] else r"\p{N}+"]
+    if kind == "ByteLevel" and not step["add_prefix_space"]:
+        return [_GPT2] if step["use_regex"] else []
+    return None
+
+
+def in_ascii(source: str) -> re.Pattern[str] | None:
+    """The expression of Python's that matches on ASCII text what Oniguruma's `source` does; None where that is not certain."""
+    parts: list[str] = []
+    at = 0
+    while at < len(source):
+        here = source[at]
+        if here == "\\":
+            found = _escape(source, at)
+            if found is None:
+                return None
+            members, at = found
+            parts.append(members if isinstance(members, str) else _class(members, negated=False))
+        elif here == "[":
+            read = _bracket(source, at)
+            if read is None:
+                return None
+            part, at = read
+            parts.append(part)
+        elif here in "^$." or (here == "(" and not source.startswith(_GROUPS, at)) or source.startswith("}+", at):
+            return None  # Ruby's anchors and dot, groups that capture, and `{n}+`, which is possessive in Python alone
+        else:
+            taken = next((group for group in _GROUPS if source.startswith(group, at)), here)
+            parts.append(taken)
+            at += len(taken)
+    try:
+        return re.compile("".join(parts), re.ASCII)
+    except re.error:
+        return None
+
+
+def _escape(source: str, at: int) -> tuple[str | list[str], int] | None:
+    """The escape at `at`: as it is, or the characters of a Unicode class; and the place behind it."""
+    kind = source[at + 1 : at + 2]
+    if kind in ("p", "P"):
+        end = source.find("}", at)
+        if source[at + 2 : at + 3] != "{" or end < 0:
+            return None
+        members = _members(source[at + 3 : end])
+        if members is None:
+            return None
+        return (members if kind == "p" else [chr(code) for code in range(128) if chr(code) not in members]), end + 1
+    if kind in _SAME_ESCAPES or (kind and not kind.isalnum() and kind.isascii()):
+        return source[at : at + 2], at + 2
+    return None
+
+
+def _members(name: str) -> list[str] | None:
+    """The ASCII characters of a Unicode class: a general category (`L`, `Lu`) or a script without any."""
+    if name in _ABSENT:
+        return []
+    if len(name) > 2 or name[:1] not in "LMNPSZC":
+        return None
+    return [chr(code) for code in range(128) if unicodedata.category(chr(code)).startswith(name)]
+
+
+def _class(members: Sequence[str], *, negated: bool) -> str:
+    if not members:
+        return r"[\s\S]" if negated else "(?!)"
+    return "[" + "^" * negated + "".join(map(re.escape, members)) + "]"
+
+
+def _bracket(source: str, at: int) -> tuple[str, int] | None:
+    """The bracketed class at `at`, and the place behind it."""
+    at += 1
+    negated = source[at : at + 1] == "^"
+    at += negated
+    inside: list[str] = []
+    while source[at : at + 1] != "]":
+        here = source[at : at + 1]
+        if not here or here == "[" or source.startswith("&&", at):
+            return None  # unclosed, a class in a class, an intersection
+        if here == "\\":
+            found = _escape(source, at)
+            if found is None:
+                return None
+            members, at = found
+            inside += [members] if isinstance(members, str) else map(re.escape, members)
+            continue
+        inside.append(here)
+        at += 1
+    if not inside:
+        return _class((), negated=negated), at + 1
+    return "[" + "^" * negated + "".join(inside) + "]", at + 1
