@@ -212,7 +212,7 @@ class TrainableAgentMixin:
         None: the served one as it is. The rule's own is shared by all agents, an override's belongs to its agent.
         """
         if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
-            return served.reformulated(one_call_a_turn) if self.policy.parallel_calls != "all" else None
+            return served.template.reformulated(one_call_a_turn) if self.policy.parallel_calls != "all" else None
         if self._own_template is None:
             self._own_template = served.template.with_head(self._reformulate_tool_call)
         return self._own_template

@@ -73,7 +73,6 @@ class ServedModel:
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="toolroll")
         self._preparing = asyncio.Lock()
         self._prepared = False
-        self._variants: dict[Callable[[str], str], ChatTemplate] = {}
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -132,15 +131,6 @@ class ServedModel:
         if progress is not None:
             progress(completion.output_ids.tolist())
         return completion
-
-    def reformulated(self, hook: Callable[[str], str]) -> ChatTemplate:
-        """The chat template with `hook` applied to the text before the first message (system text and tools).
-
-        Kept for as long as this object lives: `hook` must be a function that outlives episodes, no method of one episode's agent.
-        """
-        if hook not in self._variants:
-            self._variants[hook] = self.template.with_head(hook)
-        return self._variants[hook]
 
     async def ready(self) -> None:
         """Build, once and off the event loop, what the first body with control-token text needs (a second or two)."""

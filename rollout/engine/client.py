@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+from yarl import URL
 
 from toolroll.rollout.engine.completion import parse_completion
 from toolroll.rollout.engine.config import EngineConfig
@@ -73,6 +74,8 @@ class Engine:
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
         self._workers: list[str] | None = None
+        self._address = URL(f"{self.config.url}/generate")
+        self._timeout = aiohttp.ClientTimeout(total=self.config.attempt_timeout, sock_connect=self.config.connect_timeout)
         self._in_flight: set[str] = set()
         self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
         self._aborts: set[asyncio.Task[None]] = set()
@@ -121,7 +124,8 @@ class Engine:
                         "routed experts were asked for and the engine sent none: start SGLang with --enable-return-routed-experts, "
                         "and send to it directly (router 0.3.2 drops return_routed_experts)"
                     )
-                self._largest_sampled = max(self._largest_sampled, int(completion.output_ids.max(initial=-1)))
+                if len(completion.output_ids):
+                    self._largest_sampled = max(self._largest_sampled, int(np.maximum.reduce(completion.output_ids)))
                 return completion
             pause = None if told is not None and told.begun else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
@@ -137,7 +141,7 @@ class Engine:
             raise TokenError("the prompt is empty: there is nothing to generate from")
         known = np.iinfo(np.int32).max if facts.vocab_size is None else max(facts.vocab_size, self._largest_sampled + 1)
         # As unsigned numbers the negative ones are the largest: one pass over the prompt.
-        if int(np.asarray(ids, dtype=np.int32).view(np.uint32).max()) >= known:
+        if int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32))) >= known:
             at = int(np.flatnonzero((ids < 0) | (ids >= known))[0])
             raise TokenError(
                 f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
@@ -169,12 +173,13 @@ class Engine:
         self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None
     ) -> Mapping[str, Any] | Failure:
         headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
-        limit = min(self.config.attempt_timeout, max(deadline.left, 0.001))
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self.config.connect_timeout)
+        timeout = self._timeout
+        if deadline.left < self.config.attempt_timeout:
+            timeout = aiohttp.ClientTimeout(total=max(deadline.left, 0.001), sock_connect=self.config.connect_timeout)
         sent = self._body(request, rid, stream=told is not None)
         self._in_flight.add(rid)
         try:
-            async with self._http().post(f"{self.url}/generate", data=sent, headers=headers, timeout=timeout) as response:
+            async with self._http().post(self._address, data=sent, headers=headers, timeout=timeout) as response:
                 if told is not None and response.status == 200 and response.content_type == "text/event-stream":
                     return await read_stream(response, told)
                 body = await response.read()

@@ -28,7 +28,7 @@ from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_CHECK_EVERY = 64  # a check renders the whole conversation: some twenty times the cost of a framed delta
+_CHECK_EVERY = 256  # a check renders the whole conversation: some sixty times the cost of a framed delta
 _FRAMES = 4096
 """How many frames are kept."""
 _TOOL_LISTS = 256
@@ -87,6 +87,13 @@ class ChatTemplate:
         self._framed = 0
         self._heads = HeadCache(self.encoder)
         self._plain_tools: dict[bytes, bool] = {}
+        self._variants: dict[HeadHook, ChatTemplate] = {}
+
+    def reformulated(self, hook: HeadHook) -> ChatTemplate:
+        """As `with_head`, one for all who ask with the same `hook`: a function that outlives episodes, no method of one's agent."""
+        if hook not in self._variants:
+            self._variants[hook] = self.with_head(hook)
+        return self._variants[hook]
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
         """The same template, with `hook` applied to the head of each render: system text and tools."""
@@ -321,7 +328,7 @@ class ChatTemplate:
         return (history, signature, tools_key, sampled.stop, control)
 
     def _check_is_due(self, frame: CutFrame) -> bool:
-        """Of one frame's deltas the first; of all the template's framed deltas the 1st, 2nd, 4th ... 32nd, then one in 64, whichever
+        """Of one frame's deltas the first; of all the template's framed deltas the 1st, 2nd, 4th ... 128th, then one in 256, whichever
         episodes they belong to."""
         self._framed += 1
         frame.uses += 1
