@@ -26,6 +26,7 @@ from benchmarks.stub import stub
 from benchmarks.tables import Table, number, verdict
 from benchmarks.world import Material, RecordedFactory, call_of, material
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.runner import Runner, RunSettings
@@ -56,11 +57,16 @@ def warm_template(tok: Any) -> ChatTemplate:
     return ChatTemplate(tok)
 
 
+@cache
+def warm_parser(tok: Any) -> ToolCallParser:
+    """One for the whole run too: it remembers the tools' schemas."""
+    return get_parser("hermes", warm_template(tok).encoder.control)
+
+
 def served_model(url: str, tok: Any, *, threads: int = 64) -> ServedModel:
     """Ours, on the stub."""
-    template = warm_template(tok)
     engine = Engine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
-    return ServedModel(engine, template, get_parser("hermes", template.encoder.control), threads=threads)
+    return ServedModel(engine, warm_template(tok), warm_parser(tok), threads=threads)
 
 
 async def ours(url: str, tok: Any, given: Material, episodes: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -114,7 +114,7 @@ class Engine:
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
         for attempt in range(1, self.config.attempts + 1):
-            rid = uuid.uuid4().hex
+            rid = os.urandom(16).hex()
             outcome = await self._attempt(request, rid, deadline, told)
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
