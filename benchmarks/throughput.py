@@ -19,6 +19,7 @@ from benchmarks.stub import stub
 from benchmarks.tables import Table, number, verdict
 from benchmarks.world import Material, RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult
 
@@ -80,7 +81,7 @@ async def play(url: str, tok: Any, given: Material, episodes: int, seconds: floa
     """Play for a while; what was counted in the window, and the client's CPU in it, in seconds."""
     window = Window()
     factory = CountedFactory(given, window, blocking=blocking)
-    async with served_model(url, tok, threads=episodes if blocking else 8) as served:
+    async with served_model(url, tok, threads=episodes if blocking else 8) as served, paced_garbage():
         settings = RunSettings(PARAMS, concurrency=episodes, max_num_steps=20, samples=100)
         agent = lambda: TrainableToolCallingAgent(given.tools, "", served=served)
         run = asyncio.create_task(Runner(factory, agent, settings).run(factory.tasks("test"), lambda episode: None))
@@ -122,5 +123,6 @@ def run(*, quick: bool = False) -> Table:
                 f"Goal, {episodes:,} episodes, {kind} user: share at least {share}: {verdict(held=reached >= share)}; gap p99 below "
                 f"{p99} ms: {verdict(held=tail < p99)}; largest below {most} ms: {verdict(held=largest < most)}."
             )
+    made.notes.append("The garbage collector paced as in `toolroll run` (`rollout/garbage.py`).")
     made.notes.append(f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's as much as ours.")
     return made

@@ -85,12 +85,9 @@ class ReplyStream:
     """One reply, read as it comes. Not to be shared: one per reply."""
 
     def __init__(self, parser: ToolCallParser, offered: Offered | None, *, in_reasoning: bool | None) -> None:
-        self._parser = parser
-        self._offered = offered
         self._source = Source(parser.control_tokens)
-        self._out = Collector(self._checked)
+        self._out = Collector(_Check(parser, offered, self._source))
         self._steps: Steps[None] | None = parser.read(self._source, self._out, offered, in_reasoning=in_reasoning)
-        self._seen: set[str] = set()
 
     def feed(self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None) -> list[Delta]:
         """Take the next piece in; what is certain now. `offsets` are counted from the piece's beginning, whole tokens then."""
@@ -129,8 +126,18 @@ class ReplyStream:
                 return
         self._steps = None
 
-    def _checked(self, call: ToolCall) -> ToolCall:
-        """`call` with the status that it has among the others and against the tools, and with its tokens."""
+
+class _Check:
+    """Gives a call the status that it has among the others and against the tools, and its tokens. An object of its own: a method of
+    the stream, held by the stream's collector, would make garbage of every reply that reference counts do not free."""
+
+    def __init__(self, parser: ToolCallParser, offered: Offered | None, source: Source) -> None:
+        self._parser = parser
+        self._offered = offered
+        self._source = source
+        self._seen: set[str] = set()
+
+    def __call__(self, call: ToolCall) -> ToolCall:
         done = self._parser.check(call, self._offered) if self._offered is not None else call
         if done.id:
             if done.ok and done.id in self._seen:

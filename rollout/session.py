@@ -8,16 +8,15 @@ conversations that branch, and leave the current path alone.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import orjson
 
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.node import Node, packed
+from toolroll.rollout.token_buffer import TokenBuffer
 from toolroll.rollout.types import (
     Completion,
     IdArray,
@@ -39,8 +38,7 @@ class Session:
         self.session_id = session_id
         self._nodes: list[Node] = []
         self._head: Node | None = None
-        self._ids = array("i")
-        self._json = bytearray()
+        self._buffer = TokenBuffer()
         self._observed: dict[tuple[int, bytes], Node] = {}
         self._params: Mapping[str, Any] = {}
 
@@ -81,7 +79,7 @@ class Session:
     def _append(self, ids: IdArray, completion: Completion | None = None, sampling_params: Mapping[str, Any] | None = None) -> Node:
         node = self._add(self._head, ids, completion, sampling_params)
         self._head = node
-        self._extend_buffers(ids)
+        self._buffer.append(ids)
         return node
 
     def _add(
@@ -127,26 +125,16 @@ class Session:
         _check_logprobs(completion)
         return self._add(parent, completion.output_ids, completion, sampling_params)
 
-    def _extend_buffers(self, ids: IdArray) -> None:
-        if not len(ids):
-            return
-        ids = np.ascontiguousarray(ids, dtype=np.intc)
-        self._ids.frombytes(ids.tobytes())
-        if self._json:
-            self._json += b","
-        self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-
     def _move_to(self, node: Node | None) -> None:
         self._head = node
-        self._ids = array("i")
-        self._json = bytearray()
+        self._buffer = TokenBuffer()
         for step in node.path() if node else ():
-            self._extend_buffers(step.ids)
+            self._buffer.append(step.ids)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._buffer)
 
     @property
     def head(self) -> Node | None:
@@ -155,13 +143,13 @@ class Session:
 
     @property
     def input_ids(self) -> IdArray:
-        """The current path's ids (a copy): the next request's prompt."""
-        return np.array(self._ids, dtype=np.int32)
+        """The current path's ids: the next request's prompt. A view that cannot be written, and that never changes."""
+        return self._buffer.ids
 
     @property
     def input_ids_json(self) -> bytes:
         """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
-        return bytes(self._json)
+        return self._buffer.json
 
     @property
     def nodes(self) -> int:

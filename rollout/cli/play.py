@@ -17,6 +17,7 @@ from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.cli.stopping import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import choose_tasks
 from toolroll.rollout.report import report, write_summary
@@ -82,7 +83,8 @@ async def _play(
                 failure = _failure(episode.result.info.get("error", {}), config)
 
         try:
-            await until_stopped(runner.run(plan.tasks, take, done=done))
+            async with paced_garbage():
+                await until_stopped(runner.run(plan.tasks, take, done=done))
         except StoppedError as error:
             stopped = error.number
     floor = None

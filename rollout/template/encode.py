@@ -134,7 +134,7 @@ class Encoder:
 
     @cached_property
     def _joins(self) -> bool:
-        """Whether a text's bytes are those of its ids, one behind the other: then ids that are whole characters are joined as texts."""
+        """Whether a text's bytes are those of its ids in a row: then the texts of ids that are whole characters are joined."""
         decoder = self._fast.decoder
         return decoder is not None and orjson.loads(decoder.__getstate__())["type"] == "ByteLevel"
 

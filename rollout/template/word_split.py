@@ -1,8 +1,9 @@
-"""`WordSplit`: where a byte-level BPE cuts ASCII text into words, read off the tokenizer's own description.
+"""`WordSplit`: where a byte-level BPE cuts text into words, read off the tokenizer's own description.
 
-A pre-tokenizer of this kind is a sequence of regular expressions of the Oniguruma dialect over Unicode classes. On ASCII text each
-of them is an expression of the standard library's `re`: `\\p{L}` is `a-zA-Z` there. Invariants: what is not known to mean the same in
-both dialects is not translated (`read_split` gives None); text with a character outside ASCII is never cut here.
+A pre-tokenizer of this kind is a sequence of regular expressions of the Oniguruma dialect over Unicode classes. In text of a small
+alphabet (`ALPHABET`: ASCII, the Latin letters of Europe, typographic punctuation) each of them is an expression of the standard
+library's `re` with the classes written out. Invariants: what is not known to mean the same in both
+dialects is not translated (`read_split` gives None); text with any other character is never cut here.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 """What the pre-tokenizer `ByteLevel` cuts by where it is told to (tokenizers 0.23, `pre_tokenizers/byte_level.rs`)."""
 
 _ABSENT = frozenset(("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar"))
-"""Scripts without an ASCII character."""
+"""Scripts without a character in `ALPHABET`."""
 
-_SAME_ESCAPES = frozenset("sSdrnt")  # these mean the same on ASCII text; any that escapes punctuation does too
+_SAME_ESCAPES = frozenset("rnt")  # so does any that escapes punctuation
 _GROUPS = ("(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!")
-_HARMLESS_NORMALIZERS = frozenset(("NFC", "NFD", "NFKC", "NFKD"))  # ASCII text is in every normal form
+
+_ODD = frozenset("\u0130\u0131\u017f")  # dotted, dotless and long: other letters' cases, which dialects fold in their own ways
+ALPHABET = tuple(
+    chr(code) for code in (*range(0x180), *range(0x2010, 0x2028), *range(0x2030, 0x205F), 0x20AC) if chr(code) not in _ODD
+)
+"""What may be cut here. All of it is in normal form C, whatever stands beside it."""
+_SPACES = tuple("\t\n\v\f\r \x85\xa0")  # Unicode's White_Space in it; Python's `\\s` has U+001C to U+001F besides
+_OTHERS = re.compile("[^" + "".join(map(re.escape, ALPHABET)) + "]")
 
 
 class WordSplit:
@@ -34,7 +42,9 @@ class WordSplit:
         *self._before, self._last = patterns
 
     def words(self, text: str) -> list[str] | None:
-        """The words of ASCII `text`, in order, nothing left out; None where they cannot be told."""
+        """The words of `text`, in order, nothing left out; None where they cannot be told."""
+        if not text.isascii() and _OTHERS.search(text):
+            return None
         if not self._before:
             found = self._last.findall(text)
         else:
@@ -56,9 +66,9 @@ def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 def read_split(tokenizer: Tokenizer) -> WordSplit | None:
-    """How `tokenizer` cuts ASCII text; None where it does something else besides, or something that is not known here."""
+    """How `tokenizer` cuts text of `ALPHABET`; None where it does something else besides, or something that is not known here."""
     plain = tokenizer.truncation is None and tokenizer.padding is None
-    if not plain or type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout or not _leaves_ascii(tokenizer.normalizer):
+    if not plain or type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout or not _leaves_alone(tokenizer.normalizer):
         return None
     steps = _steps(tokenizer.pre_tokenizer)
     if not steps or steps[-1].get("type") != "ByteLevel":
@@ -69,7 +79,7 @@ def read_split(tokenizer: Tokenizer) -> WordSplit | None:
         if found is None:
             return None
         sources += found
-    patterns = [in_ascii(source) for source in sources]
+    patterns = [in_python(source) for source in sources]
     if not patterns or any(pattern is None for pattern in patterns):
         return None
     return WordSplit([pattern for pattern in patterns if pattern is not None])
@@ -79,12 +89,13 @@ def _state(part: Any) -> dict[str, Any]:
     return dict(orjson.loads(part.__getstate__()))
 
 
-def _leaves_ascii(normalizer: Any) -> bool:
+def _leaves_alone(normalizer: Any) -> bool:
+    """Whether text of `ALPHABET` is what the normalizer makes of it."""
     if normalizer is None:
         return True
     state = _state(normalizer)
     each = state.get("normalizers", []) if state["type"] == "Sequence" else [state]
-    return all(one["type"] in _HARMLESS_NORMALIZERS for one in each)
+    return all(one["type"] == "NFC" for one in each)
 
 
 def _steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
@@ -109,8 +120,8 @@ def _sources(step: dict[str, Any]) -> list[str] | None:
     return None
 
 
-def in_ascii(source: str) -> re.Pattern[str] | None:
-    """The expression of Python's that matches on ASCII text what Oniguruma's `source` does; None where that is not certain."""
+def in_python(source: str) -> re.Pattern[str] | None:
+    """The expression of Python's that matches in text of `ALPHABET` what Oniguruma's `source` does; None where that is not certain."""
     parts: list[str] = []
     at = 0
     while at < len(source):
@@ -140,28 +151,30 @@ def in_ascii(source: str) -> re.Pattern[str] | None:
 
 
 def _escape(source: str, at: int) -> tuple[str | list[str], int] | None:
-    """The escape at `at`: as it is, or the characters of a Unicode class; and the place behind it."""
+    """The escape at `at`: as it is, or the characters that it stands for; and the place behind it."""
     kind = source[at + 1 : at + 2]
     if kind in ("p", "P"):
         end = source.find("}", at)
-        if source[at + 2 : at + 3] != "{" or end < 0:
-            return None
-        members = _members(source[at + 3 : end])
-        if members is None:
-            return None
-        return (members if kind == "p" else [chr(code) for code in range(128) if chr(code) not in members]), end + 1
+        members = _members(source[at + 3 : end]) if source[at + 2 : at + 3] == "{" and end > 0 else None
+        return None if members is None else (_either(members, negated=kind == "P"), end + 1)
+    if kind in ("s", "S"):
+        return _either(_SPACES, negated=kind == "S"), at + 2
     if kind in _SAME_ESCAPES or (kind and not kind.isalnum() and kind.isascii()):
         return source[at : at + 2], at + 2
     return None
 
 
+def _either(members: Sequence[str], *, negated: bool) -> list[str]:
+    return [char for char in ALPHABET if (char in members) is not negated]
+
+
 def _members(name: str) -> list[str] | None:
-    """The ASCII characters of a Unicode class: a general category (`L`, `Lu`) or a script without any."""
+    """The characters of a Unicode class in `ALPHABET`: a general category (`L`, `Lu`), or a script without any."""
     if name in _ABSENT:
         return []
     if len(name) > 2 or name[:1] not in "LMNPSZC":
         return None
-    return [chr(code) for code in range(128) if unicodedata.category(chr(code)).startswith(name)]
+    return [char for char in ALPHABET if unicodedata.category(char).startswith(name)]
 
 
 def _class(members: Sequence[str], *, negated: bool) -> str:

@@ -1,4 +1,4 @@
-"""`Words`: the ids of ordinary ASCII text, word by word, each word encoded once by the tokenizer itself.
+"""`Words`: the ids of ordinary text, word by word, each word encoded once by the tokenizer itself.
 
 A byte-level BPE never merges across the places where its pre-tokenizer cuts, so the ids of a text are those of its words, in order;
 and the words of tools, policies and users come again and again. Looking them up costs a tenth of encoding the text. Invariants:
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 
-from toolroll.rollout.template.word_split import WordSplit, read_split
+from toolroll.rollout.template.word_split import ALPHABET, WordSplit, read_split
 
 _LIMIT = 1 << 16
 """How many words are kept; then all are forgotten, and those that are still in use come back."""
@@ -34,8 +34,6 @@ class Words:
 
     def ids(self, text: str) -> bytes | None:
         """The ids of `text` as int32 in the machine's order; None where the text must be encoded as a whole."""
-        if not text.isascii():
-            return None
         words = self._split.words(text)
         if words is None:
             return None
@@ -71,14 +69,14 @@ def find_words(tokenizer: Tokenizer, encode: Encode) -> Words | None:
 
 
 _FRAGMENTS = (
-    *map(chr, range(128)),
-    *"don't WE'LL I'd you've 's 'S it's HTTPServer camelCase CONST_NAME a1b2 x 0 12 123 1234 00000 3.14 -1e9".split(),
+    *ALPHABET,
+    *"don't WE'LL I'd you've 's 'S it's HTTPServer camelCase CONST_NAME a1b2 x 0 12 123 1234 00000 3.14 -1e9 Straße".split(),
     *(" ", "  ", "   ", " " * 9, "\n", "\n\n", "\r\n", " \n", "\n ", "\t", "\t\t", " \t ", "\n\t", "  \n  ", "...", "!?", "//", "/\n"),
     *('{"', '": "', '", "', '"}', "}\n", "},", "[{", "}]", "<|", "|>", "</", "\\n", "''", '""', "--", "=>", "#!", "$5", "@x", "_"),
 )
 
 
 def probes() -> list[str]:
-    """Texts in which every kind of ASCII character stands beside every other one; the same ones each time."""
+    """Texts in which every kind of character stands beside every other one; the same ones each time."""
     picks = random.Random(0)
-    return ["".join(picks.choices(_FRAGMENTS, k=picks.randint(1, 24))) for _ in range(400)]
+    return ["".join(picks.choices(_FRAGMENTS, k=picks.randint(1, 24))) for _ in range(600)]

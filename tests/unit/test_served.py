@@ -15,6 +15,7 @@ from support.episodes import serving
 from toolroll.rollout.args import read_args
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.served import ServedModel, load_tokenizer, read_template
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
 from toolroll.rollout.types import GenerateRequest
 
@@ -74,16 +75,16 @@ async def test_an_abort_is_resumed_as_often_as_was_said(tokenizer: Any, resumes:
     assert len(engine.log) == requests
 
 
-async def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
+def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
     def louder(text: str) -> str:
         return text.replace("Be brief.", "BE BRIEF.")
 
-    async with serving(tokenizer, lambda r: "x") as (_, served):
-        first = served.reformulated(louder)
-        assert served.reformulated(louder) is first is not served.template
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Be brief."}]
-        text = first.encoder.decode(first.prompt(messages))
-        assert text.count("BE BRIEF.") == 1 and text.count("Be brief.") == 1, "only the head is rewritten"
+    template = ChatTemplate(tokenizer)
+    first = template.reformulated(louder)
+    assert template.reformulated(louder) is first is not template
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Be brief."}]
+    text = first.encoder.decode(first.prompt(messages))
+    assert text.count("BE BRIEF.") == 1 and text.count("Be brief.") == 1, "only the head is rewritten"
 
 
 async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) -> None:

@@ -127,12 +127,16 @@ def test_what_does_not_belong_together_is_refused() -> None:
     assert session.input_ids.tolist() == [1]
 
 
-def test_the_ids_that_are_handed_out_are_copies() -> None:
+def test_the_ids_that_are_handed_out_never_change() -> None:
     session = played(("observe", [1, 2]))
     handed = session.input_ids
-    session.observe([3])
-    handed[0] = 99
-    assert session.input_ids.tolist() == [1, 2, 3]
+    for at in range(3, 2000):
+        session.observe([at])
+    with pytest.raises(ValueError, match="read-only"):
+        handed[0] = 99
+    session.fork([1, 7], "another way")
+    assert handed.tolist() == [1, 2]
+    assert session.input_ids.tolist() == [1, 7]
 
 
 def test_the_json_is_kept_for_any_integer_type() -> None:
