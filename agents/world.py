@@ -84,22 +84,25 @@ class World:
     async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
         began = perf_counter()
         seconds = limit or self._time_limit
-        timeout = asyncio.timeout(seconds)
+        timeout: asyncio.Timeout | None = None
         try:
-            async with timeout:
-                if self.env.blocking and not inspect.iscoroutinefunction(function):
-                    result = await self._off_loop(function, *args)
-                else:
-                    result = function(*args)
-                if inspect.isawaitable(result):
-                    result = await result
+            if seconds is None:
+                return await self._result(function, *args)
+            async with asyncio.timeout(seconds) as timeout:
+                return await self._result(function, *args)
         except (ActionError, RolloutError, UsageError):
             raise
         except Exception as error:
             where = f"{type(self.env).__name__}.{function.__name__}"
-            if timeout.expired():
+            if timeout is not None and timeout.expired():
                 raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
             raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}") from error
         finally:
             self.seconds += perf_counter() - began
-        return cast(T, result)
+
+    async def _result(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
+        if self.env.blocking and not inspect.iscoroutinefunction(function):
+            result = await self._off_loop(function, *args)
+        else:
+            result = function(*args)
+        return cast(T, await result if inspect.isawaitable(result) else result)

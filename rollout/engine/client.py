@@ -135,7 +135,7 @@ class Engine:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _check(self, request: GenerateRequest) -> None:
-        facts = await self.facts()
+        facts = self._facts or await self.facts()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")

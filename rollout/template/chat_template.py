@@ -80,7 +80,7 @@ class ChatTemplate:
         self.encoder = encoder or Encoder(tokenizer)  # shared where it can be: it may hold a second copy of the vocabulary
         self.features = Features(self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
-        self._stop_texts = {index: self.encoder.decode([index]) for index in stops}
+        self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, CutFrame | None] = {}
         self._prompt_frames = PromptFrames(self.features, partial(self.renderer.render, generate=True), _is_due)
@@ -126,7 +126,7 @@ class ChatTemplate:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end an assistant turn: the tokenizer's, and those that the template closes a turn with."""
-        return tuple(sorted(self._stop_texts))
+        return tuple(self._stop_texts)
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

@@ -108,8 +108,8 @@ class Features:
             message.get("role"),
             min(len(calls), _SEEN_TWICE),
             self.text_kind(message.get("content")),
-            any(message.get(field) for field in ("reasoning_content", "reasoning", "thinking")),
-            tuple(sorted(field for field, value in message.items() if field not in ("role", "content") and value)),
+            bool(message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")),
+            tuple(sorted([field for field, value in message.items() if value and field not in ("role", "content")])),
             all(call["function"].get("arguments") not in ("{}", {}, "", None) for call in calls),
         )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -36,23 +35,29 @@ _OTHERS = re.compile("[^" + "".join(map(re.escape, ALPHABET)) + "]")
 
 
 class WordSplit:
-    """`patterns` in their order: each cuts every piece that the one before it left."""
+    """`patterns` in their order: each cuts every piece that the one before it left. What stands between the matches of the last one
+    is a word too; without `keeps_rest` the tokenizer drops it, and such a text is not cut here."""
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+    def __init__(self, patterns: Sequence[re.Pattern[str]], *, keeps_rest: bool = True) -> None:
         *self._before, self._last = patterns
+        self._keeps_rest = keeps_rest
 
     def words(self, text: str) -> list[str] | None:
         """The words of `text`, in order, nothing left out; None where they cannot be told."""
         if not text.isascii() and _OTHERS.search(text):
             return None
-        if not self._before:
-            found = self._last.findall(text)
-        else:
-            pieces = [text]
-            for pattern in self._before:
-                pieces = [part for piece in pieces for part in _cut(pattern, piece)]
-            found = list(chain.from_iterable(map(self._last.findall, pieces)))
-        return found if "".join(found) == text else None
+        pieces = [text]
+        for pattern in self._before:
+            pieces = [part for piece in pieces for part in _cut(pattern, piece)]
+        words: list[str] = []
+        for piece in pieces:
+            found = self._last.findall(piece)
+            if "".join(found) != piece:
+                if not self._keeps_rest:
+                    return None
+                found = _cut(self._last, piece)
+            words += found
+        return words
 
 
 def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
@@ -73,16 +78,17 @@ def read_split(tokenizer: Tokenizer) -> WordSplit | None:
     steps = _steps(tokenizer.pre_tokenizer)
     if not steps or steps[-1].get("type") != "ByteLevel":
         return None
-    sources: list[str] = []
+    cuts: list[tuple[str, bool]] = []
     for step in steps:
-        found = _sources(step)
+        found = _cuts(step)
         if found is None:
             return None
-        sources += found
-    patterns = [in_python(source) for source in sources]
-    if not patterns or any(pattern is None for pattern in patterns):
+        cuts += found
+    patterns = [in_python(source) for source, _ in cuts]
+    kept = [keeps for _, keeps in cuts]
+    if not patterns or None in patterns or not all(kept[:-1]):
         return None
-    return WordSplit([pattern for pattern in patterns if pattern is not None])
+    return WordSplit([pattern for pattern in patterns if pattern is not None], keeps_rest=kept[-1])
 
 
 def _state(part: Any) -> dict[str, Any]:
@@ -105,18 +111,18 @@ def _steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
     return list(state["pretokenizers"]) if state["type"] == "Sequence" else [state]
 
 
-def _sources(step: dict[str, Any]) -> list[str] | None:
-    """The expressions that one step cuts by, None for a step that does anything else."""
+def _cuts(step: dict[str, Any]) -> list[tuple[str, bool]] | None:
+    """The expressions that one step cuts by, each with whether what stands between its matches stays; None for a step that does
+    anything else."""
     kind = step.get("type")
-    if kind == "Split":
+    if kind == "Split" and (step["behavior"], step["invert"]) in (("Isolated", False), ("Removed", True)):
         pattern = step["pattern"]
-        # `Removed` with `invert` keeps the matches and drops the rest; `WordSplit.words` sees where there is a rest.
-        kept = (step["behavior"], step["invert"]) in (("Isolated", False), ("Removed", True))
-        return [pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])] if kept else None
+        # Inverted, what is removed is what does not match.
+        return [(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]), not step["invert"])]
     if kind == "Digits":
-        return [r"\p{N}" if step["individual_digits"] else r"\p{N}+"]
+        return [(r"\p{N}" if step["individual_digits"] else r"\p{N}+", True)]
     if kind == "ByteLevel" and not step["add_prefix_space"]:
-        return [_GPT2] if step["use_regex"] else []
+        return [(_GPT2, True)] if step["use_regex"] else []
     return None
 
 
