@@ -1,6 +1,6 @@
 """The endpoint under load: many sessions at once, whole conversations, on an embedded engine.
 
-    python benchmarks/endpoint.py --sessions 500 --turns 20
+    python benchmarks/endpoint.py --sessions 500 --turns 20 --prompt-tokens 10000
 
 This process holds the endpoint alone; the engine and the clients run in a second one, so that memory and CPU seconds are the
 endpoint's. Every reply is checked against what its session's trajectory holds in the end: lost, mixed up or doubled ones are counted.
@@ -19,15 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.types import GenerateRequest
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+TOKENS_OF_ADVICE = 7
+"""What the embedded tokenizer makes of "Be brief. "."""
 EVERY = 5
 """Memory is looked at after so many turns."""
 
@@ -45,10 +50,10 @@ def policy(request: PolicyRequest) -> str:
 class Talk:
     """One client's conversation. Of each reply it keeps the ids' place and a hash."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, prompt_tokens: int) -> None:
         self.name = name
         self.messages: list[dict[str, Any]] = [
-            {"role": "system", "content": f"You are the agent of {name}. " + "Be brief. " * 20},
+            {"role": "system", "content": f"You are the agent of {name}. " + "Be brief. " * max(1, prompt_tokens // TOKENS_OF_ADVICE)},
             {"role": "user", "content": f"Begin, {name}."},
         ]
         self.replies: list[tuple[int, int, int]] = []
@@ -83,7 +88,7 @@ class Talk:
         return lost + abs(sum(mask) - sum(stop - start for start, stop, _ in self.replies))
 
 
-async def second_process(sessions: int, turns: int) -> None:
+async def second_process(sessions: int, turns: int, prompt_tokens: int) -> None:
     tokenizer = load_embedded_tokenizer()
     async with (
         EmbeddedEngine(tokenizer, policy, keep_log=False) as engine,
@@ -91,7 +96,7 @@ async def second_process(sessions: int, turns: int) -> None:
     ):
         print(engine.url, flush=True)
         url = (await asyncio.to_thread(sys.stdin.readline)).strip()
-        talks = [Talk(f"talk-{at}") for at in range(sessions)]
+        talks = [Talk(f"talk-{at}", prompt_tokens) for at in range(sessions)]
         for first in range(0, turns, EVERY):
             began = time.perf_counter()
 
@@ -123,11 +128,23 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-async def measure(sessions: int, turns: int) -> dict[str, Any]:
+async def bare_cpu(engine: Engine, sessions: int, length: int, vocabulary: int) -> float:
+    """Seconds of CPU of one call of `/generate` with so many ids, as many at once as there are sessions."""
+    ids = np.arange(length, dtype=np.int32) % (vocabulary - 100)
+    prompts = [GenerateRequest(ids, {"max_new_tokens": 64}, f"talk-{at}") for at in range(sessions)]
+    await asyncio.gather(*map(engine.generate, prompts))
+    used = time.process_time()
+    for _ in range(4):
+        await asyncio.gather(*map(engine.generate, prompts))
+    return (time.process_time() - used) / (4 * sessions)
+
+
+async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, Any]:
     tokenizer = load_embedded_tokenizer()
     template = ChatTemplate(tokenizer)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--second", "--sessions", str(sessions), "--turns", str(turns),
+        sys.executable, __file__, "--second",
+        "--sessions", str(sessions), "--turns", str(turns), "--prompt-tokens", str(prompt_tokens),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert child.stdin is not None and child.stdout is not None
@@ -136,20 +153,23 @@ async def measure(sessions: int, turns: int) -> dict[str, Any]:
         client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
         async with ServedModel(client, template, get_parser("hermes", template.encoder.control)) as served:
             core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
-            async with EndpointServer(core) as server:
+            async with EndpointServer(core) as server, paced_garbage():
                 before, rows = resident(), list[dict[str, float]]()
                 child.stdin.write(f"{server.url}\n".encode())
-                used = time.process_time()
                 for first in range(0, turns, EVERY):
+                    used = time.process_time()
                     told = json.loads(await child.stdout.readline())
+                    used = time.process_time() - used
                     lives = [core.sessions.find(f"talk-{at}") for at in range(sessions)]
                     tokens = sum(live.session.tokens for live in lives)
                     played = min(first + EVERY, turns)
                     rows.append({"turns": played, "tokens": tokens, "bytes_per_token": (resident() - before) / tokens, **told})
+                    rows[-1]["cpu_ms"] = 1000 * used / (sessions * (played - first))
+                    if played == turns:
+                        bare = await bare_cpu(client, sessions, max(1, tokens // sessions), len(tokenizer))
                     child.stdin.write(b"\n")
-                used = time.process_time() - used
                 end = json.loads(await child.stdout.readline())
-        return {**end, "rows": rows, "cpu_ms_per_turn": 1000 * used / (sessions * turns)}
+        return {**end, "rows": rows, "bare_ms": 1000 * bare}
     finally:
         if child.returncode is None:
             child.terminate()
@@ -160,19 +180,20 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sessions", type=int, default=500)
     options.add_argument("--turns", type=int, default=20)
+    options.add_argument("--prompt-tokens", type=int, default=200, help="of each session's system text, about")
     options.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.second:
-        asyncio.run(second_process(given.sessions, given.turns))
+        asyncio.run(second_process(given.sessions, given.turns, given.prompt_tokens))
         return
-    found = asyncio.run(measure(given.sessions, given.turns))
+    found = asyncio.run(measure(given.sessions, given.turns, given.prompt_tokens))
     for row in found["rows"]:
         print(
             f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, {row['bytes_per_token']:6.1f} bytes a token, "
-            f"{given.sessions * min(EVERY, given.turns) / row['seconds']:6.0f} turns/s"
+            f"{given.sessions * min(EVERY, given.turns) / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} ms of CPU a turn"
         )
     print(
-        f"{found['replies']} replies, {found['wrong']} lost or mixed up; {found['cpu_ms_per_turn']:.2f} ms of CPU a turn; "
+        f"{found['replies']} replies, {found['wrong']} lost or mixed up; a bare /generate: {found['bare_ms']:.2f} ms of CPU; "
         f"latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms with {given.sessions} at once"
     )
     if found["wrong"] or found["replies"] != given.sessions * given.turns:

@@ -24,12 +24,10 @@ class ModelFacts:
     @property
     def prompt_limit(self) -> int | None:
         """The first prompt length that the engine refuses: it wants room for at least one token of answer."""
-        limits = [limit for limit in (self.context_length, _one_more(self.max_input_length)) if limit is not None]
-        return min(limits) if limits else None
-
-
-def _one_more(length: int | None) -> int | None:
-    return None if length is None else length + 1
+        context, prompt = self.context_length, self.max_input_length
+        if prompt is None:
+            return context
+        return prompt + 1 if context is None else min(context, prompt + 1)
 
 
 def read_facts(model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]) -> ModelFacts:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.endpoint import Endpoint
@@ -29,6 +30,7 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
         try:
             async with EndpointServer(Endpoint(served, settings)) as server:
                 ready(server.url)
-                await stop.wait()
+                async with paced_garbage():
+                    await stop.wait()
         except OSError as error:
             raise UsageError(f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}") from error
