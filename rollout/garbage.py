@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 from collections.abc import AsyncIterator
 
 SECONDS = 20.0
+_WHOLE = 30
+"""One round in so many visits everything; the others visit only what was made since the last one, so that their pauses do not grow
+with what a long run or a server holds."""
 
 
 @contextlib.asynccontextmanager
 async def paced_garbage(seconds: float = SECONDS) -> AsyncIterator[None]:
-    """Within it the collector runs once in `seconds`, and leaves alone what was there before (modules, tokenizers).
+    """Within it the collector runs once in `seconds`, and not in between.
 
     For a process that is the run's own: it changes the collector for all its threads, and puts it back. Where it is switched off
     already, nothing is done.
@@ -38,6 +42,9 @@ async def paced_garbage(seconds: float = SECONDS) -> AsyncIterator[None]:
 
 
 async def _collect(seconds: float) -> None:
-    while True:
+    for number in itertools.count(1):
         await asyncio.sleep(seconds)
+        if number % _WHOLE == 0:
+            gc.unfreeze()
         gc.collect()
+        gc.freeze()

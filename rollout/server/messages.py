@@ -141,8 +141,14 @@ def same_reasoning(given: Message, served: Message) -> bool:
 def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]) -> list[Message]:
     """`new` messages with the call ids that were served in the place of the client's own; `given` and `served` are the same
     beginning of the conversation, as the client has it and as it was served."""
+    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id")}
     ids: dict[str, str] = {}
-    for one, other in zip(given, served, strict=True):
-        for call, own in zip(one.get("tool_calls") or (), other.get("tool_calls") or (), strict=True):
-            ids[call["id"]] = own["id"]
+    # From behind: the last call of an id counts, and it is nearly always one of the last message's.
+    for one, other in zip(reversed(given), reversed(served), strict=True):
+        if not wanted:
+            break
+        for call, own in zip(reversed(one.get("tool_calls") or ()), reversed(other.get("tool_calls") or ()), strict=True):
+            if call["id"] in wanted:
+                wanted.discard(call["id"])
+                ids[call["id"]] = own["id"]
     return [{**m, "tool_call_id": ids[m["tool_call_id"]]} if m.get("tool_call_id") in ids else m for m in new]

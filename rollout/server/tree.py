@@ -45,6 +45,8 @@ class ServedTurn:
     sampled: Sampled
     tools_key: bytes
     template: ChatTemplate
+    history: History
+    """Of the conversation up to and with the reply."""
     source: ReferenceType[Work[Served]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 
@@ -180,10 +182,8 @@ class ConversationTree:
         edited: str | None,
     ) -> Prompt:
         """Behind `turn`, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
-        history = History(template.features)
-        history.extend(served)
         delta: Delta = template.delta_after(
-            history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
+            turn.history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta.input_ids])
         check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
@@ -222,9 +222,31 @@ class ConversationTree:
         """Enter the turn that was sampled as `node`."""
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)
-        turn = ServedTurn(prompt.turn, prompt.added, reading.message, digest, node, reading.sampled, prompt.tools_key, prompt.template)
+        turn = ServedTurn(
+            prompt.turn,
+            prompt.added,
+            reading.message,
+            digest,
+            node,
+            reading.sampled,
+            prompt.tools_key,
+            prompt.template,
+            _history(prompt, reading.message),
+        )
         self._turns.setdefault(digest, []).append(turn)
         return turn
+
+
+def _history(prompt: Prompt, reply: Message) -> History:
+    """What the template can see of the conversation that ends with `reply`."""
+    if prompt.turn is not None and prompt.turn.template is prompt.template:
+        history = prompt.turn.history.copy()
+        history.extend(prompt.added)
+    else:
+        history = History(prompt.template.features)
+        history.extend(prompt.messages)
+    history.add(reply)
+    return history
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -141,6 +141,14 @@ class History:
         self._near: Kind = (None, 0, None, None)
         self._ended: Kind | None = None  # the cycle before this one: the neighbour that a template may look back at
 
+    def copy(self) -> History:
+        """Another one that has taken the same messages in."""
+        other = History(self._features)
+        other._lead, other._past, other._cycles = [*self._lead], [*self._past], [*self._cycles]
+        other._cycle = None if self._cycle is None else [*self._cycle]
+        other._user, other._near, other._ended = self._user, self._near, self._ended
+        return other
+
     def add(self, message: Message) -> None:
         """Take the next message in."""
         kind = self._features.kind(message)
