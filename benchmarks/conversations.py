@@ -36,11 +36,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is played. `source` says where it is from."""
+    """What is played. `source` says where it is from; `recorded`: the conversations as they were, no exchanges of others behind."""
 
     conversations: list[Conversation]
     tools: list[Tool]
     source: str
+    recorded: list[Conversation]
 
 
 def tokenizer(template: str = QWEN) -> Any:
@@ -61,9 +62,9 @@ def workload(turns: int = 31) -> Workload:
         tools, from_package = airline_tools(given)
         source = f"{len(given)} recorded gpt-4o runs of tau-bench's airline domain, {len(tools)} tools"
         source += "" if from_package else " (rebuilt from the calls: tau-bench is not installed)"
-        return Workload(lengthened(given, turns), tools, source)
+        return Workload(lengthened(given, turns), tools, source, given)
     given = [invented(seed) for seed in range(20)]
-    return Workload(lengthened(given, turns), made_up_tools(), "20 made-up conversations of tau-bench's shape, 14 tools")
+    return Workload(lengthened(given, turns), made_up_tools(), "20 made-up conversations of tau-bench's shape, 14 tools", given)
 
 
 def split(messages: Sequence[Message]) -> Conversation:

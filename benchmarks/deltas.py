@@ -49,7 +49,7 @@ class Toolroll:
         self._tools, self._tools_key = tools, orjson.dumps(tools)
         self._history = History(self._template.features)
         self._history.extend(messages)
-        self._session.observe(self._template.first_prompt(messages, tools)[1].input_ids)
+        self._session.observe(self._template.first_prompt(messages, tools, tools_key=self._tools_key)[1].input_ids)
         return self._session.input_ids
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
@@ -208,7 +208,7 @@ def new_words(load: Workload) -> float:
         bodies = [message["content"] for given in conversations for turn in given.turns[:30] for message in turn.new]
         return [word for body in bodies for word in split.words(body) or ()]
 
-    known, asked = set(words(load.conversations[::2])), words(load.conversations[1::2])
+    known, asked = set(words(load.recorded[::2])), words(load.recorded[1::2])
     return sum(word not in known for word in asked) / len(asked)
 
 
@@ -243,9 +243,9 @@ def table(found: Measured, load: Workload) -> Table:
         ('with verify="sample"', over(found, OURS_CHECKED), 1.5),
         ("an unknown template over the floor", over(found, OURS_UNKNOWN), 1.8),
         ("turn 30 / turn 5", growth(found, OURS), 1.1),
-        ("a known head, ms", found.first[OURS] / 1000, 0.2),
+        ("a known head over a whole first prompt (0.2 ms where that is 3.6)", found.first[OURS] / found.first[FullRender.name], 0.056),
     ]
-    made.notes += [f"Goal: {name} at most {most}: {value:.2f}, {verdict(held=value <= most)}." for name, value, most in goals]
+    made.notes += [f"Goal: {name} at most {most}: {value:.3g}, {verdict(held=value <= most)}." for name, value, most in goals]
     made.notes += [f"Skipped: {why}." for why in found.skipped]
     return made
 

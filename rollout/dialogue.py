@@ -175,7 +175,7 @@ class Dialogue:
             self._schedule(self.template.check, before, new, list(self.tools), sampled, delta.input_ids)
 
     def _observe_first(self) -> None:
-        text, delta = self.template.first_prompt(self.messages, self.tools)
+        text, delta = self.template.first_prompt(self.messages, self.tools, tools_key=self._tools_key)
         self._pending.clear()
         served = self._hooked(self._prompt_hook, delta.input_ids, "prompt_hook")
         self.session.observe(served)

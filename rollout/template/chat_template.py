@@ -146,17 +146,21 @@ class ChatTemplate:
         """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
         return self.encode_conversation(messages, tools, generate=True)
 
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, Delta]:
+    def first_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, tools_key: bytes | None = None
+    ) -> tuple[str, Delta]:
         """The same as text and ids, for a caller that has it checked: one of a known shape (the same tools, messages of the same
-        kinds) costs no render."""
+        kinds) costs no render. `tools_key`: `tools` as JSON, if the caller has it."""
         messages = [plain_content(message) for message in messages]
-        framed = self._prompt_frames.fill(messages, tools) if self._hold_no_control(tools) else None
+        key = orjson.dumps(tools) if tools_key is None else tools_key
+        plain = self._hold_no_control(tools, key)
+        framed = self._prompt_frames.fill(messages, key) if plain else None
         if framed is not None:
             text, bodies, due = framed
             return text, Delta(self._heads.encode(text, risky(self.encoder, text, bodies)), framed=True, check_due=due)
         text, spans = self.conversation(messages, tools, generate=True)
-        if self._hold_no_control(tools):
-            self._prompt_frames.saw(messages, tools, text)
+        if plain:
+            self._prompt_frames.saw(messages, tools, key, text)
         return text, Delta(self._heads.encode(text, spans))
 
     def check_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, input_ids: IdArray) -> str | None:
@@ -190,16 +194,15 @@ class ChatTemplate:
         """The render of the whole conversation, and the spans of it in which message bodies hold control-token text."""
         messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
-        shown = [] if self._hold_no_control(tools) else list(tools or ())
+        shown = [] if self._hold_no_control(tools, orjson.dumps(tools)) else list(tools or ())
         masked, originals = mask_control({"messages": messages, "tools": shown}, self.encoder)
         if not originals:
             return text, ()
         rendered = self.renderer.render(masked["messages"], masked["tools"] or tools, generate=generate)
         return text, locate(rendered, originals, text)
 
-    def _hold_no_control(self, tools: Sequence[Tool] | None) -> bool:
-        """Whether no string in `tools` has the text of a control token; searched once for each list of tools."""
-        key = orjson.dumps(tools)
+    def _hold_no_control(self, tools: Sequence[Tool] | None, key: bytes) -> bool:
+        """Whether no string in `tools` (`key` as JSON) has the text of a control token; searched once for each list of tools."""
         if key not in self._plain_tools:
             if len(self._plain_tools) >= _TOOL_LISTS:
                 self._plain_tools.clear()

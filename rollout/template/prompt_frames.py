@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import orjson
-
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import frames
 from toolroll.rollout.template.encode import Span
@@ -37,10 +35,10 @@ class PromptFrames:
         self._uses = 0
         self._given_up = not features.readable
 
-    def fill(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, list[Span], bool] | None:
-        """The text of a first prompt, where its bodies stand, and whether it is to be checked (a frame's first use, and a sample of
-        the others); None where it must be rendered: then tell `saw` the render."""
-        key = self._key(messages, tools)
+    def fill(self, messages: Sequence[Message], tools_key: bytes) -> tuple[str, list[Span], bool] | None:
+        """The text of a first prompt with the tools of this JSON, where its bodies stand, and whether it is to be checked (a
+        frame's first use, and a sample of the others); None where it must be rendered: then tell `saw` the render."""
+        key = self._key(messages, tools_key)
         frame = self._frames.get(key) if key is not None else None
         if key is None or frame is None:
             return None
@@ -49,9 +47,9 @@ class PromptFrames:
         self._used.add(key)
         return *frame.fill({}, messages), due
 
-    def saw(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> None:
+    def saw(self, messages: Sequence[Message], tools: Sequence[Tool] | None, tools_key: bytes, text: str) -> None:
         """Learn from a prompt that was rendered as `text`."""
-        key = self._key(messages, tools)
+        key = self._key(messages, tools_key)
         if key is None or key in self._frames:
             return
         if len(self._frames) >= _LIMIT:
@@ -69,10 +67,10 @@ class PromptFrames:
             )
         self._given_up = True
 
-    def _key(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Kind | None:
+    def _key(self, messages: Sequence[Message], tools_key: bytes) -> Kind | None:
         """What the frame of a first prompt depends on; None where none may be used."""
         signature = None if self._given_up else frames.signature(self._features, {}, messages)
-        return None if signature is None else (orjson.dumps(tools), signature)
+        return None if signature is None else (tools_key, signature)
 
     def _learn(self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> frames.Frame | None:
         try:
