@@ -44,27 +44,31 @@ class InklingParser(JsonBlockParser):
 
     def _messages(self, source: Source, out: Collector, *, thinks: bool) -> Steps[None]:
         at = begin = 0
-        header = not thinks  # a header may stand at `at`, its message begins at `begin`
+        header = not thinks  # a header may stand at `at`; its message begins at `begin`
         while True:
-            stop = (yield from source.run(at, _HEADER)) if header else at
-            marker = (yield from source.starts(stop, _JSON, _PLAIN)) if header else ""
+            name, marker = (yield from self._header(source, at)) if header else ("", "")
+            stop = at + len(name)
             if not marker:
                 begin, marker = yield from source.until(at, _MARKS, out.reasoning if thinks else out.content)
-                stop = begin
+                name, stop = "", begin
             if not marker:
                 out.reasoning_closed = not thinks
                 return
             at, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
-                at = yield from (self._block if marker == _JSON else self._plain)(source, out, begin, at)
+                at = yield from (self._block(source, out, begin, at, name) if marker == _JSON else self._plain(source, out, begin, at))
                 thinks = False
-            elif marker == _MESSAGE:
-                begin = stop
             elif marker in (_END, _STOP):
                 (out.reasoning if thinks else out.content)("\n")
                 thinks = False
-            else:
+            elif marker != _MESSAGE:
                 thinks = marker == _THINKING
+
+    def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
+        """The tool's name at `at` and what opens its call behind it; the latter "" where no call stands there."""
+        stop = yield from source.run(at, _HEADER)
+        marker = yield from source.starts(stop, _JSON, _PLAIN)
+        return source.text[at:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """Put the call whose text stands at `start`; where the text goes on."""

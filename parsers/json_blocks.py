@@ -46,8 +46,9 @@ class JsonBlockParser(ToolCallParser):
             if marker == self.opener:
                 at = yield from self._block(source, out, begin, at)
 
-    def _block(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on."""
+    def _block(self, source: Source, out: Collector, begin: int, start: int, name: str = "") -> Steps[int]:
+        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on. `name`: the
+        tool's, where it stands before the opener too."""
         at = start
         found: list[tuple[Any, int, int]] = []
         while True:
@@ -63,9 +64,8 @@ class JsonBlockParser(ToolCallParser):
                 except ValueError as error:
                     problem = str(error)
             if problem is not None:
-                return (
-                    yield from self._broken(source, out, begin, start, f"{problem} (character {scanned.stop - start} of the call)")
-                )
+                problem += f" (character {scanned.stop - start} of the call)"
+                return (yield from self._broken(source, out, begin, start, problem, name))
             at = scanned.stop
         # Behind the JSON a spelled-out closer is one too: it can be nothing else.
         closes = yield from source.starts(at, self.closer, *self.ends, spelled=True)
@@ -74,16 +74,17 @@ class JsonBlockParser(ToolCallParser):
         elif at == len(source.text) or (yield from source.starts(at, self.opener, *self.bounds)):
             stop = at
         else:
-            return (yield from self._broken(source, out, begin, start, f"text follows the JSON object at character {at - start}"))
+            problem = f"text follows the JSON object at character {at - start}"
+            return (yield from self._broken(source, out, begin, start, problem, name))
         calls = [call for value, first, last in found for call in self.calls_in(value, source.text[first:last], (begin, stop))]
         for call in calls:
             out.call(call if closes or (self.ends and at == len(source.text)) else unclosed(call, self.closer))
         return stop
 
-    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str) -> Steps[int]:
+    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str) -> Steps[int]:
         error = f"the tool call is not valid JSON: {problem}"
         closes, openers = (self.closer, *self.ends), (self.opener, *self.bounds)
-        call, stop = yield from broken_call(source, begin, start, error, closes=closes, openers=openers)
+        call, stop = yield from broken_call(source, begin, start, error, closes=closes, openers=openers, name=name)
         out.call(call)
         return stop
 

@@ -34,7 +34,10 @@ class K2HorizonParser(TagParser):
         at = yield from source.skip(start)
         if (yield from source.char(at)) not in ("{", "["):
             return (yield from super().elements(source, begin, start, offered))
-        value, end = yield from json_arguments(source, at, "the tool call")
+        try:
+            value, end = yield from json_arguments(source, at, "the tool call")
+        except Broken as broken:
+            raise Broken(str(broken)) from broken  # without a name: that stands in the JSON
         close = yield from source.skip(end)
         if not (yield from source.starts(close, _CLOSE, spelled=True)):
             raise Broken(f"the tool call is not closed with {_CLOSE} behind its JSON")

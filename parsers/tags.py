@@ -115,7 +115,7 @@ class TagParser(BlockParser):
             is_string = kind == shape.typed_by[1] if attribute else None
         schema = schemas.get(key)
         if shape.kind is not None:
-            at, schema = yield from self._kind(source, at, shape.kind, f"the parameter {key} of {name}", schema)
+            at, schema = yield from self._kind(source, at, shape.kind, key, name, schema)
         if shape.value[0]:
             at = yield from source.skip(at)
             if not (yield from source.starts(at, shape.value[0])):
@@ -128,7 +128,7 @@ class TagParser(BlockParser):
         found[key] = self.value(source.text[at:end], schema, is_string=is_string)
         return end + len(shape.value[1])
 
-    def _kind(self, source: Source, at: int, marks: tuple[str, str], what: str, schema: Any) -> Steps[tuple[int, Any]]:
+    def _kind(self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any) -> Steps[tuple[int, Any]]:
         """The place behind the type that may stand at `at`, and the schema for the value: the type, where `schema` leaves it open."""
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):
@@ -136,7 +136,7 @@ class TagParser(BlockParser):
         start += len(marks[0])
         stop, marker = yield from source.until(start, (marks[1], *self.shape.value, self.shape.call[1]))
         if marker != marks[1]:
-            raise Broken(f"the type of {what} is not closed with {marks[1]}")
+            raise Broken(f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name)
         known = kinds_of(schema) if isinstance(schema, Mapping) else None
         told = known is not None and len(known - {"null"}) <= 1
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
