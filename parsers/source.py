@@ -89,21 +89,22 @@ class Source:
         """
         if self.is_absent(markers, start):
             return self._ended(start, put)
-        pattern, longest, growing, firsts = _compiled(markers)
+        pattern, longest, firsts = _compiled(markers)
         at = start
         while True:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_real(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            if match is not None and (self.closed or match.end() < len(self.text) or match.group() not in growing):
+            # A marker may stand in a longer one that has only begun: it counts where that can no longer be.
+            certain = self._certain(at, markers, longest, firsts)
+            if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
                     put(self.text[start : match.start()])
                 return match.start(), match.group()
             if self.closed:
                 self.set_absent(markers, start)
                 return self._ended(start, put)
-            at = match.start() if match is not None else self._certain(at, markers, longest, firsts)
-            match = None
+            at, match = certain, None
             if put is not None and at > start:
                 put(self.text[start:at])
                 start = at
@@ -115,11 +116,13 @@ class Source:
         return len(self.text), ""
 
     def _certain(self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]) -> int:
-        """Where the end of the text may be the beginning of a marker; the text's end where it is none."""
+        """Where the end of the text may be the beginning of a marker, but not all of it; the text's end where it is none."""
+        if self.closed:
+            return len(self.text)
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
         for place, char in enumerate(end):
-            if char in firsts and any(marker.startswith(end[place:]) for marker in markers):
+            if char in firsts and any(len(end) - place < len(marker) and marker.startswith(end[place:]) for marker in markers):
                 return first + place
         return len(self.text)
 
@@ -183,10 +186,8 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str], frozenset[str]]:
-    """A pattern for any of `markers`, the longest first; the longest's length; those that another one goes on from; their first
-    characters."""
+def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
+    """A pattern for any of `markers`, the longest first; the longest's length; their first characters."""
     ordered = sorted(markers, key=len, reverse=True)
-    growing = frozenset(one for one in markers if any(other != one and other.startswith(one) for other in markers))
     firsts = frozenset(one[:1] for one in markers)
-    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), growing, firsts
+    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), firsts

@@ -1,68 +1,57 @@
-"""Coverage-guided fuzzing of the scanners with atheris, which must be installed for it.
+"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed for it: it is no dependency.
 
-    python tests/support/fuzz_scanners.py -max_total_time=60
+    python -m support.fuzz_scanners json FOLDER -max_total_time=240 -max_len=200        (in tests/)
+    python -m support.fuzz_scanners --keep FOUND/json FOUND/python FOUND/values FOUND/blocks
 
-What must hold: the JSON scanner ends a value where Python's decoder does and refuses what it refuses; the Python scanner, the typed
-values and the formats built on them raise nothing.
+The first word names the scanner: json, python, values, or blocks (every format, on texts made of its markers); FOLDER collects the
+inputs that reach new code, further words are libFuzzer's (`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep`
+writes such folders, each named for its scanner, as `tests/unit/parsers/corpus/SCANNER.json`, which the tests replay.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
-import atheris
-
-with atheris.instrument_imports(include=["toolroll.parsers"]):
-    from toolroll.parsers.json_text import MAX_DEPTH, Scanned, scan_json
-    from toolroll.parsers.python_text import python_value
-    from toolroll.parsers.registry import get_parser
-    from toolroll.parsers.source import Source
-    from toolroll.parsers.values import typed
-
-_DECODER = json.JSONDecoder()
-_PARSERS = tuple(get_parser(name) for name in ("hermes", "qwen3_coder", "gemma4", "lfm2", "pythonic", "gpt-oss", "deepseekv3", "muse"))
-_EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}
-_SCHEMAS = ({"type": "string"}, {"type": ["integer", "null"]}, _EITHER, {"enum": ["1", 2]}, None)
+CORPUS = Path(__file__).parents[1] / "unit" / "parsers" / "corpus"
+LONGEST = 400
 
 
-def scanned(text: str) -> Scanned:
-    """What the JSON scanner says of the value at the text's beginning."""
-    source = Source()
-    source.feed(text, None)
-    source.closed = True
-    steps = scan_json(source, 0)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        found: Scanned = done.value
-        return found
+def keep(folders: list[str]) -> None:
+    """Add what each folder holds to the corpus of its scanner."""
+    from support.scanners import text_of
+
+    for folder in map(Path, folders):
+        path = CORPUS / f"{folder.name}.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        for entry in sorted(folder.iterdir()):
+            data = entry.read_bytes()
+            found = list(text_of(data)) if folder.name == "blocks" else data.decode("utf-8", "ignore")
+            if found not in kept and len(found[-1] if isinstance(found, list) else found) <= LONGEST:
+                kept.append(found)
+        path.write_text(json.dumps(kept, ensure_ascii=True, indent=0) + "\n", encoding="utf-8")
 
 
-def check(data: bytes) -> None:
-    """One input."""
-    text = data.decode("utf-8", "ignore")
-    found = scanned(text)
-    body = text.lstrip(" \t\n\r")
-    try:
-        _, stop = _DECODER.raw_decode(body)
-    except (ValueError, RecursionError):
-        stop = -1
-    if found.problem is None and stop != found.stop - (len(text) - len(body)):
-        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to the decoder.
-        assert stop == -1 and len(text) > 4300, (text, found, stop)
-    if found.problem is not None and stop >= 0:
-        constant = any(word in text for word in ("NaN", "Infinity"))
-        assert constant or text.count("[") + text.count("{") > MAX_DEPTH, (text, found, stop)
-    python_value(text)
-    for schema in _SCHEMAS:
-        typed(text, schema)
-    for parser in _PARSERS:
-        parser.parse(text)
-        parser.parse((*parser.openers, *parser.markers, "")[0] + text)
+def fuzz(scanner: str, options: list[str]) -> None:
+    """Run libFuzzer on `scanner`; it does not return."""
+    import atheris
+
+    with atheris.instrument_imports(include=["toolroll.parsers"]):
+        from support.scanners import SCANNERS, check_format, text_of
+
+    def check(data: bytes) -> None:
+        if scanner == "blocks":
+            check_format(*text_of(data))
+        else:
+            SCANNERS[scanner](data.decode("utf-8", "ignore"))
+
+    atheris.Setup([sys.argv[0], *options], check)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, check)
-    atheris.Fuzz()
+    if sys.argv[1] == "--keep":
+        keep(sys.argv[2:])
+    else:
+        fuzz(sys.argv[1], sys.argv[2:])
