@@ -96,7 +96,7 @@ class Source:
             while match is not None and not self.is_real(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
             # A marker may stand in a longer one that has only begun: it counts where that can no longer be.
-            certain = self._certain(at, markers, longest, firsts)
+            certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
                     put(self.text[start : match.start()])
@@ -117,8 +117,6 @@ class Source:
 
     def _certain(self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]) -> int:
         """Where the end of the text may be the beginning of a marker, but not all of it; the text's end where it is none."""
-        if self.closed:
-            return len(self.text)
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
         for place, char in enumerate(end):
@@ -138,7 +136,11 @@ class Source:
 
     def skip(self, at: int) -> Steps[int]:
         """The place of the first character at or behind `at` that is no white space; the text's end for none."""
-        return (yield from self.run(at, _SPACE))
+        while True:
+            at = _end(_SPACE, self.text, at)
+            if at < len(self.text) or self.closed:
+                return at
+            yield
 
     def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
         """Where the characters end, from `at` on, that `pattern` matches: any number of those of one class (`[...]*`)."""

@@ -15,7 +15,7 @@ from support.calls import ordinary_calls, same
 from support.formats import FORMATS, Call, Format, tools_for
 from support.sglang_side import Case, ask
 
-from toolroll.parsers.registry import get_parser
+from toolroll.parsers.registry import get_parser, parser_names
 
 EACH = 200
 TOOLS = tools_for([("get_order", {"id": "#W1", "n": 1})])
@@ -252,6 +252,12 @@ def test_each_listed_difference_is_there(what: str) -> None:
     reply = get_parser(name).parse(text, tools=TOOLS, in_reasoning=False)
     assert [[call.name, call.arguments, call.status.value] for call in reply.tool_calls] == ours
     assert differences()[what]["calls"] == theirs
+
+
+def test_every_name_of_sglangs_is_ours_but_the_one_that_is_no_format() -> None:
+    names = ask([])["names"]
+    assert len(names) == 44
+    assert set(names) - set(parser_names()) == {"response_template"}
 
 
 def test_what_sglangs_parser_drops_is_reported() -> None:
