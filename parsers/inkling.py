@@ -36,14 +36,17 @@ class InklingParser(JsonBlockParser):
 
     def read(self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None) -> Steps[None]:
         """See `ToolCallParser.read`."""
-        yield from self._messages(source, out, thinks=bool(in_reasoning))
+        if self.reasoning is None:
+            yield from self._messages(source, out, thinks=bool(in_reasoning))
+        else:
+            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
 
     def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        yield from self._messages(source, out, thinks=False)
+        yield from self._messages(source, out, at, thinks=False)
 
-    def _messages(self, source: Source, out: Collector, *, thinks: bool) -> Steps[None]:
-        at = begin = 0
+    def _messages(self, source: Source, out: Collector, at: int = 0, *, thinks: bool) -> Steps[None]:
+        begin = at
         header = not thinks  # a header may stand at `at`; its message begins at `begin`
         while True:
             name, marker = (yield from self._header(source, at)) if header else ("", "")
