@@ -46,7 +46,8 @@ def fuzz(scanner: str, options: list[str]) -> None:
         else:
             SCANNERS[scanner](data.decode("utf-8", "ignore"))
 
-    atheris.Setup([sys.argv[0], *options], check)
+    # libFuzzer starts this program again where it merges folders.
+    atheris.Setup([f"{sys.executable} -m support.fuzz_scanners {scanner}", *options], check)
     atheris.Fuzz()
 
 
