@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.parsers.blocks import Broken
 from toolroll.parsers.collect import Collector
-from toolroll.parsers.harmony import ENDS, HarmonyParser
+from toolroll.parsers.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.json_text import made_call
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
@@ -27,7 +27,7 @@ class BeamParser(HarmonyParser):
     """See the module."""
 
     name = "beam"
-    markers = (*(marker for marker in HarmonyParser.markers if "json" not in marker), "<|constrain|>xml", "xml<|message|>")
+    markers, plain = header_forms("xml")
 
     def call(self, source: Source, out: Collector, begin: int, body: int, name: str, offered: Offered | None) -> Steps[int]:
         """See `HarmonyParser.call`."""

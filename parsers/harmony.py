@@ -21,10 +21,16 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _CHANNELS = ("analysis", "commentary", "final")
 _MARKS = re.compile("|".join(map(re.escape, _HEAD)))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_PLAIN = re.compile(
-    r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:<\|channel\|>\s*(?:analysis|commentary|final))?\s*(?:(?:<\|constrain\|>)?\s*json)?\s*"
-)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
+    """The format's markers, and what a header without a recipient may be; `word` says how a call's arguments are written."""
+    parts = (*(f"<|channel|>{channel}" for channel in _CHANNELS), "<|message|>", f"<|constrain|>{word}", f"{word}<|message|>")
+    markers = (*(role + part for role in ("", "assistant") for part in parts), "<|start|>assistant", *_HEAD, *ENDS)
+    channel = rf"<\|channel\|>\s*(?:{'|'.join(_CHANNELS)})"
+    header = rf"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:{channel})?\s*(?:(?:<\|constrain\|>)?\s*{word})?\s*"
+    return tuple(dict.fromkeys(markers)), re.compile(header)
 
 
 class HarmonyParser(ToolCallParser):
@@ -32,15 +38,7 @@ class HarmonyParser(ToolCallParser):
 
     name = "gpt-oss"
     reasoning = None
-    markers = (
-        *(f"{role}<|channel|>{channel}" for role in ("", "assistant") for channel in _CHANNELS),
-        "<|start|>assistant",
-        "assistant<|message|>",
-        "<|constrain|>json",
-        "json<|message|>",
-        *_HEAD,
-        *ENDS,
-    )
+    markers, plain = header_forms("json")
 
     def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
@@ -72,7 +70,7 @@ class HarmonyParser(ToolCallParser):
         if marker != "<|message|>":  # a header that was cut, or text that only looked like one
             out.content(_MARKS.sub("", header))
             return stop
-        plain = len(header) < 200 and _PLAIN.fullmatch(header) is not None
+        plain = len(header) < 200 and self.plain.fullmatch(header) is not None
         if channel is None or channel[1] != "analysis" or not plain:
             out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
             at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)

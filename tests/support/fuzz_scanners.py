@@ -5,32 +5,69 @@
 
 The first word names the scanner: json, python, values, or blocks (every format, on texts made of its markers); FOLDER collects the
 inputs that reach new code, further words are libFuzzer's (`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep`
-writes such folders, each named for its scanner, as `tests/unit/parsers/corpus/SCANNER.json`, which the tests replay.
+takes such folders, each named for its scanner, and adds what reaches a new step of the parsers' code to
+`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. A failure is mended, and its text added there by hand.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 CORPUS = Path(__file__).parents[1] / "unit" / "parsers" / "corpus"
-LONGEST = 400
+
+
+class Reached:
+    """Which steps from line to line the parsers have taken, over all texts so far."""
+
+    def __init__(self) -> None:
+        self.steps: set[tuple[str, int, int]] = set()
+
+    def is_new(self, check: Callable[[], None]) -> bool:
+        """Whether `check` takes a step that none before it took."""
+        before = len(self.steps)
+        sys.settrace(self._frame)
+        try:
+            check()
+        finally:
+            sys.settrace(None)
+        return len(self.steps) > before
+
+    def _frame(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        name = frame.f_code.co_filename
+        if "/parsers/" not in name or "/tests/" in name:
+            return None
+        last = frame.f_lineno
+
+        def step(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal last
+            self.steps.add((name, last, frame.f_lineno))
+            last = frame.f_lineno
+            return step
+
+        return step
 
 
 def keep(folders: list[str]) -> None:
-    """Add what each folder holds to the corpus of its scanner."""
-    from support.scanners import text_of
+    """Add to the corpus of each folder's scanner what reaches something new in the parsers, the short ones first."""
+    from support.scanners import SCANNERS, check_format, text_of
 
     for folder in map(Path, folders):
+        reached = Reached()
+        blocks = folder.name == "blocks"
         path = CORPUS / f"{folder.name}.json"
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        for entry in sorted(folder.iterdir()):
-            data = entry.read_bytes()
-            found = list(text_of(data)) if folder.name == "blocks" else data.decode("utf-8", "ignore")
-            if found not in kept and len(found[-1] if isinstance(found, list) else found) <= LONGEST:
-                kept.append(found)
-        path.write_text(json.dumps(kept, ensure_ascii=True, indent=0) + "\n", encoding="utf-8")
+        data = sorted((entry.read_bytes() for entry in folder.iterdir()), key=lambda one: (len(one), one))
+        new = [list(text_of(one)) if blocks else [one.decode("utf-8", "ignore")] for one in data]
+        check = check_format if blocks else SCANNERS[folder.name]
+        for found in kept:
+            reached.is_new(partial(check, *(found if blocks else [found])))
+        kept += [found if blocks else found[0] for found in new if reached.is_new(partial(check, *found))]
+        path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
 
 
 def fuzz(scanner: str, options: list[str]) -> None:

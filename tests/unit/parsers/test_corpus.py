@@ -26,13 +26,14 @@ def test_what_was_found_in_a_scanner_holds(scanner: str) -> None:
         SCANNERS[scanner](text)
 
 
-@pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
-def test_what_was_found_breaks_no_format(kind: type[ToolCallParser]) -> None:
-    opener = (*kind.openers, *kind.markers, "")[0]
+def test_what_was_found_in_a_format_holds() -> None:
     for name, text in BLOCKS:
-        if name == kind.name:
-            check_format(name, text)
-    for texts in FOUND.values():
-        for text in texts:
-            check_format(kind.name, text)
-            check_format(kind.name, opener + text)
+        check_format(name, text)
+
+
+@pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
+def test_what_was_found_breaks_no_other_format(kind: type[ToolCallParser]) -> None:
+    opener = (*kind.openers, *kind.markers, "")[0]
+    for text in (*(text for _, text in BLOCKS), *(text for texts in FOUND.values() for text in texts)):
+        check_format(kind.name, text)
+        check_format(kind.name, opener + text)
