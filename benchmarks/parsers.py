@@ -2,8 +2,9 @@
 
     python benchmarks/parsers.py [NAME ...]
 
-Prints, for each format, the seconds for 1 MB of its own openers, of `{` and of `<think>`, which must stay under one; then the
-slowest of many other texts of 100 KB, and how many times longer one of four times its size takes.
+Prints, for each format, the seconds for 1 MB of its own openers, of `{` and of `<think>`, which must stay under one; those for 1 MB
+of prose that comes in pieces of eight characters, and how many times longer that is than for half of it; then the slowest of many
+other texts of 100 KB, and how many times longer one of four times its size takes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,17 @@ def seconds(parser: ToolCallParser, text: str) -> float:
     return time.process_time() - begin
 
 
+def streamed(parser: ToolCallParser, text: str) -> float:
+    """The time of one stream in pieces of eight characters."""
+    gc.collect()
+    begin = time.process_time()
+    stream = parser.stream(in_reasoning=False)
+    for start in range(0, len(text), 8):
+        stream.feed(text[start : start + 8])
+    stream.close()
+    return time.process_time() - begin
+
+
 def main(names: list[str]) -> int:
     """Measure; the number of formats that took over a second or grew faster than the text."""
     bad = 0
@@ -49,11 +61,14 @@ def main(names: list[str]) -> int:
             continue
         parser = kind()
         named = [seconds(parser, unit * (1_000_000 // len(unit))) for unit in (*kind.openers[:1], "{", "<think>")]
+        prose = "word é " * (1_000_000 // 7)
+        half, whole = streamed(parser, prose[: len(prose) // 2]), streamed(parser, prose)
         slowest, unit, text = max((seconds(parser, text), unit, text) for unit, text in texts(parser, SIZE))
         growth = seconds(parser, text * 4) / max(slowest, 1e-9)
-        bad += max(named) > 1 or (growth > 8 and slowest > 0.01)
+        bad += max(named) > 1 or whole > 3 * half or (growth > 8 and slowest > 0.01)
         figures = " ".join(f"{one:5.2f}" for one in named)
-        print(f"{kind.name:16} {figures} s   100 KB: {slowest:5.2f} s, x{growth:4.1f} for 400 KB of {unit!r}", flush=True)
+        pieces = f"in pieces {whole:5.2f} s, x{whole / half:4.1f}"
+        print(f"{kind.name:16} {figures} s   {pieces}   100 KB: {slowest:5.2f} s, x{growth:4.1f} for 400 KB of {unit!r}", flush=True)
     return bad
 
 

@@ -42,7 +42,8 @@ class BlockParser(ToolCallParser):
         if "call" in vars(cls):
             first = (cls.block[0],) if cls.block is not None else ()
             cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
-            cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
+            if "markers" not in vars(cls):
+                cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
             outer = cls.block or cls.call
             cls._closes = tuple(dict.fromkeys((cls.call[1], outer[1])))
             cls._stops = tuple(dict.fromkeys((outer[0], cls.call[0])))
@@ -65,8 +66,9 @@ class BlockParser(ToolCallParser):
             elif self.block is not None and marker == self.block[0]:
                 at = yield from self._block(source, out, begin, begin, self.block, offered)
             else:
-                call, at = yield from self._one(source, begin, begin, offered)
-                out.call(call)
+                calls, at = yield from self._element(source, begin, begin, offered)
+                for call in calls:
+                    out.call(call)
 
     def _block(
         self, source: Source, out: Collector, begin: int, at: int, block: tuple[str, str], offered: Offered | None
@@ -82,10 +84,12 @@ class BlockParser(ToolCallParser):
             if marker == self.call[0]:
                 if last is not None:
                     out.call(last)
-                call, at = yield from self._one(source, begin if first else at, at, offered)
-                first, last = False, call if call.arguments is not None else None
-                if last is None:
+                calls, at = yield from self._element(source, begin if first else at, at, offered)
+                for call in calls[:-1]:
                     out.call(call)
+                first, last = False, calls[-1] if calls[-1].arguments is not None else None
+                if last is None:
+                    out.call(calls[-1])
                     if source.text.startswith(closer, at - len(closer)):
                         return at
             elif first and (marker or at < len(source.text) or source.closed):
@@ -108,14 +112,20 @@ class BlockParser(ToolCallParser):
                     last = None
                 at, _ = yield from source.until(at, (self.call[0], closer, opener), out.content)
 
-    def _one(self, source: Source, begin: int, at: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
-        """The call whose element opens at `at` (with what stands around it: at `begin`), and where the text goes on."""
+    def elements(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+        """What `element` gives, for a format whose element may hold several calls: one at least. Raises `Broken`."""
+        call, stop = yield from self.element(source, begin, start, offered)
+        return [call], stop
+
+    def _element(self, source: Source, begin: int, at: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+        """The calls whose element opens at `at` (with what stands around it: at `begin`), and where the text goes on."""
         start = at + len(self.call[0])
         try:
-            return (yield from self.element(source, begin, start, offered))
+            return (yield from self.elements(source, begin, start, offered))
         except Broken as broken:
             problem, name = str(broken), broken.name
-            return (yield from broken_call(source, begin, start, problem, closes=self._closes, openers=self._stops, name=name))
+            call, stop = yield from broken_call(source, begin, start, problem, closes=self._closes, openers=self._stops, name=name)
+            return [call], stop
 
 
 def json_arguments(source: Source, at: int, name: str) -> Steps[tuple[dict[str, object] | None, int]]:

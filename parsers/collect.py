@@ -17,17 +17,19 @@ class _Trimmed:
 
     def __init__(self, chars: str | None) -> None:
         self._chars = chars
-        self._held = ""
+        self._held: list[str] = []
         self.parts: list[str] = []
 
     def add(self, text: str) -> str:
         """Take `text` in; what of it, and of what was held, is certain now."""
         body = text.rstrip(self._chars)
         if not body:
-            self._held += text
+            self._held.append(text)
             return ""
-        certain = (self._held + body) if self.parts else (self._held + body).lstrip(self._chars)
-        self._held = text[len(body) :]
+        certain = "".join((*self._held, body))
+        if not self.parts:
+            certain = certain.lstrip(self._chars)
+        self._held = [text[len(body) :]]
         self.parts.append(certain)
         return certain
 

@@ -96,12 +96,8 @@ def _quoted(source: Source, at: int, name: str) -> Steps[tuple[str, int]]:
 
 
 def _word(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[tuple[str, int]]:
-    while True:
-        match = pattern.match(source.text, at)
-        stop = match.end() if match is not None else at
-        if stop < len(source.text) or source.closed:
-            return source.text[at:stop].strip(), stop
-        yield
+    stop = yield from source.run(at, pattern)
+    return source.text[at:stop].strip(), stop
 
 
 def _next(source: Source, at: int, end: str, name: str) -> Steps[int]:

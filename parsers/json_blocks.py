@@ -17,12 +17,15 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 class JsonBlockParser(ToolCallParser):
     """`opener` and `closer` stand around the JSON; `names`: how its objects name their parts; `wrappers`: what stands around visible
-    text."""
+    text. `ends`: stop tokens that end a block too, whether the text holds them or not. `bounds`: what begins another message: a block
+    that was not closed ends before it."""
 
     opener: ClassVar[str]
     closer: ClassVar[str]
     names: ClassVar[Names] = Names()
     wrappers: ClassVar[tuple[str, ...]] = ()
+    ends: ClassVar[tuple[str, ...]] = ()
+    bounds: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -39,11 +42,14 @@ class JsonBlockParser(ToolCallParser):
             begin, marker = yield from source.until(at, (self.opener, *self.wrappers), out.content)
             if not marker:
                 return
-            at = (yield from self._block(source, out, begin)) if marker == self.opener else begin + len(marker)
+            at = begin + len(marker)
+            if marker == self.opener:
+                at = yield from self._block(source, out, begin, at)
 
-    def _block(self, source: Source, out: Collector, begin: int) -> Steps[int]:
-        """Put the calls of the block that opens at `begin`; where the text goes on."""
-        start = at = begin + len(self.opener)
+    def _block(self, source: Source, out: Collector, begin: int, start: int, name: str = "") -> Steps[int]:
+        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on. `name`: the
+        tool's, where it stands before the opener too."""
+        at = start
         found: list[tuple[Any, int, int]] = []
         while True:
             at = yield from source.skip(at)
@@ -58,27 +64,27 @@ class JsonBlockParser(ToolCallParser):
                 except ValueError as error:
                     problem = str(error)
             if problem is not None:
-                return (
-                    yield from self._broken(source, out, begin, start, f"{problem} (character {scanned.stop - start} of the call)")
-                )
+                problem += f" (character {scanned.stop - start} of the call)"
+                return (yield from self._broken(source, out, begin, start, problem, name))
             at = scanned.stop
         # Behind the JSON a spelled-out closer is one too: it can be nothing else.
-        closes = yield from source.starts(at, self.closer, spelled=True)
+        closes = yield from source.starts(at, self.closer, *self.ends, spelled=True)
         if closes:
-            stop = at + len(self.closer)
-        elif at == len(source.text) or (yield from source.starts(at, self.opener)):
+            stop = at + len(closes)
+        elif at == len(source.text) or (yield from source.starts(at, self.opener, *self.bounds)):
             stop = at
         else:
-            return (yield from self._broken(source, out, begin, start, f"text follows the JSON object at character {at - start}"))
+            problem = f"text follows the JSON object at character {at - start}"
+            return (yield from self._broken(source, out, begin, start, problem, name))
         calls = [call for value, first, last in found for call in self.calls_in(value, source.text[first:last], (begin, stop))]
         for call in calls:
-            out.call(call if closes else unclosed(call, self.closer))
+            out.call(call if closes or (self.ends and at == len(source.text)) else unclosed(call, self.closer))
         return stop
 
-    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str) -> Steps[int]:
+    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str) -> Steps[int]:
         error = f"the tool call is not valid JSON: {problem}"
-        closer, opener = self.closer, self.opener
-        call, stop = yield from broken_call(source, begin, start, error, closes=(closer,), openers=(opener,))
+        closes, openers = (self.closer, *self.ends), (self.opener, *self.bounds)
+        call, stop = yield from broken_call(source, begin, start, error, closes=closes, openers=openers, name=name)
         out.call(call)
         return stop
 

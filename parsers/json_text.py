@@ -48,7 +48,7 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
     stack: list[str] = []
     expect = "value"
     while True:
-        at = yield from _blank(source, at)
+        at = yield from source.run(at, _BLANK)
         char = yield from source.char(at)
         if not char:
             return Scanned(at, INCOMPLETE)
@@ -105,15 +105,6 @@ def _whole(text: str, at: int) -> int | None:
     return stop if text.count("{", at, stop) + text.count("[", at, stop) <= MAX_DEPTH else None
 
 
-def _blank(source: Source, at: int) -> Steps[int]:
-    while True:
-        match = _BLANK.match(source.text, at)
-        at = match.end() if match is not None else at
-        if at < len(source.text) or source.closed:
-            return at
-        yield
-
-
 def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
     if char == '"':
         return (yield from _string(source, at))
@@ -121,28 +112,22 @@ def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
         word = yield from source.starts(at, _LITERALS[char])
         if word:
             return Scanned(at + len(word))
-        cut = source.closed and _LITERALS[char].startswith(source.text[at:])
+        cut = source.closed and _LITERALS[char].startswith(source.text[at : at + 5])
         return Scanned(at, INCOMPLETE if cut else "expected a JSON value")
     if char not in "-0123456789":
         return Scanned(at, "expected a JSON value")
-    while True:
-        match = _NUMERIC.match(source.text, at)
-        stop = match.end() if match is not None else at
-        if stop < len(source.text) or source.closed:
-            break
-        yield
+    stop = yield from source.run(at, _NUMERIC)
     number = _NUMBER.match(source.text, at, stop)
     if number is not None:
         return Scanned(number.end())
-    return Scanned(at, INCOMPLETE if source.text[at:] == "-" else "expected a JSON value")
+    return Scanned(at, INCOMPLETE if source.text[at : at + 2] == "-" else "expected a JSON value")
 
 
 def _string(source: Source, at: int) -> Steps[Scanned]:
     """The end of the string whose quote stands at `at`."""
     at += 1
     while True:
-        match = _PLAIN.match(source.text, at)
-        at = match.end() if match is not None else at
+        at = yield from source.run(at, _PLAIN)
         char = yield from source.char(at)
         if not char:
             return Scanned(at, INCOMPLETE)
@@ -163,7 +148,6 @@ def _string(source: Source, at: int) -> Steps[Scanned]:
                 return Scanned(at, f"\\{letter} is no escape of JSON")
         elif char < " ":
             return Scanned(at, "a control character (a line break, say) must be escaped inside a string")
-        # anything else came with the last piece of text: go on with it
 
 
 def _no_constant(name: str) -> Any:

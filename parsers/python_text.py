@@ -13,9 +13,10 @@ from typing import Any
 from toolroll.parsers.source import Source, Steps
 
 MAX_DEPTH = 100
-_NAME = re.compile(r"[^\W\d][\w.\-/]*")
-_KEY = re.compile(r"""[^\s=(),'"\[\]{}]+""")
-_WORD = re.compile(r"[A-Za-z]+")
+_NAME_START = re.compile(r"[^\W\d]")
+_NAME = re.compile(r"[\w.\-/]*")
+_KEY = re.compile(r"""[^\s=(),'"\[\]{}]*""")
+_WORD = re.compile(r"[A-Za-z]*")
 _NUMERIC = re.compile(r"[-+0-9.eE_]*")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -36,7 +37,8 @@ class Unreadable(Exception):
 
 def read_name(source: Source, at: int) -> Steps[str]:
     """The (dotted) name at `at`, "" for none."""
-    return (yield from _match(source, at, _NAME))
+    char = yield from source.char(at)
+    return (yield from _run(source, at, _NAME)) if _NAME_START.match(char) else ""
 
 
 def read_call(source: Source, at: int) -> Steps[tuple[str, dict[str, Any], int]]:
@@ -66,7 +68,7 @@ def _argument(source: Source, at: int, arguments: dict[str, Any]) -> Steps[int]:
             raise Unreadable(at, "** must unpack a dictionary")
         arguments.update(value)
         return stop
-    key = yield from _match(source, at, _KEY)
+    key = yield from _run(source, at, _KEY)
     equals = yield from source.skip(at + len(key))
     char = yield from source.char(equals)
     if not key or char != "=":
@@ -92,7 +94,7 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
         return (yield from _sequence(source, at, "]" if char == "[" else ")", depth))
     if char and (char in "+-." or char.isdigit()):
         return (yield from _number(source, at))
-    word = yield from _match(source, at, _WORD)
+    word = yield from _run(source, at, _WORD)
     if word in _CONSTANTS:
         return _CONSTANTS[word], at + len(word)
     if word in ("r", "u", "R", "U") and (yield from source.char(at + 1)) in ("'", '"'):
@@ -102,13 +104,10 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
     raise Unreadable(at, "expected a value: a string in quotes, a number, a list, a dictionary, True, False or None", incomplete=cut)
 
 
-def _match(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
-    """What `pattern` matches at `at` once it is certain that it goes no further, "" for nothing."""
-    while True:
-        match = pattern.match(source.text, at)
-        if source.closed or (match is None and at < len(source.text)) or (match is not None and match.end() < len(source.text)):
-            return match.group() if match is not None else ""
-        yield
+def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
+    """The characters of one class at `at`, see `Source.run`."""
+    stop = yield from source.run(at, pattern)
+    return source.text[at:stop]
 
 
 def _wrong(at: int, char: str, wanted: str) -> Unreadable:
@@ -116,7 +115,7 @@ def _wrong(at: int, char: str, wanted: str) -> Unreadable:
 
 
 def _number(source: Source, at: int) -> Steps[tuple[Any, int]]:
-    text = yield from _match(source, at, _NUMERIC)
+    text = yield from _run(source, at, _NUMERIC)
     stop = at + len(text)
     try:
         if _INTEGER.fullmatch(text):
@@ -135,8 +134,7 @@ def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[
     if source.is_absent(end, start):
         raise Unreadable(start, "the text ends inside a string", incomplete=True)
     while True:
-        match = _PLAIN[quote].match(source.text, at)
-        at = match.end() if match is not None else at
+        at = yield from source.run(at, _PLAIN[quote])
         char = yield from source.char(at)
         if not char or (char == "\\" and not (yield from source.char(at + 1))):
             source.set_absent(end, start)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.beam import BeamParser
 from toolroll.parsers.cohere import ApertusParser, CohereParser
 from toolroll.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from toolroll.parsers.dsml import (
@@ -25,9 +26,12 @@ from toolroll.parsers.gigachat3 import GigaChat3Parser
 from toolroll.parsers.glm import Glm45Parser, HunyuanParser, IQuestParser
 from toolroll.parsers.harmony import HarmonyParser
 from toolroll.parsers.hermes import HermesParser, InternParser
+from toolroll.parsers.inkling import InklingParser
+from toolroll.parsers.k2_horizon import K2HorizonParser
 from toolroll.parsers.kimi_k2 import KimiK2Parser
 from toolroll.parsers.llama3 import Llama3Parser
 from toolroll.parsers.minimax import DotsParser, MiniCPM5Parser, MiniMaxM2Parser
+from toolroll.parsers.minimax_m3 import MiniMaxM3Parser
 from toolroll.parsers.mistral import MistralParser
 from toolroll.parsers.muse import MuseParser
 from toolroll.parsers.plain import PlainParser
@@ -39,8 +43,16 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
     DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
     KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
-    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, PlainParser,
+    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, K2HorizonParser, MiniMaxM3Parser, InklingParser,
+    BeamParser, PlainParser,
 )  # fmt: skip
+_NO_FORMATS = {
+    "response_template": "it is no wire format: with it SGLang reads a reply by the response_template in the checkpoint's tokenizer "
+    "configuration, so that the format is another one for each model. Name the parser of the format that the model writes "
+    "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or register one of your own",
+}
+"""SGLang's names that say where to look a format up, and are none."""
+
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
 
@@ -79,6 +91,9 @@ def get_parser(name: str, control_tokens: Collection[str] = (), *, reasoning: st
 
 
 def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
+    if name.removeprefix("sglang:") in _NO_FORMATS:
+        what = name.removeprefix("sglang:")
+        raise UnknownParserError(f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[what]}")
     for kind in _BUILT_IN:
         if name == kind.name or name in kind.aliases:
             return kind(control_tokens)

@@ -2,7 +2,8 @@
 
 A reader yields where it needs more text, and goes on when there is more or when the text is closed. Invariants: what a reader
 decides never depends on where the text was cut into pieces; a marker that the vocabulary holds as one control token counts only
-where it is that token; a search that failed once is not made again, so that reading is linear in the text.
+where it is that token; a search that failed once is not made again, and one that waits goes on where it stopped, so that reading is
+linear in the text, however small its pieces are. For that no reader keeps a match of the text, which keeps the text, over a yield.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ class Source:
                 if base:
                     raise ValueError("offsets are given for a later piece of the text but not for the first: give them for all")
                 self._starts = []
-            self._starts += [base + start for start, _ in offsets]
-            self._stops += [base + stop for _, stop in offsets]
+            starts, stops = zip(*offsets, strict=True) if offsets else ((), ())
+            self._starts += [base + start for start in starts] if base else starts
+            self._stops += [base + stop for stop in stops] if base else stops
         elif text and self._starts is not None:
             raise ValueError("offsets are missing for this piece of the text: give them for all pieces or for none")
-        self.text = self.text + text if base else text
+        # CPython lengthens a string in place where a local variable holds its only reference; else each piece would copy the whole.
+        whole = self.text
+        self.text = ""
+        whole += text
+        self.text = whole
 
     def exact(self, marker: str) -> bool:
         """Whether places of `marker` are known from the tokens, and not only from the text."""
@@ -84,20 +90,22 @@ class Source:
         """
         if self.is_absent(markers, start):
             return self._ended(start, put)
-        pattern, longest, growing = _compiled(markers)
+        pattern, longest, firsts = _compiled(markers)
         at = start
         while True:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_real(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            if match is not None and (self.closed or match.end() < len(self.text) or match.group() not in growing):
+            # A marker may stand in a longer one that has only begun: it counts where that can no longer be.
+            certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
+            if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
                     put(self.text[start : match.start()])
                 return match.start(), match.group()
             if self.closed:
                 self.set_absent(markers, start)
                 return self._ended(start, put)
-            at = match.start() if match is not None else self._certain(at, markers, longest)
+            at, match = certain, None
             if put is not None and at > start:
                 put(self.text[start:at])
                 start = at
@@ -108,12 +116,13 @@ class Source:
             put(self.text[start:])
         return len(self.text), ""
 
-    def _certain(self, at: int, markers: tuple[str, ...], longest: int) -> int:
-        """Where the end of the text may be the beginning of a marker; the text's end where it is none."""
-        for place in range(max(at, len(self.text) - longest + 1), len(self.text)):
-            tail = self.text[place:]
-            if any(marker.startswith(tail) for marker in markers):
-                return place
+    def _certain(self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]) -> int:
+        """Where the end of the text may be the beginning of a marker, but not all of it; the text's end where it is none."""
+        first = max(at, len(self.text) - longest + 1)
+        end = self.text[first:]
+        for place, char in enumerate(end):
+            if char in firsts and any(len(end) - place < len(marker) and marker.startswith(end[place:]) for marker in markers):
+                return first + place
         return len(self.text)
 
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
@@ -129,8 +138,15 @@ class Source:
     def skip(self, at: int) -> Steps[int]:
         """The place of the first character at or behind `at` that is no white space; the text's end for none."""
         while True:
-            match = _SPACE.match(self.text, at)
-            at = match.end() if match is not None else at
+            at = _end(_SPACE, self.text, at)
+            if at < len(self.text) or self.closed:
+                return at
+            yield
+
+    def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
+        """Where the characters end, from `at` on, that `pattern` matches: any number of those of one class (`[...]*`)."""
+        while True:
+            at = _end(pattern, self.text, at)
             if at < len(self.text) or self.closed:
                 return at
             yield
@@ -166,9 +182,15 @@ class Source:
         return len(self.text)
 
 
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where what `pattern` matches at `at` ends."""
+    match = pattern.match(text, at)
+    return match.end() if match is not None else at
+
+
 @lru_cache(maxsize=512)
 def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
-    """A pattern for any of `markers`, the longest first; the longest's length; those that another one goes on from."""
+    """A pattern for any of `markers`, the longest first; the longest's length; their first characters."""
     ordered = sorted(markers, key=len, reverse=True)
-    growing = frozenset(one for one in markers if any(other != one and other.startswith(one) for other in markers))
-    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), growing
+    firsts = frozenset(one[:1] for one in markers)
+    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), firsts

@@ -8,7 +8,7 @@ never closed ends with its call and block, so that it does not swallow the next 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from toolroll.parsers.json_text import made_call
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
 from toolroll.parsers.types import ToolCall
-from toolroll.parsers.values import typed
+from toolroll.parsers.values import kinds_of, typed
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
 
@@ -27,9 +27,10 @@ class Shape:
     """The markers of one format.
 
     `block`: what stands around all calls, None for nothing. `call`: what begins a call and what ends it. `name_end`: what ends the
-    name; the first is passed over, at the others the parameters begin. `key`: what begins and ends a parameter's key. `value`: what
-    begins and ends its value ("" where the key's end begins it). `typed_by`: the attribute behind the key that tells whether the
-    value is a string, and what it says then. `json_body`: a JSON object may stand in place of the parameters.
+    name; the first is passed over, at the others the parameters begin. `key`: what begins and ends a parameter's key. `kind`: what
+    begins and ends the value's JSON type, which may stand behind the key. `value`: what begins and ends its value ("" where the key's
+    end begins it). `typed_by`: the attribute behind the key that tells whether the value is a string, and what it says then.
+    `json_body`: a JSON object may stand in place of the parameters.
     """
 
     block: tuple[str, str] | None
@@ -37,6 +38,7 @@ class Shape:
     name_end: tuple[str, ...]
     key: tuple[str, str]
     value: tuple[str, str]
+    kind: tuple[str, str] | None = None
     trim_newline: bool = False
     typed_by: tuple[str, str] | None = None
     json_body: bool = False
@@ -111,6 +113,9 @@ class TagParser(BlockParser):
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
             is_string = kind == shape.typed_by[1] if attribute else None
+        schema = schemas.get(key)
+        if shape.kind is not None:
+            at, schema = yield from self._kind(source, at, shape.kind, key, name, schema)
         if shape.value[0]:
             at = yield from source.skip(at)
             if not (yield from source.starts(at, shape.value[0])):
@@ -120,8 +125,21 @@ class TagParser(BlockParser):
         end = yield from source.closing(at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out))
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
-        found[key] = self.value(source.text[at:end], schemas.get(key), is_string=is_string)
+        found[key] = self.value(source.text[at:end], schema, is_string=is_string)
         return end + len(shape.value[1])
+
+    def _kind(self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any) -> Steps[tuple[int, Any]]:
+        """The place behind the type that may stand at `at`, and the schema for the value: the type, where `schema` leaves it open."""
+        start = yield from source.skip(at)
+        if not (yield from source.starts(start, marks[0])):
+            return at, schema
+        start += len(marks[0])
+        stop, marker = yield from source.until(start, (marks[1], *self.shape.value, self.shape.call[1]))
+        if marker != marks[1]:
+            raise Broken(f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name)
+        known = kinds_of(schema) if isinstance(schema, Mapping) else None
+        told = known is not None and len(known - {"null"}) <= 1
+        return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 
     def value(self, text: str, schema: Any, *, is_string: bool | None) -> Any:
         """The value that a parameter's bare `text` stands for."""

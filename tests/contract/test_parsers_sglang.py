@@ -15,7 +15,7 @@ from support.calls import ordinary_calls, same
 from support.formats import FORMATS, Call, Format, tools_for
 from support.sglang_side import Case, ask
 
-from toolroll.parsers.registry import get_parser
+from toolroll.parsers.registry import get_parser, parser_names
 
 EACH = 200
 TOOLS = tools_for([("get_order", {"id": "#W1", "n": 1})])
@@ -77,6 +77,7 @@ LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "muse": reads_as_json,
     "dots": lambda value: says("null")(value) or edged(value),
     "iquest_q1": lambda value: says("null", "true", "false")(value) or quoted(value),
+    "minimax-m3": anywhere(lambda value: isinstance(value, str) and value != value.rstrip()),
     **dict.fromkeys(("deepseekv32", "deepseekv4", "deepseekv41", "step3"), edged),
 }
 
@@ -120,6 +121,14 @@ def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
         if not same(ours, theirs["calls"]) or reply.bad_calls or reply.content != theirs["text"].strip():
             differing.append((text, ours, theirs))
     assert not differing, f"{len(differing)} of {EACH}, the first: {differing[0]}"
+
+
+_M3 = "]<]minimax[>["
+
+
+def _m3(inner: str) -> str:
+    """MiniMax M3's call of the tool with what is in it."""
+    return f'{_M3}<tool_call>{_M3}<invoke name="get_order">{inner}{_M3}</invoke>{_M3}</tool_call>'
 
 
 DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
@@ -181,6 +190,44 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
         [["get_order", {"id": "a"}, "ok"]],
         [],
     ),
+    "a number under no schema is a number": (
+        "minimax-m3",
+        _m3(f"{_M3}<id>a{_M3}</id>{_M3}<more>{_M3}<m>7{_M3}</m>{_M3}</more>"),
+        [["get_order", {"id": "a", "more": {"m": 7}}, "ok"]],
+        [["get_order", {"id": "a", "more": {"m": "7"}}]],
+    ),
+    "a string in elements keeps its white space": (
+        "minimax-m3",
+        _m3(f"{_M3}<id> a\n{_M3}</id>"),
+        [["get_order", {"id": " a\n"}, "ok"]],
+        [["get_order", {"id": " a"}]],
+    ),
+    "text among elements is no argument": (
+        "minimax-m3",
+        _m3(f"a{_M3}<id>a{_M3}</id>"),
+        [["get_order", None, "invalid_json"]],
+        [["get_order", {"id": "a"}]],
+    ),
+    "the type any is read as it reads best": (
+        "k2_horizon",
+        "<ifm|tool_call>get_order<ifm|arg_key>more</ifm|arg_key><ifm|arg_type>any</ifm|arg_type><ifm|arg_value>7</ifm|arg_value>"
+        "</ifm|tool_call>",
+        [["get_order", {"more": 7}, "ok"]],
+        [["get_order", {"more": "7"}]],
+    ),
+    "a broken call hides no other": (
+        "inkling",
+        '<|content_invoke_tool_json|>{"name":"get_order","args":{"n":1}}<|end_message|>'
+        '<|message_model|><|content_invoke_tool_json|>{"name":"get_order","args":}<|end_message|>',
+        [["get_order", {"n": 1}, "ok"], ["get_order", None, "invalid_json"]],
+        [],
+    ),
+    "a value must stand in lines of its own": (
+        "beam",
+        ' to=get_order<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="id">a</rfl:parameter><|call|>',
+        [["get_order", None, "invalid_json"]],
+        [["get_order", {}]],
+    ),
     "JSON that is no call is text": ("llama3", '{"city": "Paris"}', [], []),
     "a value may hold <": (
         "step3",
@@ -205,6 +252,12 @@ def test_each_listed_difference_is_there(what: str) -> None:
     reply = get_parser(name).parse(text, tools=TOOLS, in_reasoning=False)
     assert [[call.name, call.arguments, call.status.value] for call in reply.tool_calls] == ours
     assert differences()[what]["calls"] == theirs
+
+
+def test_every_name_of_sglangs_is_ours_but_the_one_that_is_no_format() -> None:
+    names = ask([])["names"]
+    assert len(names) == 44
+    assert set(names) - set(parser_names()) == {"response_template"}
 
 
 def test_what_sglangs_parser_drops_is_reported() -> None:

@@ -26,6 +26,19 @@ class Example:
 _W = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
 _P = '{"city": "Paris", "days": 2}'
 
+_M3 = "]<]minimax[>["
+
+
+def _dsml(brand: str, block: str, blank: str = "") -> str:
+    """Two calls in DSML of that `brand` and `block`; `blank` stands before the other tags' names."""
+    mark = f"｜{brand}｜"
+    return (
+        f'<{mark}{block}>\n<{mark}{blank}invoke name="get_weather">\n<{mark}{blank}parameter name="city" string="true">Paris</{mark}{blank}parameter>\n'
+        f'<{mark}{blank}parameter name="days" string="false">2</{mark}{blank}parameter>\n</{mark}{blank}invoke>\n'
+        f'<{mark}{blank}invoke name="get_time">\n</{mark}{blank}invoke>\n</{mark}{block}>'
+    )
+
+
 EXAMPLES: dict[str, Example] = {
     "hermes": Example(
         "https://huggingface.co/Qwen/Qwen2.5-7B-Instruct (chat_template)",
@@ -112,6 +125,91 @@ EXAMPLES: dict[str, Example] = {
             "</｜DSML｜function_calls>",
             "a parameter is not closed": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
             '<｜DSML｜parameter name="city" string="true">Paris\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        },
+    ),
+    "deepseekv4": Example(
+        "SGLang 0.5.23 (deepseekv4_detector)",
+        "I look it up.\n\n" + _dsml("DSML", "tool_calls"),
+        {
+            "JSON in place of parameters": f'<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n{_P}\n</｜DSML｜invoke>\n'
+            "</｜DSML｜tool_calls>",
+            "the block of V3.2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            "no number": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="days" string="false">two'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        },
+    ),
+    "deepseekv41": Example(
+        "SGLang 0.5.23 (deepseekv41_detector)",
+        "I look it up.\n\n" + _dsml("DSML", " calls", " "),
+        {
+            "the blank is missing": '<｜DSML｜ calls>\n<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜ calls>',
+            "a call is not closed": '<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_time">\n</｜DSML｜ calls>',
+        },
+    ),
+    "gigachat35": Example(
+        "SGLang 0.5.23 (gigachat35_detector)",
+        "I look it up.\n\n" + _dsml("GCML", "tool_calls"),
+        {
+            "the first parameter is not closed": '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
+            '<｜GCML｜parameter name="city" string="true">Paris\n</｜GCML｜invoke>\n<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n'
+            "</｜GCML｜tool_calls>",
+            "an unknown tool": '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_rain">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
+        },
+    ),
+    "k2_horizon": Example(
+        "SGLang 0.5.23 (k2_v3_detector)",
+        "<ifm|think_fast>\nI must look it up.\n</ifm|think_fast>\n<ifm|tool_calls>\n<ifm|tool_call>get_weather\n<ifm|arg_key>city</ifm|arg_key>\n"
+        "<ifm|arg_value>Paris</ifm|arg_value>\n<ifm|arg_key>days</ifm|arg_key>\n<ifm|arg_type>integer</ifm|arg_type>\n<ifm|arg_value>2"
+        "</ifm|arg_value>\n</ifm|tool_call>\n<ifm|tool_call>get_time\n</ifm|tool_call>\n</ifm|tool_calls>",
+        {
+            "JSON": f'<ifm|tool_call>{_W}</ifm|tool_call>\n<ifm|tool_call>[{{"function": {_W}}}, {{"name": "get_time"}}]</ifm|tool_call>',
+            "broken JSON": f"<ifm|tool_calls>\n<ifm|tool_call>{_W[:-1]}</ifm|tool_call>\n</ifm|tool_calls>",
+            "the type is not closed": "<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>days</ifm|arg_key><ifm|arg_type>integer"
+            "<ifm|arg_value>2</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+            "a key without a value": "<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>days</ifm|arg_key></ifm|tool_call></ifm|tool_calls>",
+        },
+    ),
+    "minimax-m3": Example(
+        "SGLang 0.5.23 (minimax_m3)",
+        f'<mm:think>I must look it up.</mm:think>I look it up.\n{_M3}<tool_call>\n{_M3}<invoke name="get_weather">{_M3}<city>Paris{_M3}</city>'
+        f'{_M3}<days>2{_M3}</days>{_M3}</invoke>\n{_M3}<invoke name="get_time">{_M3}<zones>{_M3}<item>UTC{_M3}</item>{_M3}<item>{_M3}<dst>true'
+        f"{_M3}</dst>{_M3}</item>{_M3}</zones>{_M3}</invoke>\n{_M3}</tool_call>",
+        {
+            "text in place of elements": f'{_M3}<tool_call>\n{_M3}<invoke name="get_weather">Paris{_M3}</invoke>\n{_M3}</tool_call>',
+            "another closing tag": f'{_M3}<tool_call>\n{_M3}<invoke name="get_weather">{_M3}<city>Paris{_M3}</days>{_M3}</invoke>\n'
+            f"{_M3}</tool_call>",
+            "tags without the token": '<tool_call>\n<invoke name="get_time"></invoke>\n</tool_call>',
+            "white space before the tags": f'{_M3}\n<tool_call>\n{_M3}<invoke name="get_weather">{_M3} <city>Paris{_M3} </city>{_M3}</invoke>\n'
+            f"{_M3}</tool_call>",
+            "text between elements": f'{_M3}<tool_call>{_M3}<invoke name="get_time">{_M3}<a>x{_M3}<b>1{_M3}</b>{_M3}</a>{_M3}</invoke>'
+            f"{_M3}</tool_call>",
+        },
+    ),
+    "inkling": Example(
+        "SGLang 0.5.23 (inkling_detector)",
+        "<|content_thinking|>I must look it up.<|end_message|><|message_model|><|content_text|>I look it up.<|end_message|>"
+        '<|message_model|>get_weather<|content_invoke_tool_json|>{"name":"get_weather","args":{"city":"Paris","days":2}}<|end_message|>'
+        '<|message_model|>get_time<|content_invoke_tool_json|>{"name":"get_time","args":{}}<|end_message|>',
+        {
+            "plain text": "get_time<|content_invoke_tool_text|>now, please<|end_message|>",
+            "broken JSON, and text": 'get_time<|content_invoke_tool_json|>{"name":"get_time","args":}<|end_message|><|message_model|>'
+            "<|content_text|>I wait.<|end_message|><|content_model_end_sampling|>",
+            "arguments of another name": '<|content_invoke_tool_json|>{"name":"get_weather","arguments":["Paris"]}<|end_message|>',
+            "no end of the message": '<|content_invoke_tool_json|>{"name":"get_time","args":{}}<|message_model|><|content_text|>I wait.',
+        },
+    ),
+    "beam": Example(
+        "SGLang 0.5.23 (beam)",
+        "<|channel|>analysis<|message|>I must look it up.<|end|><|start|>assistant to=get_weather<|channel|>analysis <|constrain|>xml<|message|>"
+        '<rfl:parameter name="city">\nParis\n</rfl:parameter><rfl:parameter name="days">\n2\n</rfl:parameter><|end|><|start|>assistant '
+        "to=get_time<|channel|>analysis <|constrain|>xml<|message|><|call|>",
+        {
+            "an answer": "<|channel|>final<|message|>Hello.",
+            "a closing tag is missing": ' to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\nParis\n'
+            '<rfl:parameter name="days">\n2\n</rfl:parameter><|call|>',
+            "the last closing tag is missing": " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>"
+            '<rfl:parameter name="city">\nParis<|call|>',
+            "JSON": f" to=get_weather<|channel|>analysis <|constrain|>xml<|message|>{_P}<|call|>",
         },
     ),
     "kimi_k2": Example(

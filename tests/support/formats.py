@@ -273,6 +273,67 @@ def apertus(calls: Sequence[Call]) -> str:
     return f"<|tools_prefix|>{dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
 
 
+def k2_horizon(*, told: bool) -> Writer:
+    """GLM's pairs in a block, with the type of each value between them where it is `told`."""
+
+    def write(calls: Sequence[Call]) -> str:
+        parts = []
+        for name, arguments in calls:
+            inner = ""
+            for key, value in arguments.items():
+                kind = f"<ifm|arg_type>{_KINDS[type(value)]}</ifm|arg_type>\n" if told else ""
+                inner += f"<ifm|arg_key>{key}</ifm|arg_key>\n{kind}<ifm|arg_value>{bare(value)}</ifm|arg_value>\n"
+            parts.append(f"<ifm|tool_call>{name}\n{inner}</ifm|tool_call>\n")
+        return "<ifm|tool_calls>\n" + "".join(parts) + "</ifm|tool_calls>"
+
+    return write
+
+
+def k2_horizon_json(calls: Sequence[Call]) -> str:
+    """JSON in each element of the block."""
+    parts = (f"<ifm|tool_call>\n{dumps({'name': name, 'arguments': arguments})}\n</ifm|tool_call>\n" for name, arguments in calls)
+    return "<ifm|tool_calls>\n" + "".join(parts) + "</ifm|tool_calls>"
+
+
+_M3 = "]<]minimax[>["
+
+
+def _m3(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        inner = "".join(_m3(name, one) for name, one in value.items())
+    else:
+        inner = "".join(_m3("item", one) for one in value) if isinstance(value, list) else bare(value)
+    return f"{_M3}<{key}>{inner}{_M3}</{key}>"
+
+
+def minimax_m3(calls: Sequence[Call]) -> str:
+    """Elements in elements, a token before each tag."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(_m3(key, value) for key, value in arguments.items())
+        parts.append(f'{_M3}<invoke name="{name}">{inner}{_M3}</invoke>\n')
+    return f"{_M3}<tool_call>\n" + "".join(parts) + f"{_M3}</tool_call>"
+
+
+def inkling(calls: Sequence[Call]) -> str:
+    """A message for each call, behind the text's own."""
+    parts = (
+        f"<|message_model|>{name}<|content_invoke_tool_json|>{dumps({'name': name, 'args': arguments})}<|end_message|>"
+        for name, arguments in calls
+    )
+    return "".join(parts)
+
+
+def beam(calls: Sequence[Call]) -> str:
+    """A message to each tool, its arguments as elements, sorted by name."""
+    parts = []
+    for name, arguments in calls:
+        inner = "".join(f'<rfl:parameter name="{key}">\n{bare(arguments[key])}\n</rfl:parameter>' for key in sorted(arguments))
+        parts.append(f" to={name}<|channel|>analysis <|constrain|>xml<|message|>{inner}")
+    return "<|end|><|start|>assistant".join(parts) + "<|call|>"
+
+
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
 _COMMON = ("<tool_call>", "</tool_call>", "<think>", "</think>", "\n", '"', "'", "\\", "{", "}", "[", "]", "é", "𝛑")
 _MINIMAX = tagged(
     ("<minimax:tool_call>", "</minimax:tool_call>"), ('<invoke name="', '">', "</invoke>"), ('<parameter name="', '">', "</parameter>")
@@ -306,6 +367,8 @@ _DEEP_MARKS = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
+_IFM_MARKS = ("<ifm|arg_key>", "</ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>", "</ifm|arg_value>", "</ifm|tool_call>")
+_BEAM_END = r'\n<rfl:parameter name="|\n</rfl:parameter>\s*(?:<rfl:parameter name="|<\||\Z)|<\|(?:call|end|return|start)\|>'
 _DSML_MARKS = (
     "<｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="k" string="true">', "</｜DSML｜parameter>",
     "</｜DSML｜invoke>", "</｜DSML｜function_calls>",
@@ -353,13 +416,23 @@ FORMATS: tuple[Format, ...] = (
     _raw("muse", muse, ("<atem:invoke>", "</atem:invoke>", "</atem:function_calls>", "<|eom|>"), r"(?!)", spoken=False),
     Format("gigachat3", gigachat3, (*_COMMON, "<|function_call|>", "<|message_sep|>"), parallel=False),
     Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
+    _raw("k2_horizon", k2_horizon(told=False), _IFM_MARKS, r"</ifm\|arg_value>\s*(?:<ifm\|arg_key>|</ifm\|tool_call>|\Z)"),
+    _raw("k2_horizon", k2_horizon(told=True), _IFM_MARKS, r"</ifm\|arg_value>\s*(?:<ifm\|arg_key>|</ifm\|tool_call>|\Z)"),
+    Format("k2_horizon", k2_horizon_json, (*_COMMON, *_IFM_MARKS)),
+    _raw("minimax-m3", minimax_m3, ("<tool_call>", "</invoke>", "<item>", "</item>", "</a>", "]<]", "[>["), r"\]<\]minimax\[>\["),
+    Format("inkling", inkling, (*_COMMON, "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>")),
+    _raw("beam", beam, ('<rfl:parameter name="k">', "</rfl:parameter>", "<|call|", "\n"), _BEAM_END, spoken=False),
 )
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """A schema that only the kind of `value` fits."""
-    kinds: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
-    return {"type": kinds.get(type(value), "null")}
+    """A schema that only the kind of `value` fits, and of what is in it."""
+    schema: dict[str, Any] = {"type": _KINDS[type(value)]}
+    if isinstance(value, dict) and value:
+        schema["properties"] = {key: schema_of(one) for key, one in value.items()}
+    if isinstance(value, list) and value:
+        schema["prefixItems"] = [schema_of(one) for one in value]
+    return schema
 
 
 def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:

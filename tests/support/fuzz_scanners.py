@@ -1,68 +1,95 @@
-"""Coverage-guided fuzzing of the scanners with atheris, which must be installed for it.
+"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed for it: it is no dependency.
 
-    python tests/support/fuzz_scanners.py -max_total_time=60
+    python -m support.fuzz_scanners json FOLDER -max_total_time=240 -max_len=200        (in tests/)
+    python -m support.fuzz_scanners --keep FOUND/json FOUND/python FOUND/values FOUND/blocks
 
-What must hold: the JSON scanner ends a value where Python's decoder does and refuses what it refuses; the Python scanner, the typed
-values and the formats built on them raise nothing.
+The first word names the scanner: json, python, values, or blocks (every format, on texts made of its markers); FOLDER collects the
+inputs that reach new code, further words are libFuzzer's (`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep`
+takes such folders, each named for its scanner, and adds what reaches a new step of the parsers' code to
+`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. A failure is mended, and its text added there by hand.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
 
-import atheris
-
-with atheris.instrument_imports(include=["toolroll.parsers"]):
-    from toolroll.parsers.json_text import MAX_DEPTH, Scanned, scan_json
-    from toolroll.parsers.python_text import python_value
-    from toolroll.parsers.registry import get_parser
-    from toolroll.parsers.source import Source
-    from toolroll.parsers.values import typed
-
-_DECODER = json.JSONDecoder()
-_PARSERS = tuple(get_parser(name) for name in ("hermes", "qwen3_coder", "gemma4", "lfm2", "pythonic", "gpt-oss", "deepseekv3", "muse"))
-_EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}
-_SCHEMAS = ({"type": "string"}, {"type": ["integer", "null"]}, _EITHER, {"enum": ["1", 2]}, None)
+CORPUS = Path(__file__).parents[1] / "unit" / "parsers" / "corpus"
 
 
-def scanned(text: str) -> Scanned:
-    """What the JSON scanner says of the value at the text's beginning."""
-    source = Source()
-    source.feed(text, None)
-    source.closed = True
-    steps = scan_json(source, 0)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        found: Scanned = done.value
-        return found
+class Reached:
+    """Which steps from line to line the parsers have taken, over all texts so far."""
+
+    def __init__(self) -> None:
+        self.steps: set[tuple[str, int, int]] = set()
+
+    def is_new(self, check: Callable[[], None]) -> bool:
+        """Whether `check` takes a step that none before it took."""
+        before = len(self.steps)
+        sys.settrace(self._frame)
+        try:
+            check()
+        finally:
+            sys.settrace(None)
+        return len(self.steps) > before
+
+    def _frame(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        name = frame.f_code.co_filename
+        if "/parsers/" not in name or "/tests/" in name:
+            return None
+        last = frame.f_lineno
+
+        def step(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal last
+            self.steps.add((name, last, frame.f_lineno))
+            last = frame.f_lineno
+            return step
+
+        return step
 
 
-def check(data: bytes) -> None:
-    """One input."""
-    text = data.decode("utf-8", "ignore")
-    found = scanned(text)
-    body = text.lstrip(" \t\n\r")
-    try:
-        _, stop = _DECODER.raw_decode(body)
-    except (ValueError, RecursionError):
-        stop = -1
-    if found.problem is None and stop != found.stop - (len(text) - len(body)):
-        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to the decoder.
-        assert stop == -1 and len(text) > 4300, (text, found, stop)
-    if found.problem is not None and stop >= 0:
-        constant = any(word in text for word in ("NaN", "Infinity"))
-        assert constant or text.count("[") + text.count("{") > MAX_DEPTH, (text, found, stop)
-    python_value(text)
-    for schema in _SCHEMAS:
-        typed(text, schema)
-    for parser in _PARSERS:
-        parser.parse(text)
-        parser.parse((*parser.openers, *parser.markers, "")[0] + text)
+def keep(folders: list[str]) -> None:
+    """Add to the corpus of each folder's scanner what reaches something new in the parsers, the short ones first."""
+    from support.scanners import SCANNERS, check_format, text_of
+
+    for folder in map(Path, folders):
+        reached = Reached()
+        blocks = folder.name == "blocks"
+        path = CORPUS / f"{folder.name}.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        data = sorted((entry.read_bytes() for entry in folder.iterdir()), key=lambda one: (len(one), one))
+        new = [list(text_of(one)) if blocks else [one.decode("utf-8", "ignore")] for one in data]
+        check = check_format if blocks else SCANNERS[folder.name]
+        for found in kept:
+            reached.is_new(partial(check, *(found if blocks else [found])))
+        kept += [found if blocks else found[0] for found in new if reached.is_new(partial(check, *found))]
+        path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+
+
+def fuzz(scanner: str, options: list[str]) -> None:
+    """Run libFuzzer on `scanner`; it does not return."""
+    import atheris
+
+    with atheris.instrument_imports(include=["toolroll.parsers"]):
+        from support.scanners import SCANNERS, check_format, text_of
+
+    def check(data: bytes) -> None:
+        if scanner == "blocks":
+            check_format(*text_of(data))
+        else:
+            SCANNERS[scanner](data.decode("utf-8", "ignore"))
+
+    # libFuzzer starts this program again where it merges folders.
+    atheris.Setup([f"{sys.executable} -m support.fuzz_scanners {scanner}", *options], check)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, check)
-    atheris.Fuzz()
+    if sys.argv[1] == "--keep":
+        keep(sys.argv[2:])
+    else:
+        fuzz(sys.argv[1], sys.argv[2:])

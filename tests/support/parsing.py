@@ -62,7 +62,7 @@ def lost(parser: ToolCallParser, text: str, reply: ParsedReply) -> str:
         at = max(at, stop)
     outside = _packed(outside + text[at:])
     reasoning, content = _packed(reply.reasoning or ""), _packed(reply.content)
-    tags = (parser.reasoning.open, parser.reasoning.close) if parser.reasoning is not None else ()
+    tags = parser.reasoning.markers if parser.reasoning is not None else ()
     markers = tuple(dict.fromkeys(_packed(marker) for marker in (*parser.markers, *tags)))
     reached: dict[int, set[tuple[int, int]]] = {0: {(0, 0)}}
     for place in range(len(outside)):

@@ -17,9 +17,9 @@ STUBS = Path(__file__).parent / "stubs"
 Case = tuple[str, str, list[dict[str, Any]]]
 
 
-def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[dict[str, Any]]]:
+def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[Any]]:
     """`theirs`: `{text, calls: [[name, arguments or null]]}` for each case, calls null where it
-    raised; `ours`: `{content, calls: [[name, status, error]]}`."""
+    raised; `ours`: `{content, calls: [[name, status, error]]}`; `names`: SGLang's names of parsers."""
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
@@ -34,7 +34,7 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[di
     )
     if done.returncode:
         raise RuntimeError(f"SGLang's parsers could not be run: {done.stderr[-1500:]}")
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -61,7 +61,7 @@ def _main() -> None:
         reply = get_parser(f"sglang:{name}").parse(text, tools=tools, in_reasoning=False)
         calls = [[call.name, call.status.value, call.error] for call in reply.tool_calls]
         ours.append({"content": reply.content, "calls": calls})
-    sys.stdout.write("\n" + json.dumps({"theirs": theirs, "ours": ours}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"theirs": theirs, "ours": ours, "names": list(FunctionCallParser.ToolCallParserEnum)}) + "\n")
 
 
 def _arguments(text: str) -> Any:

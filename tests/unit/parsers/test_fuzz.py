@@ -21,17 +21,19 @@ COMMON = (
     "-", "1e999", "NaN", "é", "\u2028", "\x00", "<think>", "</think>", "<|", "|>", "{}",
     '{"name": "x", "arguments": {"id": "a"}}', "[x(id='a')]",
 )  # fmt: skip
-OWN = {form.name: form for form in FORMATS}
+OWN = {kind.name: [form for form in FORMATS if form.name == kind.name] for kind in built_in_parsers()}
 
 
 def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
     """A text in pieces: markers and fragments, whole calls, and calls with something cut out or put in."""
-    marks = (*kind.openers, *kind.markers, *(OWN[kind.name].markers if kind.name in OWN else ()))
+    forms = OWN[kind.name]
+    marks = (*kind.openers, *kind.markers, *(marker for form in forms for marker in form.markers))
     found = []
     for _ in range(picks.randint(1, 6)):
         sort = picks.random()
-        if sort < 0.45 and kind.name in OWN:
-            text = OWN[kind.name].write(ordinary_calls(OWN[kind.name], picks))
+        if sort < 0.45 and forms:
+            form = picks.choice(forms)
+            text = form.write(ordinary_calls(form, picks))
             for _ in range(picks.randint(0, 2)):
                 at = picks.randint(0, len(text))
                 text = text[:at] + picks.choice(("", *COMMON, *marks)) + text[at + picks.choice((0, 1, 1, 5, 30)) :]

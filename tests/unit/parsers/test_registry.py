@@ -23,7 +23,7 @@ from toolroll.rollout.served import ServedModel
 SGLANG = (
     "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
     "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 nanbeige "
-    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse"
+    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse beam inkling k2_horizon minimax-m3"
 ).split()
 
 
@@ -41,6 +41,13 @@ def test_sglangs_names_are_ours(name: str) -> None:
     parser = get_parser(name, ("<tool_call>",))
     assert name in (parser.name, *parser.aliases)
     assert parser.control_tokens == {"<tool_call>"}
+
+
+@pytest.mark.parametrize("name", ["response_template", "sglang:response_template"])
+def test_a_name_that_is_no_format_is_told_what_to_take(name: str) -> None:
+    with pytest.raises(UnknownParserError, match=r"no wire format.*response_template.*infer_parser\(tokenizer\)"):
+        get_parser(name)
+    assert name not in parser_names()
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:

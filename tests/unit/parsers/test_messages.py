@@ -1,0 +1,61 @@
+"""Formats whose reasoning, text and calls are messages, and those with more than one pair of tags for reasoning."""
+
+from __future__ import annotations
+
+import pytest
+from support.parsing import assert_same_in_pieces
+
+from toolroll.parsers.registry import get_parser
+
+CALL = 'get<|content_invoke_tool_json|>{"name":"get","args":{}}<|end_message|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content", "statuses"),
+    [
+        ("Hello, world.", None, None, "Hello, world.", []),
+        ("Hello<|end_message|>", None, None, "Hello", []),
+        ("I think.<|end_message|><|message_model|><|content_text|>Hello", True, "I think.", "Hello", []),
+        ("<|content_thinking|>I thi", None, "I thi", "", []),
+        (CALL, None, None, "", ["ok"]),
+        (f"Hello <|message_model|>{CALL}", None, None, "Hello", ["ok"]),
+        (f"I think.{CALL}", True, "I think.get", "", ["ok"]),  # a header stands behind its token only
+        (CALL.removesuffix("<|end_message|>"), None, None, "", ["ok"]),  # what ends it may be the stop token
+        (CALL.replace("<|end_message|>", "<|content_model_end_sampling|>"), None, None, "", ["ok"]),
+        (f"{CALL}<|message_model|>{CALL.replace('{}', '')}", None, None, "", ["ok", "invalid_json"]),
+        ("get<|content_invoke_tool_text|>it<|content_model_end_sampling|>", None, None, "", ["missing_name"]),
+    ],
+)
+def test_inkling(text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]) -> None:
+    reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+    assert [call.status.value for call in reply.tool_calls] == statuses
+
+
+def test_inkling_spans_begin_with_the_message() -> None:
+    text = f"<|content_text|>Hello<|end_message|><|message_model|>{CALL}"
+    (call,) = get_parser("inkling").parse(text).tool_calls
+    assert call.span is not None
+    assert text[slice(*call.span)] == f"<|message_model|>{CALL}"
+
+
+@pytest.mark.parametrize("tag", ["think", "think_fast", "think_faster"])
+def test_each_effort_of_k2_horizon_has_tags_of_its_own(tag: str) -> None:
+    parser = get_parser("k2_horizon")
+    for text, opened in (
+        (f"<ifm|{tag}>\nHm.\n</ifm|{tag}>\nHello", False),
+        (f"Hm.</ifm|{tag}>Hello", True),
+        (f"Hm.</ifm|{tag}>Hello", None),
+    ):
+        reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
+        assert (reply.reasoning, reply.content) == ("Hm.", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("\nParis\n", "Paris"), ("\n\n", ""), ("\n", ""), ("\n a\n\n", " a\n"), ("\n</rfl:parameter>\n", "</rfl:parameter>")],
+)
+def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, found: str) -> None:
+    text = f' to=f<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="a">{value}</rfl:parameter><|call|>'
+    (call,) = assert_same_in_pieces(get_parser("beam"), text).tool_calls
+    assert (call.status.value, call.arguments) == ("ok", {"a": found})
