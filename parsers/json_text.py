@@ -42,9 +42,11 @@ class Scanned:
 
 def scan_json(source: Source, at: int) -> Steps[Scanned]:
     """The end of the JSON value at `at` (behind white space)."""
-    known = _whole(source.text, at) if source.closed else None
-    if known is not None:
-        return Scanned(known)
+    if source.closed and not source.is_absent(_DECODER, at):
+        known = _whole(source.text, at)
+        if known is not None:
+            return Scanned(known)
+        source.set_absent(_DECODER, at)  # its error counts the lines of all the text before: once a reply, for linear time
     stack: list[str] = []
     expect = "value"
     while True:
