@@ -42,11 +42,11 @@ class Scanned:
 
 def scan_json(source: Source, at: int) -> Steps[Scanned]:
     """The end of the JSON value at `at` (behind white space)."""
-    if source.closed and not source.broken:
+    if source.closed and not source.is_absent(_DECODER, at):
         known = _whole(source.text, at)
         if known is not None:
             return Scanned(known)
-        source.broken = True
+        source.set_absent(_DECODER, at)  # its error counts the lines of all the text before: once a reply, for linear time
     stack: list[str] = []
     expect = "value"
     while True:

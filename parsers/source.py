@@ -29,9 +29,6 @@ class Source:
     def __init__(self, control: Collection[str] = ()) -> None:
         self.text = ""
         self.closed = False
-        self.broken = False
-        """Whether a value in the text was bad: the library's decoder, whose errors cost as much as the text is long, is not asked
-        again."""
         self._control = control
         self._starts: list[int] | None = None
         self._stops: list[int] = []
