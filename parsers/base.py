@@ -36,6 +36,8 @@ class ToolCallParser(ABC):
     """What begins a call, where that is certain: unclosed reasoning ends there."""
     markers: tuple[str, ...] = ()
     """The format's own markers: what a reply may hold besides reasoning, content and calls. None of them is content."""
+    prose_has_no_markers: ClassVar[bool] = False
+    """Whether a reply without any marker is visible text and nothing else: then it is not read at all. Most replies are."""
 
     def __init__(self, control_tokens: Collection[str] = (), *, reasoning: Tags | None = None) -> None:
         self.control_tokens = frozenset(control_tokens)
@@ -57,9 +59,15 @@ class ToolCallParser(ABC):
         `offsets`: [start, stop) in characters for each of `ids`. `tools`: the tools that were offered; None checks neither names
         nor arguments. `in_reasoning`: whether the prompt's prefill opened the reasoning; None: not known.
         """
+        if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
+            return ParsedReply(text.strip())
         stream = self.stream(tools=tools, in_reasoning=in_reasoning)
         stream.finish(text, ids=ids, offsets=offsets)
         return stream.reply
+
+    def _marked(self, text: str) -> bool:
+        thoughts = self.reasoning.markers if self.reasoning is not None else ()
+        return any(marker in text for marker in (*self.openers, *self.markers, *thoughts))
 
     def stream(self, *, tools: Sequence[Tool] | None = None, in_reasoning: bool | None = None) -> ReplyStream:
         """A reader for one reply that comes in pieces: `feed` each, `close`, then `reply`; parameters as in `parse`."""

@@ -30,6 +30,7 @@ class BlockParser(ToolCallParser):
     """`block`: what begins and ends a block of calls, None for calls that stand by themselves. `call`: what begins and ends a call.
     `bare`: a call counts outside of a block too. `wrappers`: what stands around visible text."""
 
+    prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
     call: ClassVar[tuple[str, str]]
     bare: ClassVar[bool] = False

@@ -10,6 +10,7 @@ class HermesParser(JsonBlockParser):
 
     name = "hermes"
     aliases = ("qwen", "qwen25", "trinity")
+    prose_has_no_markers = True
     opener = "<tool_call>"
     closer = "</tool_call>"
 
@@ -18,5 +19,6 @@ class InternParser(JsonBlockParser):
     """InternLM 2 and Intern-S1: `<|action_start|> <|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
 
     name = "interns1"
+    prose_has_no_markers = True
     opener = "<|action_start|> <|plugin|>"
     closer = "<|action_end|>"

@@ -28,6 +28,7 @@ _ITEM = "item"
 class MiniMaxM3Parser(BlockParser):
     """See the module. White space may stand between the token and `<tool_call>`, and before the tag of an argument."""
 
+    prose_has_no_markers = False
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")

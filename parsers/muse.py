@@ -21,6 +21,7 @@ _SPOKEN = ("user", "commentary")
 class MuseParser(TagParser):
     """See the module."""
 
+    prose_has_no_markers = False
     name = "muse"
     reasoning = None
     wrappers = ("<|start|>assistant", "<|start|>", "<|message|>", *_ENDS, "to=self", *(f"to={name}" for name in _SPOKEN))

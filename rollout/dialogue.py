@@ -117,6 +117,7 @@ class Dialogue:
             sampling_params=params,
             session_id=self.session.session_id,
             input_ids_json=self.session.input_ids_json,
+            highest_id=self.session.highest_id,
         )
         completion = await self._generate(request)
         node = self.session.sample(completion, params)

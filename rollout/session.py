@@ -147,6 +147,11 @@ class Session:
         return self._buffer.ids
 
     @property
+    def highest_id(self) -> int:
+        """The highest of them, as an unsigned number; 0 for none."""
+        return self._buffer.highest
+
+    @property
     def input_ids_json(self) -> bytes:
         """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
         return self._buffer.json

@@ -19,6 +19,7 @@ class TokenBuffer:
     def __init__(self) -> None:
         self._data: IdArray = np.empty(0, dtype=np.intc)
         self._length = 0
+        self._highest = 0
         self._json = bytearray()
 
     def __len__(self) -> int:
@@ -33,7 +34,9 @@ class TokenBuffer:
             grown = np.empty(stop + stop // 8 + _ROOM, dtype=np.intc)
             grown[: self._length] = self._data[: self._length]
             self._data = grown
-        self._data[self._length : stop] = ids
+        new = self._data[self._length : stop]
+        new[:] = ids
+        self._highest = max(self._highest, int(np.maximum.reduce(new.view(np.uint32))))
         self._length = stop
         if self._json:
             self._json += b","
@@ -45,6 +48,11 @@ class TokenBuffer:
         view = self._data[: self._length]
         view.flags.writeable = False
         return view
+
+    @property
+    def highest(self) -> int:
+        """The highest id, as an unsigned number: a negative one is above all others. 0 for none."""
+        return self._highest
 
     @property
     def json(self) -> bytes:

@@ -82,9 +82,9 @@ class WeightVersion:
 class GenerateRequest:
     """One call of the engine's `/generate`.
 
-    `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), kept by the session so that
-    encoding a request costs O(new tokens). `session_id` becomes the routing key. `extra` are further top-level fields
-    of the body.
+    `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), and `highest_id` the highest of them as
+    unsigned numbers: the session keeps both, so that encoding and checking a request cost O(new tokens). `session_id` becomes the
+    routing key. `extra` are further top-level fields of the body.
     """
 
     input_ids: IdArray
@@ -92,6 +92,7 @@ class GenerateRequest:
     session_id: str
     return_logprob: bool = True
     input_ids_json: bytes | None = None
+    highest_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -140,8 +140,10 @@ class Engine:
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
         known = np.iinfo(np.int32).max if facts.vocab_size is None else max(facts.vocab_size, self._largest_sampled + 1)
-        # As unsigned numbers the negative ones are the largest: one pass over the prompt.
-        if int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32))) >= known:
+        highest = request.highest_id
+        if highest is None:  # as unsigned numbers the negative ones are the highest: one pass over the prompt
+            highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
+        if highest >= known:
             at = int(np.flatnonzero((ids < 0) | (ids >= known))[0])
             raise TokenError(
                 f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "

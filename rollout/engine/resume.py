@@ -54,6 +54,7 @@ async def generate_resumed(
                 request,
                 input_ids=np.concatenate([request.input_ids, whole.output_ids]),
                 input_ids_json=None,
+                highest_id=None,
                 sampling_params=_rest(request.sampling_params, left, len(whole.output_ids)),
             ),
             progress=_behind(progress, whole.output_ids),
