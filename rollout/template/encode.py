@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import orjson
@@ -27,13 +28,48 @@ Span = tuple[int, int]
 """[start, stop) in characters."""
 
 
+class _Ordinary:
+    """Text of one tokenizer in which control tokens are text like any other. One for all encoders of that tokenizer: a copy of its
+    vocabulary takes about a second, and words are worth knowing everywhere."""
+
+    def __init__(self, fast: Tokenizer, control: Mapping[str, int], pattern: re.Pattern[str], *, by_words: bool) -> None:
+        self.control = control
+        self._fast = fast
+        self._pattern = pattern
+        self._by_words = by_words
+
+    @cached_property
+    def plain(self) -> Tokenizer:
+        """The same BPE without control tokens."""
+        data = orjson.loads(self._fast.to_str())
+        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self.control]
+        data["post_processor"] = None
+        return Tokenizer.from_str(orjson.dumps(data).decode())
+
+    @cached_property
+    def words(self) -> Words | None:
+        """None where ordinary text cannot be encoded word by word."""
+        return find_words(self._fast, self.encode) if self._by_words else None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, each time by the tokenizer."""
+        if not text:
+            return []
+        tokenizer = self.plain if self._pattern.search(text) is not None else self._fast
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+_SHARED: WeakKeyDictionary[Any, _Ordinary] = WeakKeyDictionary()
+
+
 class Encoder:
     """Encodes rendered text with `tokenizer`, a fast one of `transformers`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._fast: Tokenizer = tokenizer.backend_tokenizer
-        self.control: dict[str, int] = {text: index for text, index in tokenizer.get_added_vocab().items() if text.strip(" \t\r\n▁Ġ")}
+        added = tokenizer.get_added_vocab()
+        self.control: dict[str, int] = {text: index for text, index in added.items() if text.strip(" \t\r\n▁Ġ")}
         """Text of each control token -> its id."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
@@ -42,25 +78,18 @@ class Encoder:
         self._texts: dict[int, str] = {}
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
+        takes_space = bool(self._eats_left or self._eats_right) or len(added) > len(self.control)
+        self._text = self._shared(by_words=not takes_space)
 
-    @cached_property
-    def _plain(self) -> Tokenizer:
-        """The same BPE without control tokens. Built on first need: a copy of a large vocabulary takes about a second."""
-        data = orjson.loads(self._fast.to_str())
-        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self.control]
-        data["post_processor"] = None
-        return Tokenizer.from_str(orjson.dumps(data).decode())
-
-    @cached_property
-    def _words(self) -> Words | None:
-        """None where ordinary text cannot be encoded word by word: a control token takes white space with it, or the pre-tokenizer
-        is of another kind."""
-        others = len(self.tokenizer.get_added_vocab()) > len(self.control)
-        return None if others or self._eats_left or self._eats_right else find_words(self._fast, self._ordinary)
+    def _shared(self, *, by_words: bool) -> _Ordinary:
+        found = _SHARED.get(self.tokenizer)
+        if found is None or found.control != self.control:  # tokens may have been added since
+            found = _SHARED[self.tokenizer] = _Ordinary(self._fast, self.control, self.pattern, by_words=by_words)
+        return found
 
     def prepare(self) -> None:
         """Build what is built on first need; call it off the event loop."""
-        _ = self._plain, self._words
+        _ = self._text.plain, self._text.words
 
     def holds_control(self, text: str) -> bool:
         """Whether `text` contains the characters of a control token."""
@@ -80,12 +109,12 @@ class Encoder:
             if any(start <= match.start() and match.end() <= stop for start, stop in bodies):
                 continue
             before, token = text[begin : match.start()], match.group()
-            ids += self._ordinary(before.rstrip() if token in self._eats_left else before)
+            ids += self._text.encode(before.rstrip() if token in self._eats_left else before)
             ids.append(self.control[token])
             begin = match.end()
             if token in self._eats_right:
                 begin += len(text[begin:]) - len(text[begin:].lstrip())
-        return ids + self._ordinary(text[begin:])
+        return ids + self._text.encode(text[begin:])
 
     def encode_known(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
         """As `encode`, as int32."""
@@ -93,7 +122,7 @@ class Encoder:
 
     def encode_bytes(self, text: str, bodies: Sequence[Span] = ()) -> bytes:
         """As `encode_known`, as the bytes of the int32 in the machine's order, for a caller that joins several."""
-        if self._words is None:
+        if self._text.words is None:
             return as_bytes(self.encode(text, bodies))
         parts: list[bytes] = []
         begin = 0
@@ -106,19 +135,12 @@ class Encoder:
 
     def _known(self, text: str) -> bytes:
         """The ids of ordinary text."""
-        found = self._words.ids(text) if self._words is not None else None
-        return found if found is not None else as_bytes(self._ordinary(text))
+        found = self._text.words.ids(text) if self._text.words is not None else None
+        return found if found is not None else as_bytes(self._text.encode(text))
 
     @cached_property
     def _control_bytes(self) -> dict[str, bytes]:
         return {text: as_bytes([index]) for text, index in self.control.items()}
-
-    def _ordinary(self, text: str) -> list[int]:
-        """The ids of text in which control tokens are text like any other."""
-        if not text:
-            return []
-        tokenizer = self._plain if self.holds_control(text) else self._fast
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, control tokens included, nothing tidied."""
