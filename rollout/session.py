@@ -143,7 +143,7 @@ class Session:
 
     @property
     def input_ids(self) -> IdArray:
-        """The current path's ids: the next request's prompt. A view that cannot be written, and that never changes."""
+        """The current path's ids: the next request's prompt. A view that refuses to be written, and that never changes."""
         return self._buffer.ids
 
     @property

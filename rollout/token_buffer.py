@@ -1,6 +1,6 @@
 """`TokenBuffer`: the ids of a growing prompt, as an array and as the JSON of it.
 
-Invariant: what was given out is never written again: `ids` is a view of memory that only grows behind it, so a request costs no copy.
+Invariant: what was given out is never written again: `ids` is a view of memory that only grows behind it, and no copy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TokenBuffer:
 
     @property
     def ids(self) -> IdArray:
-        """All of them: a view that cannot be written."""
+        """All of them: a view that refuses to be written."""
         view = self._data[: self._length]
         view.flags.writeable = False
         return view

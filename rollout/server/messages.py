@@ -141,7 +141,7 @@ def same_reasoning(given: Message, served: Message) -> bool:
 def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]) -> list[Message]:
     """`new` messages with the call ids that were served in the place of the client's own; `given` and `served` are the same
     beginning of the conversation, as the client has it and as it was served."""
-    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id")}
+    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
     # From behind: the last call of an id counts, and it is nearly always one of the last message's.
     for one, other in zip(reversed(given), reversed(served), strict=True):

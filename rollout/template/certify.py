@@ -22,7 +22,7 @@ from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
 from toolroll.rollout.template.probes import HALF, OTHER, TOOLS, USER, Probe, probes, with_control
 from toolroll.rollout.template.render import Renderer
-from toolroll.rollout.types import Tool
+from toolroll.rollout.types import Message, Tool
 
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
@@ -159,8 +159,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     tools = TOOLS if probe.tools else None
     probe = replace(probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>")))
     try:
-        stream = template.prompt(probe.messages[:-1], tools)
-        whole = template.prompt([*probe.messages, *probe.new], tools)
+        stream = _encoded(template, probe.messages[:-1], tools)
+        whole = _encoded(template, [*probe.messages, *probe.new], tools)
         text, finish_reason = _said(template, probe, tools)
         said = template.encoder.encode(text)
         delta = template.delta(probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason)
@@ -172,6 +172,11 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     if whole[-len(delta) :] != delta or not _reads_as(template, [*stream, *said], whole[: -len(delta)]):
         return result("wrong", "prompt + sampled + delta are not the render of the whole conversation")
     return result("append", framed=_framed(template, probe, tools, said))
+
+
+def _encoded(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    """The conversation with its generation prompt, encoded by the tokenizer and from no memory."""
+    return template.encoder.encode(*template.conversation(messages, tools, generate=True))
 
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:

@@ -168,6 +168,7 @@ class ChatTemplate:
         if np.array_equal(self.encoder.encode(*self.conversation(messages, tools, generate=True)), input_ids):
             return None
         self._prompt_frames.give_up()
+        self._forget()
         return "prompt"
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
@@ -299,10 +300,16 @@ class ChatTemplate:
         expected = self.encoder.encode(derived.text, derived.bodies)
         if list(expected) == list(as_list(input_ids)):
             return None
-        self._frames.clear()
+        self._forget()
         return "delta"
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Ids were served that a render does not have: nothing that made them is used again as it was."""
+        self._frames.clear()
+        self.encoder.give_up_words()
+        self._heads = HeadCache(self.encoder)
 
     def _derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:
         derived = self.deriver.derive([plain_content(message) for message in messages], new, tools, sampled)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from toolroll.rollout.template.encode import Encoder, Span, as_bytes
+from toolroll.rollout.template.encode import Encoder, Span, as_bytes, from_bytes
 from toolroll.rollout.template.frames import Frame, Slot, source_text
 from toolroll.rollout.types import IdArray, Message
 
@@ -50,7 +48,7 @@ class CutFrame:
                     return self._whole(turn, new)
                 texts.append(text)
             ids.append(self._encoder.encode_bytes("".join(texts)))
-        return np.frombuffer(b"".join(ids), dtype=np.intc)
+        return from_bytes(b"".join(ids))
 
     def _whole(self, turn: Message, new: Sequence[Message]) -> IdArray:
         text, bodies = self.frame.fill(turn, new)

@@ -9,6 +9,7 @@ those do not help.
 
 from __future__ import annotations
 
+import logging
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,49 +22,58 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
+from toolroll.rollout.template.word_split import state_of
 from toolroll.rollout.template.words import Words, find_words
 from toolroll.rollout.types import IdArray
+
+logger = logging.getLogger(__name__)
 
 Span = tuple[int, int]
 """[start, stop) in characters."""
 
 
 class _Ordinary:
-    """Text of one tokenizer in which control tokens are text like any other. One for all encoders of that tokenizer: a copy of its
-    vocabulary takes about a second, and words are worth knowing everywhere."""
+    """Text of one tokenizer in which control tokens are text like any other.
 
-    def __init__(self, fast: Tokenizer, control: Mapping[str, int], pattern: re.Pattern[str], *, by_words: bool) -> None:
-        self.control = control
+    One for all encoders of that tokenizer: a copy of its vocabulary takes about a second, and words are worth knowing everywhere.
+    What others do to the tokenizer (truncation and padding are switched on in place) does not reach the copy.
+    """
+
+    def __init__(self, fast: Tokenizer, control: Mapping[str, int], added: Mapping[str, int], *, by_words: bool) -> None:
+        self.added = added
+        self._control = control
+        self.by_words = by_words
         self._fast = fast
-        self._pattern = pattern
-        self._by_words = by_words
 
     @cached_property
     def plain(self) -> Tokenizer:
         """The same BPE without control tokens."""
         data = orjson.loads(self._fast.to_str())
-        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self.control]
-        data["post_processor"] = None
+        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self._control]
+        data["post_processor"] = data["truncation"] = data["padding"] = None
         return Tokenizer.from_str(orjson.dumps(data).decode())
 
     @cached_property
     def words(self) -> Words | None:
         """None where ordinary text cannot be encoded word by word."""
-        return find_words(self._fast, self.encode) if self._by_words else None
+        return find_words(self.plain) if self.by_words else None
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, each time by the tokenizer."""
-        if not text:
-            return []
-        tokenizer = self.plain if self._pattern.search(text) is not None else self._fast
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self.plain.encode(text, add_special_tokens=False).ids) if text else []
+
+    def known(self, text: str) -> bytes:
+        """The same as bytes, from words where they help."""
+        found = self.words.ids(text) if self.words is not None else None
+        return found if found is not None else as_bytes(self.encode(text))
 
 
 _SHARED: WeakKeyDictionary[Any, _Ordinary] = WeakKeyDictionary()
 
 
 class Encoder:
-    """Encodes rendered text with `tokenizer`, a fast one of `transformers`."""
+    """Encodes rendered text with `tokenizer`, a fast one of `transformers`, with the tokens that it has now: one that is added to it
+    later is not seen."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -78,18 +88,34 @@ class Encoder:
         self._texts: dict[int, str] = {}
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
-        takes_space = bool(self._eats_left or self._eats_right) or len(added) > len(self.control)
-        self._text = self._shared(by_words=not takes_space)
+        self._text = self._shared(added)
 
-    def _shared(self, *, by_words: bool) -> _Ordinary:
+    def _is_cut_at_control(self, added: Mapping[str, int]) -> bool:
+        """Whether the tokenizer takes its added tokens out of a text wherever they are spelled, and nothing with them: then what
+        stands between two of them is ordinary text. Else no text is encoded by words."""
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        plain = all(not token.single_word and not (token.normalized and self._fast.normalizer is not None) for token in tokens)
+        spaces = self._eats_left or self._eats_right or len(added) > len(self.control)
+        parts = (self._fast.pre_tokenizer, self._fast.normalizer)
+        custom = any(part is not None and state_of(part)["type"] == "Custom" for part in parts)
+        return plain and not spaces and not custom and not self._fast.encode_special_tokens
+
+    def _shared(self, added: Mapping[str, int]) -> _Ordinary:
         found = _SHARED.get(self.tokenizer)
-        if found is None or found.control != self.control:  # tokens may have been added since
-            found = _SHARED[self.tokenizer] = _Ordinary(self._fast, self.control, self.pattern, by_words=by_words)
+        if found is None or found.added != added:  # some may have been added since
+            found = _Ordinary(self._fast, self.control, added, by_words=self._is_cut_at_control(added))
+            _SHARED[self.tokenizer] = found
         return found
 
     def prepare(self) -> None:
         """Build what is built on first need; call it off the event loop."""
         _ = self._text.plain, self._text.words
+
+    def give_up_words(self) -> None:
+        """A check found ids that are not the tokenizer's: from here on it encodes every text itself."""
+        if self._text.by_words:
+            logger.error("text that was encoded word by word has other ids than the tokenizer gives it: words are given up")
+        self._text.by_words, self._text.words = False, None
 
     def holds_control(self, text: str) -> bool:
         """Whether `text` contains the characters of a control token."""
@@ -118,25 +144,21 @@ class Encoder:
 
     def encode_known(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
         """As `encode`, as int32."""
-        return np.frombuffer(self.encode_bytes(text, bodies), dtype=np.intc)
+        return from_bytes(self.encode_bytes(text, bodies))
 
     def encode_bytes(self, text: str, bodies: Sequence[Span] = ()) -> bytes:
         """As `encode_known`, as the bytes of the int32 in the machine's order, for a caller that joins several."""
         if self._text.words is None:
             return as_bytes(self.encode(text, bodies))
+        known = self._text.known
         parts: list[bytes] = []
         begin = 0
         for match in self.pattern.finditer(text):
             if any(start <= match.start() and match.end() <= stop for start, stop in bodies):
                 continue
-            parts += (self._known(text[begin : match.start()]), self._control_bytes[match.group()])
+            parts += (known(text[begin : match.start()]), self._control_bytes[match.group()])
             begin = match.end()
-        return b"".join((*parts, self._known(text[begin:]))) if parts else self._known(text)
-
-    def _known(self, text: str) -> bytes:
-        """The ids of ordinary text."""
-        found = self._text.words.ids(text) if self._text.words is not None else None
-        return found if found is not None else as_bytes(self._text.encode(text))
+        return b"".join((*parts, known(text[begin:]))) if parts else known(text)
 
     @cached_property
     def _control_bytes(self) -> dict[str, bytes]:
@@ -157,14 +179,15 @@ class Encoder:
     @cached_property
     def _joins(self) -> bool:
         """Whether a text's bytes are those of its ids in a row: then the texts of ids that are whole characters are joined."""
-        decoder = self._fast.decoder
-        return decoder is not None and orjson.loads(decoder.__getstate__())["type"] == "ByteLevel"
+        return self._fast.decoder is not None and state_of(self._fast.decoder)["type"] == "ByteLevel"
 
     def text_of(self, token_id: int) -> str:
         """The text of one id by itself, remembered."""
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = self._decode([token_id])
+            text = self._decode([token_id])
+            if text:  # an id that has none may be given one yet
+                self._texts[token_id] = text
         return text
 
     def _texts_of(self, ids: Sequence[int]) -> list[str]:
@@ -196,3 +219,8 @@ class Encoder:
 def as_bytes(ids: Sequence[int]) -> bytes:
     """`ids` as int32 in the machine's order."""
     return array("i", ids).tobytes()
+
+
+def from_bytes(ids: bytes) -> IdArray:
+    """The array of what `as_bytes` gives, to be written like any other."""
+    return np.frombuffer(bytearray(ids), dtype=np.intc)

@@ -38,7 +38,7 @@ class HeadCache:
             self._heads.move_to_end(known)
             ids = np.concatenate([self._heads[known], self._rest(text, spans, known)])
         if known is None or len(text) - len(known[0]) > len(known[0]):
-            self._learn(text, spans, ids)
+            self._learn(text, spans)
         return ids
 
     def _rest(self, text: str, spans: tuple[Span, ...], head: tuple[str, tuple[Span, ...]]) -> IdArray:
@@ -46,7 +46,7 @@ class HeadCache:
         behind = [(start - cut, stop - cut) for start, stop in spans[len(head[1]) :]]
         return self._encoder.encode_known(text[cut:], behind)
 
-    def _learn(self, text: str, spans: tuple[Span, ...], ids: IdArray) -> None:
+    def _learn(self, text: str, spans: tuple[Span, ...]) -> None:
         """Keep the longest beginning that this prompt shares with a recent one, if it is long."""
         cut = max((self._cut(text, spans, _common(text, other)) for other, _ in self._recent), default=0)
         if all(other != text for other, _ in self._recent):
@@ -55,7 +55,9 @@ class HeadCache:
             return
         head = (text[:cut], tuple(span for span in spans if span[1] <= cut))
         begun = self._encoder.encode_known(*head)
-        if head not in self._heads and np.array_equal(np.concatenate([begun, self._rest(text, spans, head)]), ids):
+        if head not in self._heads and np.array_equal(
+            np.concatenate([begun, self._rest(text, spans, head)]), self._encoder.encode(text, spans)
+        ):
             self._heads[head] = begun
             if len(self._heads) > self._limit:
                 self._heads.popitem(last=False)

@@ -23,7 +23,12 @@ _ABSENT = frozenset(("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Kh
 """Scripts without a character in `ALPHABET`."""
 
 _SAME_ESCAPES = frozenset("rnt")  # so does any that escapes punctuation
-_GROUPS = ("(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!")
+_GROUPS = ("(?:", "(?=", "(?!", "(?<=", "(?<!")
+_FOLDED = re.compile(r"\(\?i:['a-z|]*\)")  # beyond ASCII the dialects fold cases in their own ways
+_COUNT = re.compile(r"\{\d+(?:,\d*)?\}(?![?+*])")
+_CATEGORIES = frozenset(
+    (*"LMNPSZC", *"Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co".split())
+)
 
 _ODD = frozenset("\u0130\u0131\u017f")  # dotted, dotless and long: other letters' cases, which dialects fold in their own ways
 ALPHABET = tuple(
@@ -72,10 +77,12 @@ def _cut(pattern: re.Pattern[str], text: str) -> list[str]:
 
 def read_split(tokenizer: Tokenizer) -> WordSplit | None:
     """How `tokenizer` cuts text of `ALPHABET`; None where it does something else besides, or something that is not known here."""
-    plain = tokenizer.truncation is None and tokenizer.padding is None
-    if not plain or type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout or not _leaves_alone(tokenizer.normalizer):
+    cuts_off = tokenizer.truncation is not None or tokenizer.padding is not None
+    if cuts_off or type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout:
         return None
-    steps = _steps(tokenizer.pre_tokenizer)
+    if any(step["type"] != "NFC" for step in _steps(tokenizer.normalizer, "normalizers")):
+        return None
+    steps = _steps(tokenizer.pre_tokenizer, "pretokenizers")
     if not steps or steps[-1].get("type") != "ByteLevel":
         return None
     cuts: list[tuple[str, bool]] = []
@@ -91,24 +98,20 @@ def read_split(tokenizer: Tokenizer) -> WordSplit | None:
     return WordSplit([pattern for pattern in patterns if pattern is not None], keeps_rest=kept[-1])
 
 
-def _state(part: Any) -> dict[str, Any]:
-    return dict(orjson.loads(part.__getstate__()))
+def state_of(part: Any) -> dict[str, Any]:
+    """What a part of a tokenizer says of itself; `{"type": "Custom"}` of one that is written in Python and says nothing."""
+    try:
+        return dict(orjson.loads(part.__getstate__()))
+    except Exception:  # noqa: BLE001 - tokenizers raises Exception itself
+        return {"type": "Custom"}
 
 
-def _leaves_alone(normalizer: Any) -> bool:
-    """Whether text of `ALPHABET` is what the normalizer makes of it."""
-    if normalizer is None:
-        return True
-    state = _state(normalizer)
-    each = state.get("normalizers", []) if state["type"] == "Sequence" else [state]
-    return all(one["type"] == "NFC" for one in each)
-
-
-def _steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
-    if pre_tokenizer is None:
+def _steps(part: Any, of: str) -> list[dict[str, Any]]:
+    """The states of a sequence's parts, which it names `of`, or of the part alone."""
+    if part is None:
         return []
-    state = _state(pre_tokenizer)
-    return list(state["pretokenizers"]) if state["type"] == "Sequence" else [state]
+    state = state_of(part)
+    return list(state[of]) if state["type"] == "Sequence" else [state]
 
 
 def _cuts(step: dict[str, Any]) -> list[tuple[str, bool]] | None:
@@ -131,29 +134,37 @@ def in_python(source: str) -> re.Pattern[str] | None:
     parts: list[str] = []
     at = 0
     while at < len(source):
-        here = source[at]
-        if here == "\\":
-            found = _escape(source, at)
-            if found is None:
-                return None
-            members, at = found
-            parts.append(members if isinstance(members, str) else _class(members, negated=False))
-        elif here == "[":
-            read = _bracket(source, at)
-            if read is None:
-                return None
-            part, at = read
-            parts.append(part)
-        elif here in "^$." or (here == "(" and not source.startswith(_GROUPS, at)) or source.startswith("}+", at):
-            return None  # Ruby's anchors and dot, groups that capture, and `{n}+`, which is possessive in Python alone
-        else:
-            taken = next((group for group in _GROUPS if source.startswith(group, at)), here)
-            parts.append(taken)
-            at += len(taken)
+        read = _next(source, at)
+        if read is None:
+            return None
+        part, at = read
+        parts.append(part)
     try:
-        return re.compile("".join(parts), re.ASCII)
+        made = re.compile("".join(parts), re.ASCII)
     except re.error:
         return None
+    return None if made.match("") else made  # the dialects do different things behind an empty match
+
+
+def _next(source: str, at: int) -> tuple[str, int] | None:
+    """One piece of the expression and the place behind it; None for Ruby's anchors and dot, groups that capture, and the rest."""
+    here = source[at]
+    if here == "\\":
+        found = _escape(source, at)
+        if found is None:
+            return None
+        members, behind = found
+        return members if isinstance(members, str) else _class(members, negated=False), behind
+    if here == "[":
+        return _bracket(source, at)
+    if here == "{":
+        counted = _COUNT.match(source, at)  # behind a count, Ruby's `?` and `+` are no marks of it
+        return (counted.group(), counted.end()) if counted is not None else None
+    if here == "(":
+        folded = _FOLDED.match(source, at)
+        opened = folded.group() if folded is not None else next((group for group in _GROUPS if source.startswith(group, at)), None)
+        return (opened, at + len(opened)) if opened is not None else None
+    return None if here in "^$." else (here, at + 1)
 
 
 def _escape(source: str, at: int) -> tuple[str | list[str], int] | None:
@@ -178,7 +189,7 @@ def _members(name: str) -> list[str] | None:
     """The characters of a Unicode class in `ALPHABET`: a general category (`L`, `Lu`), or a script without any."""
     if name in _ABSENT:
         return []
-    if len(name) > 2 or name[:1] not in "LMNPSZC":
+    if name not in _CATEGORIES:
         return None
     return [char for char in ALPHABET if unicodedata.category(char).startswith(name)]
 
@@ -194,11 +205,13 @@ def _bracket(source: str, at: int) -> tuple[str, int] | None:
     at += 1
     negated = source[at : at + 1] == "^"
     at += negated
+    if source[at : at + 1] == "]":
+        return None
     inside: list[str] = []
     while source[at : at + 1] != "]":
         here = source[at : at + 1]
-        if not here or here == "[" or source.startswith("&&", at):
-            return None  # unclosed, a class in a class, an intersection
+        if not here or here == "[" or source.startswith(("&&", "-\\p", "-\\P", "-\\s", "-\\S"), at):
+            return None  # unclosed, a class in a class, an intersection, a range to a class
         if here == "\\":
             found = _escape(source, at)
             if found is None:
@@ -206,7 +219,7 @@ def _bracket(source: str, at: int) -> tuple[str, int] | None:
             members, at = found
             inside += [members] if isinstance(members, str) else map(re.escape, members)
             continue
-        inside.append(here)
+        inside.append("\\^" if here == "^" else here)
         at += 1
     if not inside:
         return _class((), negated=negated), at + 1

@@ -2,15 +2,15 @@
 
 A byte-level BPE never merges across the places where its pre-tokenizer cuts, so the ids of a text are those of its words, in order;
 and the words of tools, policies and users come again and again. Looking them up costs a tenth of encoding the text. Invariants:
-the ids of each word are the tokenizer's own; the cut was compared with the tokenizer's, on texts made to tell one from another,
-before it is used (`find_words`); what cannot be cut for certain is the caller's to encode in the ordinary way (None).
+the ids of each word are the tokenizer's own, and the tokenizer takes each word by itself as one piece, so that its ids hang on nothing
+around it; the cuts were compared with the tokenizer's, on texts made to tell one from another, before they are used (`find_words`);
+what cannot be cut for certain is the caller's to encode in the ordinary way (None).
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 
@@ -21,15 +21,13 @@ _LIMIT = 1 << 16
 _LONGEST = 64
 """Characters: what is longer (base64, a hash of hashes) does not come again."""
 
-Encode = Callable[[str], Sequence[int]]
-
 
 class Words:
-    """`encode` gives the ids of one word; `split` cuts text into words."""
+    """The words of `tokenizer`, which nobody else may change; `split` cuts text into them."""
 
-    def __init__(self, split: WordSplit, encode: Encode) -> None:
+    def __init__(self, split: WordSplit, tokenizer: Tokenizer) -> None:
         self._split = split
-        self._encode = encode
+        self._tokenizer = tokenizer
         self._known: dict[str, bytes] = {}  # str and bytes alone: the garbage collector has nothing to visit in it
 
     def ids(self, text: str) -> bytes | None:
@@ -40,12 +38,15 @@ class Words:
         try:
             return b"".join(map(self._known.__getitem__, words))
         except KeyError:
-            return b"".join(map(self._look_up, words))
+            found = [self._look_up(word) for word in words]
+        return None if None in found else b"".join(word for word in found if word is not None)
 
-    def _look_up(self, word: str) -> bytes:
+    def _look_up(self, word: str) -> bytes | None:
         found = self._known.get(word)
         if found is None:
-            found = array("i", self._encode(word)).tobytes()
+            if len(_pieces(self._tokenizer, word)) != 1:
+                return None
+            found = array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
             if len(word) <= _LONGEST:
                 if len(self._known) >= _LIMIT:
                     self._known.clear()
@@ -53,19 +54,18 @@ class Words:
         return found
 
 
-def find_words(tokenizer: Tokenizer, encode: Encode) -> Words | None:
-    """The words of `tokenizer`; None where its way of cutting is not understood, or where a probe is cut otherwise.
+def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    """`text` as the tokenizer's own pre-tokenizer cuts it."""
+    return [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
-    `encode` encodes text without control tokens.
-    """
+
+def find_words(tokenizer: Tokenizer) -> Words | None:
+    """The words of `tokenizer`, which must have no control tokens; None where its way of cutting is not understood, or where it cuts a
+    probe otherwise."""
     split = read_split(tokenizer)
-    if split is None:
+    if split is None or any(split.words(text) != _pieces(tokenizer, text) for text in probes()):
         return None
-    found = Words(split, encode)
-    for text in probes():
-        if found.ids(text) != array("i", encode(text)).tobytes():
-            return None
-    return found
+    return Words(split, tokenizer)
 
 
 _FRAGMENTS = (
@@ -76,7 +76,12 @@ _FRAGMENTS = (
 )
 
 
+_KINDS = "aZs1 \t\n\r/.'\"_-{<|é—\xa0"
+"""One or two characters of each kind that expressions of this sort tell apart."""
+
+
 def probes() -> list[str]:
-    """Texts in which every kind of character stands beside every other one; the same ones each time."""
+    """Texts in which characters of all kinds stand beside each other in many ways; the same ones each time."""
     picks = random.Random(0)
-    return ["".join(picks.choices(_FRAGMENTS, k=picks.randint(1, 24))) for _ in range(600)]
+    mixed = ["".join(picks.choices(_FRAGMENTS, k=picks.randint(1, 24))) for _ in range(400)]
+    return mixed + ["".join(picks.choices(_KINDS, k=picks.randint(1, 40))) for _ in range(800)]

@@ -53,6 +53,28 @@ async def test_what_became_garbage_late_is_freed_by_a_round_that_visits_everythi
         assert await freed(watched)
 
 
+async def test_a_process_that_grows_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_LOOK", 0.01)
+    held = iter([0] * 3)
+    monkeypatch.setattr(garbage, "resident", lambda: next(held, 2**30))
+    async with paced_garbage(1000.0):
+        assert await freed(weakref.ref(Knot()))
+
+
+def test_memory_is_told() -> None:
+    before = garbage.resident()
+    block = b"x" * 2**26
+    assert garbage.resident() - before > len(block) / 2
+
+
+async def test_objects_that_were_frozen_stay_frozen() -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    async with paced_garbage(0.01):
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == count
+
+
 async def test_the_collector_is_put_back_after_an_error() -> None:
     with pytest.raises(KeyError):
         async with paced_garbage():

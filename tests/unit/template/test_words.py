@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.qwen import all_templates, qwen3_tokenizer
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from toolroll.rollout.template import words
 from toolroll.rollout.template.encode import Encoder
@@ -84,8 +84,9 @@ TEXTS = st.lists(
 @pytest.mark.parametrize("way", WAYS)
 def test_the_ids_are_the_tokenizers_own_whatever_cuts(way: str) -> None:
     tokenizer = cut_by(way)
-    found = find_words(tokenizer, lambda text: ids(tokenizer, text))
+    found, cut = find_words(tokenizer), read_split(tokenizer)
     assert found is not None
+    assert cut is not None
 
     @settings(max_examples=300, deadline=None)
     @given(TEXTS)
@@ -93,17 +94,36 @@ def test_the_ids_are_the_tokenizers_own_whatever_cuts(way: str) -> None:
         given_ids = found.ids(text)
         if set(text) <= set(ALPHABET):
             assert given_ids is not None
+            # The vocabulary is Qwen's, whose merges hide where other families cut: so the cuts are compared too.
+            assert cut.words(text) == words._pieces(tokenizer, text)
         if given_ids is not None:
             assert np.frombuffer(given_ids, dtype=np.intc).tolist() == ids(tokenizer, text)
 
     same()
 
 
-def test_a_cut_that_is_read_wrongly_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = cut_by("cl100k")
-    for wrong in (r"[a-zA-Z]+|\d|\s+|[^a-zA-Z\d\s]+", r"(?i:'s|'t)|\S+\s?|\s+"):
-        monkeypatch.setattr(words, "read_split", lambda _, wrong=wrong: WordSplit([re.compile(wrong, re.ASCII)]))
-        assert find_words(tokenizer, lambda text: ids(tokenizer, text)) is None
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [(r"\p{N}{1,3}", r"\p{N}"), (r"[\r\n/]*", r"[\r\n]*"), (r"\s+(?!\S)|", ""), (r"\p{Lu}", r"\p{Ll}"), ("(?i:", "(?:")],
+)
+def test_a_cut_that_is_read_wrongly_is_found_out(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = cut_by("o200k")
+    read_wrongly = in_python(O200K.replace(right, wrong))
+    assert read_wrongly is not None
+    monkeypatch.setattr(words, "read_split", lambda _: WordSplit([read_wrongly]))
+    assert find_words(tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [(r"(?<=\$)\p{N}+|\p{N}{1,2}|[^\p{N}]+", "price $1234"), (r"\p{N}+(?= dollars)|\p{N}|[^\p{N}]+", "1234 dollars")],
+)
+def test_a_word_that_is_cut_otherwise_by_itself_is_not_kept(pattern: str, text: str) -> None:
+    tokenizer = base()
+    tokenizer.pre_tokenizer = in_turn(split(pattern), bytes_only())
+    made = in_python(pattern)
+    assert made is not None
+    assert Words(WordSplit([made]), tokenizer).ids(text) is None
 
 
 @pytest.mark.parametrize("change", ["prefix", "lower", "dropout", "truncation", "merged", "none", "stripped"])
@@ -145,6 +165,7 @@ def test_an_expression_that_may_mean_something_else_is_not_translated(pattern: s
         (r"[^\p{Han}]", "x", ["x"]),
         (r"\p{Lu}\p{Ll}+", "Ünder Ab", ["Ünder", "Ab"]),
         (r"[\r\n/]*/", "\n//", ["\n//"]),
+        (r"[\p{Han}^a]", "^ab", ["^", "a"]),
     ],
 )
 def test_classes_are_written_out(pattern: str, text: str, found: list[str]) -> None:
@@ -161,20 +182,55 @@ def test_what_no_match_covers_is_a_word_or_is_not_cut() -> None:
 
 def test_words_are_forgotten_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_LIMIT", 8)
-    asked: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        asked.append(text)
-        return [ord(char) for char in text]
-
-    found = Words(WordSplit([re.compile(r"[a-z]+|\s")]), encode)
-    text = " ".join("abcdefghijklmnop")
+    tokenizer = cut_by("cl100k")
+    found = find_words(tokenizer)
+    assert found is not None
+    text = " ".join(f"word{chr(97 + at)}" for at in range(20)) + " " + "x" * 100
     for _ in range(3):
-        assert found.ids(text) == np.array([ord(char) for char in text], dtype=np.intc).tobytes()
-    assert len(found._known) <= 8
-    long = "x" * 100
-    assert found.ids(long) == found.ids(long)
-    assert asked.count(long) == 2, "what is very long is not kept"
+        assert found.ids(text) == np.array(ids(tokenizer, text), dtype=np.intc).tobytes()
+        assert len(found._known) <= 8
+    assert "x" * 100 not in found._known, "what is very long is not kept"
+
+
+def test_what_others_do_to_the_tokenizer_does_not_reach_the_words() -> None:
+    tokenizer = qwen3_tokenizer(all_templates()["qwen3_instruct_2507"])
+    encoder = Encoder(tokenizer)
+    text = "internationalization misanthropically, 1234"
+    expected = encoder.encode(text)
+    for switched in ({"truncation": True, "max_length": 1}, {"padding": True, "pad_to_multiple_of": 8}):
+        tokenizer(["something else"], **switched)
+        assert encoder.encode_known(text).tolist() == expected
+        tokenizer(["x"])
+
+
+def test_words_are_given_up_for_good() -> None:
+    tokenizer = qwen3_tokenizer(all_templates()["qwen3_instruct_2507"])
+    encoder = Encoder(tokenizer)
+    assert encoder.encode_known("one two").tolist() == encoder.encode("one two")
+    assert encoder._text.words is not None
+    encoder._text.words._known["one"] = b""
+    encoder.give_up_words()
+    assert Encoder(tokenizer).encode_known("one two").tolist() == encoder.encode("one two")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        AddedToken("[INST]", single_word=True),
+        AddedToken("<tool>", normalized=True),
+        AddedToken("<left>", lstrip=True, normalized=False),
+        AddedToken("<right>", rstrip=True, normalized=False),
+        AddedToken("    ", normalized=False),
+    ],
+)
+def test_a_token_that_takes_more_or_less_than_its_spelling_leaves_text_to_the_tokenizer(token: AddedToken) -> None:
+    tokenizer = qwen3_tokenizer(all_templates()["qwen3_instruct_2507"])
+    assert Encoder(tokenizer)._text.words is not None
+    tokenizer.add_tokens([token])
+    encoder = Encoder(tokenizer)
+    assert encoder._text.words is None
+    text = f"a{token.content}b {token.content} c\u0338"
+    assert encoder.encode_known(text).tolist() == encoder.encode(text)
 
 
 @pytest.mark.parametrize("name", ["qwen3_instruct_2507", "qwen3_coder"])
