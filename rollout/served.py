@@ -133,7 +133,7 @@ class ServedModel:
         return completion
 
     async def ready(self) -> None:
-        """Build, once and off the event loop, what the first body with control-token text needs (a second or two)."""
+        """Build, once and off the event loop, what encodes bodies (a second or two)."""
         async with self._preparing:
             if not self._prepared:
                 await self.off_loop(self.template.encoder.prepare)
