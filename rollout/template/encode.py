@@ -127,13 +127,11 @@ class Encoder:
 
     def encode(self, text: str, bodies: Sequence[Span] = ()) -> list[int]:
         """The ids of `text`. Control-token characters inside `bodies` are ordinary text; no BOS is added."""
-        if not bodies:
+        if not bodies and self._fast.truncation is None and self._fast.padding is None:  # others switch those on in place
             return list(self._fast.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
         begin = 0
-        for match in self.pattern.finditer(text):
-            if any(start <= match.start() and match.end() <= stop for start, stop in bodies):
-                continue
+        for match in self._controls(text, bodies):
             before, token = text[begin : match.start()], match.group()
             ids += self._text.encode(before.rstrip() if token in self._eats_left else before)
             ids.append(self.control[token])
@@ -141,6 +139,11 @@ class Encoder:
             if token in self._eats_right:
                 begin += len(text[begin:]) - len(text[begin:].lstrip())
         return ids + self._text.encode(text[begin:])
+
+    def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
+        """The control tokens of `text` that stand in none of `bodies`."""
+        found = list(self.pattern.finditer(text))
+        return [it for it in found if not any(start <= it.start() and it.end() <= stop for start, stop in bodies)] if bodies else found
 
     def encode_known(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
         """As `encode`, as int32."""
@@ -153,9 +156,7 @@ class Encoder:
         known = self._text.known
         parts: list[bytes] = []
         begin = 0
-        for match in self.pattern.finditer(text):
-            if any(start <= match.start() and match.end() <= stop for start, stop in bodies):
-                continue
+        for match in self._controls(text, bodies):
             parts += (known(text[begin : match.start()]), self._control_bytes[match.group()])
             begin = match.end()
         return b"".join((*parts, known(text[begin:]))) if parts else known(text)

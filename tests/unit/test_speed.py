@@ -29,7 +29,7 @@ from toolroll.rollout.template.features import History
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool, WeightVersion
 
 BASELINE = {
-    "calls of a framed delta": 56,
+    "calls of a framed delta": 82,
     "calls of a known first prompt": 111,
     "calls of a request body": 9,
     "calls of a parsed completion": 46,

@@ -195,11 +195,12 @@ def test_words_are_forgotten_before_they_fill_the_memory(monkeypatch: pytest.Mon
 def test_what_others_do_to_the_tokenizer_does_not_reach_the_words() -> None:
     tokenizer = qwen3_tokenizer(all_templates()["qwen3_instruct_2507"])
     encoder = Encoder(tokenizer)
-    text = "internationalization misanthropically, 1234"
+    text = "<|im_start|>internationalization misanthropically, 1234<|im_end|>"
     expected = encoder.encode(text)
     for switched in ({"truncation": True, "max_length": 1}, {"padding": True, "pad_to_multiple_of": 8}):
         tokenizer(["something else"], **switched)
         assert encoder.encode_known(text).tolist() == expected
+        assert encoder.encode(text) == expected
         tokenizer(["x"])
 
 
