@@ -60,6 +60,7 @@ class ToolCallParser(ABC):
         nor arguments. `in_reasoning`: whether the prompt's prefill opened the reasoning; None: not known.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
+            check_offsets(ids, offsets)
             return ParsedReply(text.strip())
         stream = self.stream(tools=tools, in_reasoning=in_reasoning)
         stream.finish(text, ids=ids, offsets=offsets)
@@ -122,8 +123,7 @@ class ReplyStream:
     def _take(self, text: str, ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
         if self._source.closed:
             raise ValueError("the stream is closed: take a new one for each reply")
-        if ids is not None and offsets is not None and len(ids) != len(offsets):
-            raise ValueError(f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id")
+        check_offsets(ids, offsets)
         self._source.feed(text, offsets)
 
     def _run(self) -> None:
@@ -133,6 +133,12 @@ class ReplyStream:
             if not self._source.closed:
                 return
         self._steps = None
+
+
+def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
+    """Raises `ValueError` where there are more of one than of the other."""
+    if ids is not None and offsets is not None and len(ids) != len(offsets):
+        raise ValueError(f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id")
 
 
 class _Check:

@@ -76,10 +76,15 @@ def test_a_megabyte_in_pieces_is_not_copied_for_each(lead: str) -> None:
 @pytest.mark.parametrize("unit", LITERALS)
 def test_a_literal_that_breaks_off_costs_no_more_than_itself(unit: str) -> None:
     parser = get_parser("hermes")
-    found = []
-    for number in (15_000, 60_000):
-        text = f"<tool_call>{unit}" * number + "𝛑"  # four bytes a character: what copies the rest of the text is slow
-        begin = time.process_time()
-        parser.parse(text)
-        found.append(time.process_time() - begin)
-    assert found[1] < 8 * found[0]
+    tries = []
+    for _ in range(3):  # the least of three, for a busy machine
+        found = []
+        for number in (15_000, 60_000):
+            text = f"<tool_call>{unit}" * number + "𝛑"  # four bytes a character: what copies the rest of the text is slow
+            begin = time.process_time()
+            parser.parse(text)
+            found.append(time.process_time() - begin)
+        tries.append(found[1] / found[0])
+        if tries[-1] < 6:
+            break
+    assert min(tries) < 8
