@@ -55,7 +55,7 @@ def _check_messages(where: str, messages: Any) -> None:
     if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
         raise EnvironmentFailure(f"{where}: messages must be a list of messages, not {type(messages).__name__}")
     for at, message in enumerate(messages):
-        if not isinstance(message, dict | Mapping) or message.get("role") not in _ROLES:
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             raise EnvironmentFailure(
                 f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, not {message!r:.100}"
             )

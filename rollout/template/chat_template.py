@@ -165,10 +165,11 @@ class ChatTemplate:
 
     def check_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None, input_ids: IdArray) -> str | None:
         """Render a first prompt anew and compare: None, or what disagrees; then no prompt is made without a render any more."""
-        if np.array_equal(self.encoder.encode(*self.conversation(messages, tools, generate=True)), input_ids):
+        text, bodies = self.conversation(messages, tools, generate=True)
+        if np.array_equal(self.encoder.encode(text, bodies), input_ids):
             return None
         self._prompt_frames.give_up()
-        self._forget()
+        self._forget(text, bodies)
         return "prompt"
 
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
@@ -300,15 +301,17 @@ class ChatTemplate:
         expected = self.encoder.encode(derived.text, derived.bodies)
         if list(expected) == list(as_list(input_ids)):
             return None
-        self._forget()
+        self._forget(derived.text, derived.bodies)
         return "delta"
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        """Ids were served that a render does not have: nothing that made them is used again as it was."""
+    def _forget(self, text: str, bodies: Sequence[Span]) -> None:
+        """Ids were served that the render `text` does not have: frames and heads are learned anew, and words are given up if it was
+        they that made them."""
         self._frames.clear()
-        self.encoder.give_up_words()
+        if self.encoder.encode_known(text, bodies).tolist() != self.encoder.encode(text, bodies):
+            self.encoder.give_up_words()
         self._heads = HeadCache(self.encoder)
 
     def _derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:

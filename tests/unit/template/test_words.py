@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.qwen import all_templates, qwen3_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from toolroll.rollout.template import words
+from toolroll.rollout.template import ChatTemplate, words
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.word_split import ALPHABET, WordSplit, in_python, read_split
 from toolroll.rollout.template.words import Words, find_words
@@ -212,6 +212,19 @@ def test_words_are_given_up_for_good() -> None:
     encoder._text.words._known["one"] = b""
     encoder.give_up_words()
     assert Encoder(tokenizer).encode_known("one two").tolist() == encoder.encode("one two")
+
+
+def test_a_check_gives_words_up_only_where_they_were_wrong() -> None:
+    asked = [{"role": "user", "content": "one two"}]
+    template = ChatTemplate(qwen3_tokenizer(all_templates()["qwen3_instruct_2507"]))
+    right = template.first_prompt(asked, None)[1].input_ids
+    assert template.check_prompt(asked, None, right) is None
+    assert template.check_prompt(asked, None, right[:-1]) == "prompt"
+    held = template.encoder._text.words
+    assert held is not None, "it was not the words"
+    held._known[" two"] = b""
+    assert template.check_prompt(asked, None, right[:-1]) == "prompt"
+    assert template.encoder._text.words is None
 
 
 @pytest.mark.parametrize(
