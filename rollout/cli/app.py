@@ -99,6 +99,9 @@ def run(
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
+    ] = None,
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,

@@ -1,6 +1,6 @@
 """`Plan`: what a run plays, opened from its settings.
 
-One in the command's own process, and one in each worker of a run that is spread over a cluster.
+One in the command's own process, and one in each worker of a run that is spread over processes or a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.executor import Executor
 from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runner import RunSettings
+from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
@@ -62,6 +62,18 @@ def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]
     """Makes the agents that play the served model."""
     make = agent_maker(config.agent)
     return lambda: make(served, config.agent_settings)
+
+
+async def open_runner(settings: Mapping[str, Any], stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """What one worker plays with, from its `worker_settings`."""
+    config = RunConfig.model_validate(settings)
+    plan = await prepare(config, stack)
+    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
+
+
+def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
+    """The settings of one worker, as plain data; `share`: how many episodes it plays at once."""
+    return config.model_dump(mode="json") | {"concurrency": share, "ray": None, "processes": 1, "out": None}
 
 
 def run_settings(config: RunConfig) -> RunSettings:

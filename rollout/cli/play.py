@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from rich.console import Console
 
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.floor import play_floor
-from toolroll.rollout.cli.plan import Plan, prepare, run_settings
+from toolroll.rollout.cli.plan import Plan, open_runner, prepare, run_settings, worker_settings
 from toolroll.rollout.cli.ray_runner import RayRunner
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.cli.stopping import StoppedError, until_stopped
@@ -19,6 +20,7 @@ from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.metrics import Summary
+from toolroll.rollout.process_runner import ProcessRunner
 from toolroll.rollout.registry import choose_tasks
 from toolroll.rollout.report import report, write_summary
 from toolroll.rollout.run_folder import RunFolder
@@ -120,7 +122,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 class Plays(Protocol):
-    """What plays the episodes that are left: `Runner`, or `RayRunner`."""
+    """What plays the episodes that are left: `Runner`, `ProcessRunner` or `RayRunner`."""
 
     async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
         """Play every (task, sample) that is not in `done`."""
@@ -128,10 +130,18 @@ class Plays(Protocol):
 
 
 def runner_of(plan: Plan) -> Plays:
-    """The runner in this process, or the one that spreads over Ray."""
-    if plan.config.ray is None:
-        return Runner(plan.factory, plan.make_agent, run_settings(plan.config), plan.options)
-    return RayRunner(plan.config)
+    """The runner in this process, or one that spreads over several of this machine or of a Ray cluster."""
+    config = plan.config
+    if config.ray is not None:
+        return RayRunner(config)
+    if config.processes > 1:
+        opened = partial(_open_worker, config)
+        return ProcessRunner(opened, processes=config.processes, concurrency=config.concurrency, samples=config.samples)
+    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+
+
+async def _open_worker(config: RunConfig, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    return await open_runner(worker_settings(config, share), stack)
 
 
 async def _check_engine(served: ServedModel) -> None:

@@ -1,39 +1,33 @@
 """`RayRunner`: the episodes of a run spread over a Ray cluster.
 
 Each worker is an actor with an engine client, a template and environments of its own, and plays its share of the concurrency; episodes
-come back as lines of the episode file, which the driver alone writes. Invariants: an episode is lost with its worker, played again by
-another, and taken in once; workers come back on what is left of the cluster; a cancelled run cancels what is running, and with it
-the requests at the engine.
+come back as lines of the episode file, which the driver alone writes. Invariants: as in `spread`; workers come back on what is left of
+the cluster; a cancelled run cancels what is running, and with it the requests at the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from toolroll.rollout.cli.plan import prepare, run_settings
+from toolroll.rollout.cli.plan import open_runner, worker_settings
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runner import EpisodeKey, Runner
+from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
 from toolroll.rollout.store import from_line, to_line
 from toolroll.rollout.types import Episode, Task
 
-logger = logging.getLogger(__name__)
-
-ATTEMPTS = 10
-"""How many workers may die under one episode before the run is given up."""
 _GRACE, _TURNS_OF_GRACE = 5.0, 50
-_PAUSE = 0.5  # seconds before an episode whose worker is gone is given to one again
 
 
 class Worker:
-    """What an actor is. `settings`: a `RunConfig` as plain data."""
+    """What an actor is. `settings`: those of `worker_settings`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._config = RunConfig.model_validate(settings)
+        self._settings = settings
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._runner: Runner | None = None
@@ -60,9 +54,8 @@ class Worker:
     async def _open(self) -> Runner:
         async with self._opening:
             if self._runner is None:
-                plan = await prepare(self._config, self._stack)
-                self._tasks = {task.id: task for task in plan.tasks}
-                self._runner = Runner(plan.factory, plan.make_agent, run_settings(self._config), plan.options)
+                self._runner, tasks = await open_runner(self._settings, self._stack)
+                self._tasks = {task.id: task for task in tasks}
             return self._runner
 
 
@@ -73,29 +66,21 @@ class RayRunner:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._ray = _import_ray()
-        self._share = max(1, config.concurrency // config.ray_workers)
+        self._shares = shares(config.concurrency, config.ray_workers)
 
     async def run(
         self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
     ) -> None:
         """As `Runner.run`; raises `RolloutError` where workers keep dying."""
-        todo = [(task.id, sample) for sample in range(self._config.samples) for task in tasks if (task.id, sample) not in done]
+        todo = left_over(tasks, self._config.samples, done)
         if not todo:
             return
         self._connect()
-        settings = self._config.model_dump(mode="json") | {"concurrency": self._share, "ray": None, "out": None}
-        actor = self._ray.remote(Worker).options(
-            max_concurrency=self._share, max_restarts=-1, num_cpus=0.01, scheduling_strategy="SPREAD"
-        )
-        workers = [actor.remote(settings) for _ in range(min(self._config.ray_workers, len(todo)))]
-        rest = iter(todo)
+        players = [_Actor(self._ray, self._config, share) for share in self._shares[: len(todo)]]
         try:
-            async with asyncio.TaskGroup() as group:
-                for worker in workers:
-                    for _ in range(self._share):
-                        group.create_task(self._work(worker, rest, on_episode))
+            await spread(todo, [(player, player.share) for player in players], on_episode)
         finally:
-            await self._end(workers)
+            await self._end([player.worker for player in players])
 
     async def _end(self, workers: Sequence[Any]) -> None:
         closing = [asyncio.ensure_future(worker.close.remote()) for worker in workers]
@@ -106,26 +91,6 @@ class RayRunner:
         for worker in workers:
             self._ray.kill(worker)
 
-    async def _work(self, worker: Any, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:
-        for task_id, sample in todo:
-            on_episode(from_line(await self._play(worker, task_id, sample)))
-
-    async def _play(self, worker: Any, task_id: str, sample: int) -> bytes:
-        for attempt in range(1, ATTEMPTS + 1):
-            reference = worker.play.remote(task_id, sample)
-            try:
-                line: bytes = await reference
-                return line
-            except asyncio.CancelledError:
-                self._ray.cancel(reference)
-                raise
-            except self._ray.exceptions.RayActorError as error:
-                logger.warning("the worker of %s, sample %d is gone (attempt %d): %s", task_id, sample, attempt, type(error).__name__)
-            except self._ray.exceptions.RayTaskError as error:
-                raise _cause(error) from error
-            await asyncio.sleep(_PAUSE * attempt)
-        raise RolloutError(f"{ATTEMPTS} workers have died under task {task_id}, sample {sample}: is there memory enough on the nodes?")
-
     def _connect(self) -> None:
         if self._ray.is_initialized():
             return
@@ -134,6 +99,29 @@ class RayRunner:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
         except (ConnectionError, ValueError) as error:
             raise UsageError(f"--ray {self._config.ray}: there is no Ray cluster: {error}") from error
+
+
+class _Actor:
+    """A worker, seen from the driver. Ray starts it anew where it died."""
+
+    def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
+        self.share = share
+        self._ray = ray
+        actor = ray.remote(Worker).options(max_concurrency=share, max_restarts=-1, num_cpus=0.01, scheduling_strategy="SPREAD")
+        self.worker = actor.remote(worker_settings(config, share))
+
+    async def play(self, key: EpisodeKey) -> Episode:
+        """One episode."""
+        reference = self.worker.play.remote(*key)
+        try:
+            return from_line(await reference)
+        except asyncio.CancelledError:
+            self._ray.cancel(reference)
+            raise
+        except self._ray.exceptions.RayActorError as error:
+            raise PlayerGoneError(type(error).__name__) from error
+        except self._ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
 
 
 def _cause(error: Any) -> Exception:

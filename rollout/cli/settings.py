@@ -58,11 +58,18 @@ class RunConfig(BaseModel):
     reruns: int = Field(2, ge=0)
     give_up_after: int | None = Field(100, ge=1)
     sampling_seed: bool = False
+    processes: int = Field(1, ge=1, description="of this machine; each plays its share of the concurrency")
     ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
     ray_workers: int = Field(4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
     out: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_spread(self) -> RunConfig:
+        if self.ray is not None and self.processes > 1:
+            raise ValueError("--processes is for this machine and --ray for a cluster, with its own --ray-workers: give one of them")
+        return self
 
     @model_validator(mode="after")
     def _baseline(self) -> RunConfig:
@@ -97,7 +104,7 @@ class RunConfig(BaseModel):
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
-    "give_up_after verify ray ray_workers floor allow_unequal out".split()
+    "give_up_after verify processes ray ray_workers floor allow_unequal out".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 
@@ -116,7 +123,7 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        words = "; ".join(f"--{name.replace('_', '-')}: {said}" for name, said in complaints(error))
+        words = "; ".join(f"--{name.replace('_', '-')}: {said}" if name else said for name, said in complaints(error))
         raise UsageError(words) from error
 
 

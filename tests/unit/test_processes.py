@@ -1,0 +1,261 @@
+"""A run spread over processes: the same episodes, none lost and none twice, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support import spread_ponds
+from support.ponds import PondFactory, look
+from support.results import content, episode
+
+from toolroll.rollout import spread as spreading
+from toolroll.rollout.cli.play import run
+from toolroll.rollout.cli.settings import RunConfig, load_config
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.process_runner import ProcessRunner
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.runner import Runner
+from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.store import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer, play_references, serve_in_thread
+from toolroll.rollout.types import Episode
+
+MAIN = "from toolroll.rollout.cli import main; main()"
+SAMPLES = spread_ponds.SAMPLES
+Key = tuple[str, int]
+
+
+# --- episodes dealt out ----------------------------------------------------------------------------------------------
+
+
+class Mortal:
+    """A player that is gone when it is asked for a task in `deadly`, so many times."""
+
+    def __init__(self, deadly: dict[str, int] | None = None) -> None:
+        self.asked: list[Key] = []
+        self.most = self._now = 0
+        self._deadly = dict(deadly or {})
+
+    async def play(self, key: Key) -> Episode:
+        self.asked.append(key)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1
+        if self._deadly.get(key[0], 0):
+            self._deadly[key[0]] -= 1
+            raise PlayerGoneError("killed")
+        return episode(*key)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "_PAUSE", 0.0)
+
+
+def test_what_is_left_over_comes_sample_by_sample() -> None:
+    tasks = PondFactory(3).tasks("test")
+    assert left_over(tasks, 2, {("t-1", 0)}) == [("t-0", 0), ("t-2", 0), ("t-0", 1), ("t-1", 1), ("t-2", 1)]
+
+
+@pytest.mark.parametrize(("concurrency", "players", "expected"), [(8, 3, [3, 3, 2]), (2, 4, [1, 1]), (5, 1, [5]), (6, 2, [3, 3])])
+def test_shares_add_up_and_nobody_has_none(concurrency: int, players: int, expected: list[int]) -> None:
+    assert shares(concurrency, players) == expected
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_a_dead_player_had_is_given_out_again() -> None:
+    todo = [(f"t-{number}", 0) for number in range(40)]
+    players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
+    await spread(todo, [(players[0], 3), (players[1], 2)], lambda one: found.append((one.task_id, one.sample)))
+    assert sorted(found) == sorted(todo), "each of them once"
+    assert (players[0].most, players[1].most) == (3, 2)
+    assert sum(len(player.asked) for player in players) == 40 + 2 + 9
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        await spread([("t-0", 1)], [(Mortal({"t-0": 99}), 1)], lambda one: None)
+    assert group.group_contains(RolloutError, match="10 workers have died under task t-0, sample 1: is there memory enough?")
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ponds() -> Iterator[EmbeddedEngine]:
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), look, latency=0.01)) as served:
+        yield served
+
+
+async def played(opened: Any, count: int, processes: int = 2, **more: Any) -> dict[Key, Any]:
+    found: list[Episode] = []
+    runner = ProcessRunner(opened, processes=processes, concurrency=8, samples=SAMPLES)
+    await runner.run(PondFactory(count).tasks("test"), found.append, **more)
+    assert multiprocessing.active_children() == []
+    assert len({(one.task_id, one.sample) for one in found}) == len(found), "none twice"
+    return {(one.task_id, one.sample): content(one, circumstances=False) for one in found}
+
+
+async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> None:
+    opened = partial(spread_ponds.open_ponds, ponds.url, 12)
+    alone: list[Episode] = []
+    async with AsyncExitStack() as stack:
+        runner, tasks = await opened(8, stack)
+        assert isinstance(runner, Runner)
+        await runner.run(tasks, alone.append)
+    assert len(alone) == 12 * SAMPLES
+    expected = {(one.task_id, one.sample): content(one, circumstances=False) for one in alone}
+    assert await played(opened, 12) == expected
+    done = {key for key in expected if key[1] != 1}
+    assert await played(opened, 12, done=done) == {key: value for key, value in expected.items() if key not in done}
+
+
+async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
+    done = {(f"t-{number}", sample) for number in range(2) for sample in range(SAMPLES)}
+    assert await played(spread_ponds.open_and_fail, 2, done=done) == {}
+
+
+async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) -> None:
+    found = await played(partial(spread_ponds.open_with_odd_info, ponds.url, 2), 2)
+    assert len(found) == 2 * SAMPLES
+    for one in found.values():
+        assert one["info"]["looks"] == 7
+        assert "lock" in one["info"]["lock"]
+
+
+@pytest.mark.parametrize(
+    ("opened", "kind", "words"),
+    [
+        (spread_ponds.open_and_refuse, UsageError, "^there is no such model$"),
+        (spread_ponds.open_and_fail, RolloutError, r"^a worker failed: KeyError\('model'\)$"),
+    ],
+)
+async def test_what_cannot_be_opened_ends_the_run_with_the_reason(opened: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        await played(opened, 3)
+    assert group.group_contains(kind, match=words)
+    assert multiprocessing.active_children() == []
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[EmbeddedEngine]:
+    """Slow enough for something to happen meanwhile."""
+    found = find_environment("desk")
+    lines = play_references(found, found.tasks("test"), samples=SAMPLES, mistakes=0.4, seed=9)
+
+    def policy(request: PolicyRequest) -> str:
+        said = lines.get(request.routing_key, ["Goodbye."])
+        turn = request.text.count("<|turn|>assistant") - 1
+        return said[turn] if turn < len(said) else "Goodbye."
+
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy, latency=0.1)) as served:
+        yield served
+
+
+def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
+    return RunConfig(
+        env="desk", engine=engine.url, model="embedded", parser="hermes", samples=SAMPLES, concurrency=8, floor=False, out=out, **more
+    )
+
+
+def on_disk(folder: Path) -> dict[Key, Any]:
+    episodes = list(read_episodes(folder))
+    found = {(one.task_id, one.sample): content(one, circumstances=False) for one in episodes}
+    assert len(found) == len(episodes), "none twice"
+    return found
+
+
+def lines(folder: Path) -> int:
+    file = folder / "episodes.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+async def test_a_process_that_is_killed_loses_and_doubles_nothing(
+    desk: EmbeddedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    console = Console(quiet=True)
+    await run(config(desk, tmp_path / "one"), console)
+    running = asyncio.create_task(run(config(desk, tmp_path / "two", processes=2), console))
+    while not running.done() and lines(tmp_path / "two") < 15:
+        await asyncio.sleep(0.02)
+    before = lines(tmp_path / "two")
+    children = multiprocessing.active_children()
+    os.kill(children[0].pid or 0, signal.SIGKILL)
+    outcome = await running
+    assert len(children) == 2
+    assert 15 <= before < 33 * SAMPLES, "it died in mid-run"
+    assert "has ended with exit code -9" in caplog.text, "it played"
+    assert outcome.summary.episodes == 33 * SAMPLES
+    assert outcome.report["aborted"] == 0
+    assert on_disk(tmp_path / "two") == on_disk(tmp_path / "one")
+    assert multiprocessing.active_children() == []
+
+
+def command(engine: EmbeddedEngine, out: Path) -> list[str]:
+    words = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
+    return [*words, "--tasks", "0-5", "--processes", "2", "--concurrency", "6", "--no-floor", "--out", str(out)]
+
+
+def holding(stuck: list[PolicyRequest]) -> Any:
+    """A policy under which three of the tasks 0 to 5 do not end."""
+    found = find_environment("desk")
+    known = play_references(found, found.tasks("test"), samples=1)
+    held = {task.id for task in found.tasks("test")[3:6]}
+
+    def policy(request: PolicyRequest) -> Any:
+        if request.routing_key.split("/")[1].split("#")[0] in held and len(stuck) < 3:
+            stuck.append(request)
+            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
+        said = known[request.routing_key]
+        return said[min(request.text.count("<|turn|>assistant") - 1, len(said) - 1)]
+
+    return policy
+
+
+@pytest.mark.parametrize("how", ["terminal", "killed"])
+def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path: Path, how: str) -> None:
+    """A terminal sends its signal to all of them; one that is killed cannot say anything to the others."""
+    stuck: list[PolicyRequest] = []
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
+        words = command(engine, tmp_path)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            deadline = time.monotonic() + 90
+            while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if how == "terminal":
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                process.kill()
+            out, errors = process.communicate(timeout=60)  # ends when the last one that writes there is gone
+        assert len(stuck) == 3
+        assert "Traceback" not in errors
+        if how == "terminal":
+            assert process.returncode == 128 + signal.SIGINT, errors
+            assert "the run is not finished: 3 of 6 episodes" in out
+        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+        assert "desk: 3 episodes are in" in done.stdout
+        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_processes_and_ray_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match=r"^--processes is for this machine and --ray for a cluster"):
+        load_config(None, {"env": "desk", "model": "embedded", "ray": "local", "processes": 2})
