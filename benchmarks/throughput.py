@@ -8,93 +8,150 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 from benchmarks.conversations import tokenizer, workload
 from benchmarks.loop import PARAMS, measured, ours, served_model
 from benchmarks.stub import stub
 from benchmarks.tables import Table, number, verdict
-from benchmarks.world import Material, RecordedFactory, RecordedWorld, material
+from benchmarks.world import RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.garbage import paced_garbage
+from toolroll.rollout.process_runner import ProcessRunner
 from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult
+from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
 WARM_UP = 3.0
+SAMPLES = 100  # more than can be played: the run is cancelled when the window has closed
+LOADS = ((256, False, 1), (1024, False, 1), (1024, False, 2), (256, True, 1), (1024, True, 1), (1024, True, 2))
+"""(episodes, blocking user, processes)."""
 GOALS = {(256, False): (0.98, 15, 50), (1024, False): (0.95, 75, 250), (256, True): (0.98, 15, 50), (1024, True): (0.90, 75, 250)}
 """(episodes, blocking) -> share of the bound, p99 and largest gap in ms."""
 
 
 @dataclass
-class Window:
-    """What is counted while the window is open. Gaps in seconds."""
+class Record:
+    """What one process saw, by the machine's monotonic clock: the time of each turn and whether the user was next; how late the event
+    loop came back, in seconds; the process's CPU until then, in seconds."""
 
-    open: bool = False
-    turns: int = 0
-    users: int = 0
-    gaps: list[float] = None  # type: ignore[assignment]
+    turns: list[tuple[float, bool]] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.gaps = []
+    async def watch(self) -> None:
+        """Note gaps and CPU until cancelled."""
+        for turn in itertools.count():
+            began = time.monotonic()
+            await asyncio.sleep(0.002)
+            self.gaps.append((began, time.monotonic() - began - 0.002))
+            if turn % 10 == 0:
+                self.cpu.append((time.monotonic(), time.process_time()))
 
 
-class CountedFactory(RecordedFactory):
-    """Counts the steps of all its environments."""
+class RecordingFactory(RecordedFactory):
+    """Its environments note their steps in `record`; the first one makes `mark`."""
 
-    def __init__(self, given: Material, window: Window, *, blocking: bool) -> None:
+    def __init__(self, given: Any, record: Record, mark: Path, *, blocking: bool) -> None:
         super().__init__(given, turns=20, user_seconds=USER, blocking=blocking)
-        self._window = window
+        self._record, self._mark = record, mark
 
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
         """A fresh one."""
-        window, made = self._window, super().make(options)
-        step = made.step
+        made = super().make(options)
+        step, turns = made.step, self._record.turns
 
-        def counted(action: Action) -> Any:
-            if window.open:
-                window.turns += 1
-                window.users += not action.tool_calls
+        def noted(action: Action) -> Any:
+            if not turns:
+                self._mark.touch()
+            turns.append((time.monotonic(), not action.tool_calls))
             return step(action)
 
-        async def counted_async(action: Action) -> StepResult:
-            found = counted(action)
+        async def noted_async(action: Action) -> StepResult:
+            found = noted(action)
             return found if isinstance(found, StepResult) else await found
 
-        made.step = counted if made.blocking else counted_async  # type: ignore[method-assign]
+        made.step = noted if made.blocking else noted_async  # type: ignore[method-assign]
         return made
 
 
-async def watch(window: Window) -> None:
-    """Measure how late the event loop comes back."""
-    while True:
-        began = time.perf_counter()
-        await asyncio.sleep(0.002)
-        if window.open:
-            window.gaps.append(time.perf_counter() - began - 0.002)
+async def opened(share: int, stack: AsyncExitStack, *, url: str, folder: Path, blocking: bool) -> tuple[Runner, Sequence[Task]]:
+    """What one process plays with; what it saw is in `folder` when `stack` is closed."""
+    tok = tokenizer()
+    given = material(workload(), tok)
+    record, name = Record(), folder / str(os.getpid())
+    stack.callback(lambda: name.with_suffix(".json").write_bytes(orjson.dumps(record)))
+    watching = asyncio.create_task(record.watch())
+    stack.callback(watching.cancel)
+    served = await stack.enter_async_context(served_model(url, tok, threads=share if blocking else 8))
+    factory = RecordingFactory(given, record, name.with_suffix(".mark"), blocking=blocking)
+    agent = lambda: TrainableToolCallingAgent(given.tools, "", served=served)
+    return Runner(factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=20, samples=SAMPLES)), factory.tasks("test")
 
 
-async def play(url: str, tok: Any, given: Material, episodes: int, seconds: float, *, blocking: bool) -> tuple[Window, float]:
-    """Play for a while; what was counted in the window, and the client's CPU in it, in seconds."""
-    window = Window()
-    factory = CountedFactory(given, window, blocking=blocking)
-    async with served_model(url, tok, threads=episodes if blocking else 8) as served, paced_garbage():
-        settings = RunSettings(PARAMS, concurrency=episodes, max_num_steps=20, samples=100)
-        agent = lambda: TrainableToolCallingAgent(given.tools, "", served=served)
-        run = asyncio.create_task(Runner(factory, agent, settings).run(factory.tasks("test"), lambda episode: None))
-        watching = asyncio.create_task(watch(window))
-        await asyncio.sleep(WARM_UP)
-        window.open, cpu = True, time.process_time()
-        await asyncio.sleep(seconds)
-        window.open, cpu = False, time.process_time() - cpu
-        for task in (run, watching):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
-                await task
-    return window, cpu
+async def play(url: str, episodes: int, seconds: float, *, blocking: bool, processes: int) -> list[Record]:
+    """Play for a while; what each process saw, this one's (which only takes in, where there are others) last."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        driver = Record()
+        async with AsyncExitStack() as stack, paced_garbage():
+            open_ = partial(opened, url=url, folder=folder, blocking=blocking)
+            if processes == 1:
+                runner, tasks = await open_(episodes, stack)
+            else:
+                tasks = RecordedFactory(None, turns=20).tasks("test")  # type: ignore[arg-type]
+                runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
+            watching = asyncio.create_task(driver.watch())
+            running = asyncio.create_task(runner.run(tasks, lambda episode: None))
+            while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins
+                await asyncio.sleep(0.05)
+            await asyncio.wait([running], timeout=WARM_UP + seconds + 0.5)
+            if running.done():
+                raise RuntimeError("the run has ended too soon") from running.exception()
+            for task in (running, watching):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+                    await task
+        return [*_records(folder), driver] if processes > 1 else _records(folder)
+
+
+def _begun(folder: Path) -> int:
+    return len(list(folder.glob("*.mark")))
+
+
+def _records(folder: Path) -> list[Record]:
+    return [Record(**orjson.loads(file.read_bytes())) for file in folder.glob("*.json")]
+
+
+@dataclass
+class Seen:
+    """What was seen within a window: turns, those of them before the user, gaps in ms from the least, CPU in seconds."""
+
+    turns: int
+    users: int
+    gaps: list[float]
+    cpu: float
+
+
+def seen(records: Sequence[Record], seconds: float) -> Seen:
+    """From `WARM_UP` after the first turn of the process that began last."""
+    begin = max(record.turns[0][0] for record in records if record.turns) + WARM_UP
+    end = begin + seconds
+    turns = [user for record in records for at, user in record.turns if begin <= at < end]
+    gaps = sorted(gap * 1000 for record in records if record.turns for at, gap in record.gaps if begin <= at < end)
+    cpu = [[value for at, value in record.cpu if begin <= at < end] for record in records]
+    return Seen(len(turns), sum(turns), gaps, sum(values[-1] - values[0] for values in cpu))
 
 
 def run(*, quick: bool = False) -> Table:
@@ -104,25 +161,32 @@ def run(*, quick: bool = False) -> Table:
     seconds = 6.0 if quick else 12.0
     made = Table(
         "Engine 0.5 s, user 0.3 s: share of what the latencies allow",
-        ["episodes", "user", "turns/s", "share of the bound", "loop gap p99, ms", "largest, ms", "us of CPU a turn"],
+        ["episodes", "user", "processes", "turns/s", "share of the bound", "loop gap p99, ms", "largest, ms", "us of CPU a turn"],
     )
     with stub(given.replies) as url:
         asyncio.run(measured(ours, url, tok, given, 64))
     with stub(given.replies, latency=ENGINE) as url:
-        for (episodes, blocking), (share, p99, most) in GOALS.items():
-            window, cpu = asyncio.run(play(url, tok, given, episodes, seconds, blocking=blocking))
-            bound = episodes / (ENGINE + USER * window.users / max(window.turns, 1))
-            reached = window.turns / seconds / bound
-            gaps = sorted(window.gaps)
-            tail, largest = gaps[int(len(gaps) * 0.99)] * 1000, gaps[-1] * 1000
-            kind = "blocking" if blocking else "async"
-            rate = number(window.turns / seconds)
-            cost = number(cpu / max(window.turns, 1) * 1e6)
-            made.rows.append([f"{episodes:,}", kind, rate, f"{reached:.3f}", f"{tail:.1f}", f"{largest:.0f}", cost])
-            made.notes.append(
-                f"Goal, {episodes:,} episodes, {kind} user: share at least {share}: {verdict(held=reached >= share)}; gap p99 below "
-                f"{p99} ms: {verdict(held=tail < p99)}; largest below {most} ms: {verdict(held=largest < most)}."
-            )
-    made.notes.append("The garbage collector paced as in `toolroll run` (`rollout/garbage.py`).")
+        for episodes, blocking, processes in LOADS:
+            found = seen(asyncio.run(play(url, episodes, seconds, blocking=blocking, processes=processes)), seconds)
+            made.rows.append(row(found, seconds, (episodes, blocking, processes), made.notes))
+    made.notes.append(
+        "The garbage collector paced as in `toolroll run` (`rollout/garbage.py`); processes as by `toolroll run --processes`."
+    )
     made.notes.append(f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's as much as ours.")
     return made
+
+
+def row(found: Seen, seconds: float, load: tuple[int, bool, int], notes: list[str]) -> list[str]:
+    """The cells of one load; whether it reached its goals goes to `notes`."""
+    episodes, blocking, processes = load
+    share, p99, most = GOALS[episodes, blocking]
+    bound = episodes / (ENGINE + USER * found.users / max(found.turns, 1))
+    rate = found.turns / seconds
+    tail, largest = found.gaps[int(len(found.gaps) * 0.99)], found.gaps[-1]
+    kind, many = "blocking" if blocking else "async", f"{processes} process{'es' * (processes > 1)}"
+    notes.append(
+        f"Goal, {episodes:,} episodes, {kind} user, {many}: share at least {share}: {verdict(held=rate / bound >= share)}; gap p99 "
+        f"below {p99} ms: {verdict(held=tail < p99)}; largest below {most} ms: {verdict(held=largest < most)}."
+    )
+    cost = number(found.cpu / max(found.turns, 1) * 1e6)
+    return [f"{episodes:,}", kind, str(processes), number(rate), f"{rate / bound:.3f}", f"{tail:.1f}", f"{largest:.0f}", cost]
