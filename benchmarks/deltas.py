@@ -46,6 +46,7 @@ class Toolroll:
         self._checked = checked
         self._session = Session("s")
         self._messages: list[Message] = []
+        self._rendered: str | None = None
 
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
         self._session = Session("s")
@@ -53,6 +54,7 @@ class Toolroll:
         self._tools, self._tools_key = tools, orjson.dumps(tools)
         self._history = History(self._template.features)
         self._history.extend(messages)
+        self._rendered = None
         self._session.observe(self._template.first_prompt(messages, tools, tools_key=self._tools_key)[1].input_ids)
         return self._session.input_ids
 
@@ -68,7 +70,9 @@ class Toolroll:
             sampled=self._sampled,
             sampled_ids=ids,
             tools_key=self._tools_key,
+            rendered=self._rendered,
         )
+        self._rendered = delta.rendered
         self._session.observe(delta.input_ids)
         self._history.extend(new)
         self.turns += 1

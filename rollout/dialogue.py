@@ -88,6 +88,7 @@ class Dialogue:
         self._history = History(self.template.features)
         self._history.extend(self.messages)
         self._last: tuple[Sampled, IdArray] | None = None
+        self._rendered: str | None = None  # what was served, as the template renders it
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side ----------------------------------------------------------------------------------------
@@ -163,10 +164,12 @@ class Dialogue:
                 sampled=sampled,
                 sampled_ids=sampled_ids,
                 tools_key=self._tools_key,
+                rendered=self._rendered,
             )
         except HistoryRewrittenError as error:
             self._fork(error.reason, new)
             return
+        self._rendered = delta.rendered
         if delta.preserved:
             self.mismatches["preserved"] += 1
         ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
@@ -187,6 +190,7 @@ class Dialogue:
     def _fork(self, reason: str, new: Sequence[Message]) -> None:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
         self.session.fork(ids, reason)
+        self._rendered = None
         self.forks.append(reason)
         self._history.extend(new)
 

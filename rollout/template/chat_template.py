@@ -24,13 +24,14 @@ from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
 from toolroll.rollout.template.heads import HeadCache
 from toolroll.rollout.template.prompt_frames import PromptFrames
-from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
+from toolroll.rollout.template.render import HeadHook, Renderer, is_due, plain_content
 from toolroll.rollout.template.stops import find_stops
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_CHECK_EVERY = 256  # a check renders the whole conversation: some sixty times the cost of a framed delta
 _FRAMES = 4096
 """How many frames are kept."""
+_WORTH_LEARNING = 4
+"""A delta is derived by one render or two, a frame learned and checked by eight."""
 _TOOL_LISTS = 256
 """How many lists of tools are remembered."""
 
@@ -42,13 +43,15 @@ class Delta:
     """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next generation prompt.
 
     `framed`: a learned frame made it; `check_due`: and it is to be derived anew under verify="sample" (a frame's first use, and a
-    sample of the others). `preserved` says what the template would have rewritten where history was preserved on request.
+    sample of the others). `preserved` says what the template would have rewritten where history was preserved on request. `rendered`:
+    the whole conversation as the template renders it now, where it had to be rendered: given to the next delta, it saves a render.
     """
 
     input_ids: IdArray
     framed: bool = False
     check_due: bool = False
     preserved: str | None = None
+    rendered: str | None = None
 
 
 class ChatTemplate:
@@ -83,7 +86,9 @@ class ChatTemplate:
         self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
         self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._frames: dict[Kind, CutFrame | None] = {}
-        self._prompt_frames = PromptFrames(self.features, partial(self.renderer.render, generate=True), _is_due)
+        self._met: dict[Kind, int] = {}
+        self._derived = 0
+        self._prompt_frames = PromptFrames(self.features, partial(self.renderer.render, generate=True), is_due)
         self._framed = 0
         self._heads = HeadCache(self.encoder)
         self._plain_tools: dict[bytes, bool] = {}
@@ -249,21 +254,27 @@ class ChatTemplate:
         sampled: Sampled,
         sampled_ids: Sequence[int] | IdArray,
         tools_key: bytes | None = None,
+        rendered: str | None = None,
     ) -> Delta:
-        """As `delta`, for a caller that keeps the `History` of the conversation and the sampled text itself."""
+        """As `delta`, for a caller that keeps the `History` of the conversation and the sampled text itself. `rendered`: the render
+        of `messages` without the last one, with the generation prompt: the text of what was served, where it is known."""
         new = [plain_content(message) for message in new]
         turn = messages[-1]
         key = self._key(history, turn, new, tools, tools_key, sampled, sampled_ids)
         frame = self._frames.get(key) if key is not None else None
         if frame is not None:
             return Delta(frame.ids(turn, new), framed=True, check_due=self._check_is_due(frame))
-        derived = self._derive(messages, new, tools, sampled)
+        messages = [plain_content(message) for message in messages]
+        if rendered is None:
+            rendered = self.renderer.render(messages[:-1], tools, generate=True)
+        derived = self._derive(messages, new, tools, sampled, rendered)
+        if key is None or key in self._frames or derived.rewritten is not None or not self._comes_again(key):
+            return Delta(self._by_words(derived), preserved=derived.rewritten, rendered=derived.whole)
         ids = self.encoder.encode(derived.text, derived.bodies)
-        if key is not None and key not in self._frames and derived.rewritten is None:
-            if len(self._frames) >= _FRAMES:
-                self._frames.clear()
-            self._frames[key] = self._learn(messages, new, tools, sampled, ids)
-        return Delta(as_ids(ids), preserved=derived.rewritten)
+        if len(self._frames) >= _FRAMES:
+            self._frames.clear()
+        self._frames[key] = self._learn(messages, new, tools, sampled, ids, rendered)
+        return Delta(as_ids(ids), rendered=derived.whole)
 
     def sampled(
         self,
@@ -294,7 +305,8 @@ class ChatTemplate:
         A disagreement drops every frame: from then on each signature is learned again.
         """
         try:
-            derived = self._derive(messages, [plain_content(message) for message in new], tools, sampled)
+            plain = [plain_content(message) for message in messages]
+            derived = self._derive(plain, [plain_content(message) for message in new], tools, sampled)
         except (HistoryRewrittenError, TemplateError) as error:
             self._frames.clear()
             return f"rewritten: {error.reason}" if isinstance(error, HistoryRewrittenError) else "refused"
@@ -314,11 +326,40 @@ class ChatTemplate:
             self.encoder.give_up_words()
         self._heads = HeadCache(self.encoder)
 
-    def _derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:
-        derived = self.deriver.derive([plain_content(message) for message in messages], new, tools, sampled)
-        if derived.rewritten is not None and self.history == "fork":
+    def _derive(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        served: str | None = None,
+    ) -> Derived:
+        fork = self.history == "fork"
+        derived = self.deriver.derive(messages, new, tools, sampled, served=served, fork=fork)
+        if derived.rewritten is not None and fork:
             raise HistoryRewrittenError(derived.rewritten)
         return derived
+
+    def _by_words(self, derived: Derived) -> IdArray:
+        """The ids of derived text; now and then compared with the tokenizer's own, which are taken where they differ."""
+        self._derived += 1
+        ids = self.encoder.encode_known(derived.text, derived.bodies)
+        if is_due(self._derived):
+            expected = self.encoder.encode(derived.text, derived.bodies)
+            if ids.tolist() != expected:
+                self._forget(derived.text, derived.bodies)
+                return as_ids(expected)
+        return ids
+
+    def _comes_again(self, key: Kind) -> bool:
+        """Whether it is time to learn a frame for `key`. A local template has few shapes: at once. Under another, half of the shapes
+        are never seen again: when those of `key` have cost as much by renders as the learning will."""
+        if self.features.local:
+            return True
+        if len(self._met) >= 4 * _FRAMES:
+            self._met.clear()
+        self._met[key] = self._met.get(key, 0) + 1
+        return self._met[key] >= _WORTH_LEARNING
 
     def _key(
         self,
@@ -345,7 +386,7 @@ class ChatTemplate:
         episodes they belong to."""
         self._framed += 1
         frame.uses += 1
-        return frame.uses == 1 or _is_due(self._framed)
+        return frame.uses == 1 or is_due(self._framed)
 
     def _learn(
         self,
@@ -354,12 +395,13 @@ class ChatTemplate:
         tools: Sequence[Tool] | None,
         sampled: Sampled,
         ids: Sequence[int],
+        served: str,
     ) -> CutFrame | None:
         texts = []
         for edge in frames.EDGES:
             turn, masked = frames.with_nonces(messages[-1], new, edge)
             try:
-                texts.append(self.deriver.derive([*messages[:-1], turn], masked, tools, sampled).text)
+                texts.append(self.deriver.derive([*messages[:-1], turn], masked, tools, sampled, served=served).text)
             except (HistoryRewrittenError, TemplateError):
                 return None
         frame = frames.learn(texts, messages[-1], new)
@@ -367,10 +409,6 @@ class ChatTemplate:
             return None
         tried = (CutFrame(frame, self.encoder, whole=whole) for whole in (False, True))
         return next((cut for cut in tried if cut.ids(messages[-1], new).tolist() == ids), None)
-
-
-def _is_due(count: int) -> bool:
-    return count % _CHECK_EVERY == 0 or (count < _CHECK_EVERY and count & (count - 1) == 0)
 
 
 def as_list(ids: Sequence[int] | IdArray) -> Sequence[int]:

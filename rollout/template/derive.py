@@ -1,9 +1,11 @@
 """What a template appends after an assistant turn: the text of new messages, found by comparing renders.
 
-The template is a black box. A nonce is put into the last rendered place of the assistant turn; what follows the nonce in the
-render with the new messages, less the rest of the turn that the model itself wrote, is the text to append. Then renders are
-compared with renders: does the whole conversation still begin with the prompt that was served, and does the assistant turn read
-the same with and without the new messages? If not, the template rewrites history.
+The template is a black box. Where the whole render begins with the text that was served and sampled (white space within the turn
+aside), the rest of it is the answer. Where it does not (a turn was cut, its message renders otherwise, history is rewritten), a nonce
+is put into the last rendered place of the assistant turn; what follows the nonce in the render with the new messages, less the rest
+of the turn that the model itself wrote, is the text to append. Then renders are compared with renders: does the whole conversation
+still begin with the prompt that was served, and does the assistant turn read the same with and without the new messages? If not,
+the template rewrites history.
 
 Invariants: nothing that was sampled is encoded again (I3); a rewrite is never passed over (I5); the sampled text is compared
 only where the renders disagree, so that drift between what the model wrote and how its message renders (JSON spacing, say)
@@ -30,6 +32,7 @@ NONCE = f"Nq{secrets.token_hex(4)}zN"
 _BODY = f"Bq{secrets.token_hex(4)}zB"
 
 _LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
+_SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,14 @@ class Sampled:
 class Derived:
     """The text to append, which parts of it are message bodies with control-token text in them, and the verdict.
 
-    `rewritten` is None where appending keeps exactly what the template renders; else it says what the template rewrites.
+    `rewritten` is None where appending keeps exactly what the template renders; else it says what the template rewrites. `whole` is
+    the render of the conversation with the new messages and the generation prompt.
     """
 
     text: str
     bodies: tuple[Span, ...]
     rewritten: str | None
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +84,69 @@ class Deriver:
         self.encoder = encoder
         self.stops = tuple(stops)
 
-    def derive(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> Derived:
+    def derive(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+        *,
+        served: str | None = None,
+        fork: bool = False,
+    ) -> Derived:
         """The text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
 
-        Raises `HistoryRewrittenError` where no text to append exists at all, `TemplateError` where the template refuses the
-        conversation.
+        `served`: the render that the turn was sampled after, where the caller has it. `fork`: a text that rewrites history is not
+        asked for. Raises `HistoryRewrittenError` where no text to append exists at all, or none that is asked for, and
+        `TemplateError` where the template refuses the conversation.
         """
         if not messages or messages[-1].get("role") != "assistant":
             raise TemplateError("a delta follows an assistant turn: the last message before the new ones has another role")
-        served = self.renderer.render(messages[:-1], tools, generate=True)
+        if served is None:
+            served = self.renderer.render(messages[:-1], tools, generate=True)
         whole = self.renderer.render([*messages, *new], tools, generate=True)
+        if fork and not whole.startswith(served):
+            raise HistoryRewrittenError(_SERVED_ANEW)
+        text = self._rest(messages[-1], new, sampled, served, whole)
+        if text is not None:
+            return Derived(text, (), None, whole)
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
         resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
         text = whole[len(whole) - len(tail.after) + resume_at :]
         rewritten = self._rewritten(messages, tools, sampled, served, whole, whole[: len(whole) - len(text)], tail)
-        return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten)
+        return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten, whole)
+
+    def _rest(self, turn: Message, new: Sequence[Message], sampled: Sampled, served: str, whole: str) -> str | None:
+        """What stands in `whole` behind the text that was served and the turn that was sampled, where that is how it begins: the turn
+        letter for letter, or with other white space and the same end. None where it must be found by comparing renders."""
+        if sampled.stop is None or not whole.startswith(served):
+            return None
+        begin, end = len(served), len(served) + len(sampled.text)
+        if not whole.startswith(sampled.text, begin):
+            hits = [(whole.find(stop, begin), -len(stop), stop) for stop in self._all_stops(sampled) if stop in whole[begin:]]
+            close_at, _, close = min(hits, default=(0, 0, ""))
+            if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.said):
+                return None
+            end = close_at + len(close)
+        rest = whole[end:]
+        return None if _shown_again(turn, rest) or mask_control(new, self.encoder)[1] else rest
+
+    def _all_stops(self, sampled: Sampled) -> set[str]:
+        return {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
 
     # --- the tail ----------------------------------------------------------------------------------------------------
 
     def _tail(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> _Tail:
         """Render with the nonce and find where the assistant turn ends."""
         probe, after, alone = self._after_nonce(messages, new, tools)
-        stops = {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
-        hits = [(alone.find(stop), -len(stop), stop) for stop in stops if stop in alone]
+        hits = [(alone.find(stop), -len(stop), stop) for stop in self._all_stops(sampled) if stop in alone]
         if hits:
             close_at, _, own = min(hits)
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
-            content = str(messages[-1].get("content") or "").strip()
-            if content and messages[-1].get("tool_calls") and content in alone[close_at + len(own) :]:
+            if _shown_again(messages[-1], alone[close_at + len(own) :]):
                 raise HistoryRewrittenError("the template shows the turn's own text behind its calls")  # DeepSeek-R1-Distill
             beyond = own + (sampled.stop or "")  # the model said the close, and went on to the next role's marker
             if sampled.stop != own and sampled.text.endswith(beyond) and after.startswith(beyond, close_at):
@@ -168,7 +205,7 @@ class Deriver:
         """What the template rewrites of the text that was served and sampled; None for nothing. `kept` is the render of the
         whole conversation less the text to append."""
         if not kept.startswith(served):
-            return "the prompt that was served is no longer rendered as it was"
+            return _SERVED_ANEW
         if kept[len(served) :] == sampled.text:
             return None
         alone = self.renderer.render(messages, tools, generate=False)
@@ -223,6 +260,12 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
             return len(tail.after) - rest
     unwritten = tail.close_at if turn.get("tool_calls") else 0  # Cohere closes a text with a marker of its own before the turn's
     return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten)
+
+
+def _shown_again(turn: Message, rest: str) -> bool:
+    """Whether the text of a turn with calls stands in what follows the turn."""
+    content = str(turn.get("content") or "").strip()
+    return bool(content and turn.get("tool_calls") and content in rest)
 
 
 def _reads_like_history(said: str, alone: str, then: str) -> bool:

@@ -1,26 +1,34 @@
 """One chat template, rendered: messages and tools in, text out.
 
-Invariants: the text is exactly what `tokenizer.apply_chat_template(tokenize=False)` gives for the same messages; one clock
-reading per `Renderer`, so that a template with the date in it renders the same prompt all session long; the form in which the
-template wants tool arguments (dict, or JSON text as DeepSeek-V3 does) is learned once, by trying.
+Invariants: the text is exactly what `tokenizer.apply_chat_template(tokenize=False)` gives for the same messages, and where it is made
+in a quicker way, the two are compared again and again; one clock reading per `Renderer`, so that a template with the date in it
+renders the same prompt all session long; the form in which the template wants tool arguments (dict, or JSON text as DeepSeek-V3
+does) is learned once, by trying.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 import jinja2
 import orjson
 
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.sandbox import quick
 from toolroll.rollout.types import Message, Tool
+
+logger = logging.getLogger(__name__)
 
 HeadHook = Callable[[str], str]
 ArgumentForm = Literal["dict", "text"]
 
+_CHECK_EVERY = 256  # a check costs as much as what is checked, many times over
 # What a template or its sandbox may raise for messages that it does not take.
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 
@@ -54,6 +62,10 @@ class Renderer:
         self.head_hook = head_hook
         self.argument_form: ArgumentForm | None = None
         self._heads: dict[str, tuple[str, str]] = {}
+        self._variables = {"strftime_now": self.now.strftime, **self.kwargs}
+        self._may_be_quick = as_it_comes(tokenizer, self._variables)
+        self._quick_renders = 0
+        self._compiled: dict[str, jinja2.Template | None] = {}
 
     @property
     def source(self) -> str:
@@ -97,15 +109,74 @@ class Renderer:
         return hooked + text[len(head) :] if text.startswith(head) else text
 
     def _render(self, messages: list[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            tools=list(tools) if tools else None,
-            chat_template=self.chat_template,
-            add_generation_prompt=generate,
-            tokenize=False,
-            **{"strftime_now": self.now.strftime, **self.kwargs},
+        offered = list(tools) if tools else None
+        quick = self._quickly(messages, offered, generate=generate)
+        if quick is not None:
+            self._quick_renders += 1
+            if not is_due(self._quick_renders):
+                return quick
+        text = str(
+            self.tokenizer.apply_chat_template(
+                messages,
+                tools=offered,
+                chat_template=self.chat_template,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._variables,
+            )
         )
-        return str(text)
+        if quick is not None and quick != text:
+            logger.warning("the chat template renders otherwise in the quick sandbox: from here on it is rendered by transformers")
+            self._may_be_quick = False
+        return text
+
+    def _quickly(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str | None:
+        """The render in the quick sandbox; None where `transformers` must be asked, for the text or for the error."""
+        if not self._may_be_quick or not messages:
+            return None
+        source = self.tokenizer.get_chat_template(self.chat_template, tools)
+        if source not in self._compiled:
+            self._compiled[source] = compiled(source)
+        template = self._compiled[source]
+        if template is None:
+            return None
+        try:
+            return template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=generate,
+                **{**self.tokenizer.special_tokens_map, **self._variables},
+            )
+        except _RENDER_ERRORS:
+            return None
+
+
+@lru_cache(64)
+def compiled(source: str) -> jinja2.Template | None:
+    """The template as `transformers` compiles it, in the quick sandbox; None where it cannot be told how it does."""
+    from transformers.utils import chat_template_utils
+
+    compile_ = getattr(chat_template_utils, "_compile_jinja_template", None)
+    try:
+        return quick(compile_(source), source) if compile_ is not None else None
+    except jinja2.TemplateError:
+        return None
+
+
+def as_it_comes(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether `tokenizer` renders templates as `transformers` does, with `variables` for the template alone: some tokenizers bring
+    another `apply_chat_template`, and some names are arguments of it."""
+    from transformers import PreTrainedTokenizerBase
+
+    theirs = PreTrainedTokenizerBase.apply_chat_template
+    arguments = inspect.signature(theirs).parameters
+    return getattr(type(tokenizer), "apply_chat_template", None) is theirs and not set(variables) & set(arguments)
+
+
+def is_due(count: int) -> bool:
+    """Whether what is done for the `count`th time is checked: the 1st, 2nd, 4th ... 128th, then one in 256."""
+    return count % _CHECK_EVERY == 0 or (count < _CHECK_EVERY and count & (count - 1) == 0)
 
 
 def arguments_as(messages: Sequence[Message], form: ArgumentForm) -> list[Message]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
 TEMPLATES = template_paths()
@@ -48,6 +48,13 @@ TURN = st.fixed_dictionaries(
         "cut": st.sampled_from([False, False, False, True]),
     }
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frames_are_learned_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "_WORTH_LEARNING", 1)
+        yield
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,9 @@ from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge
 from support.oracle_scenarios import Message, Tool, scenarios
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, chat_template
+from toolroll.rollout.template.derive import Deriver
+from toolroll.rollout.template.render import plain_content
 
 TEMPLATES = template_paths()
 
@@ -34,6 +36,7 @@ class UnderTest:
         return outcome_of(lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError)
 
     def delta(self, case: Case) -> Outcome:
+        self._both_ways(case)
         make = lambda: self.template.delta(
             case.messages,
             case.new,
@@ -43,6 +46,30 @@ class UnderTest:
             finish_reason=case.finish_reason,
         )
         return outcome_of(make, HistoryRewrittenError, TemplateError)
+
+    def _both_ways(self, case: Case) -> None:
+        """Where the rest of the render is taken as the delta, the nonce finds the same, or nothing that could be appended."""
+        template = self.template
+        messages, new = [plain_content(dict(m)) for m in case.messages], [plain_content(dict(m)) for m in case.new]
+        sampled = template.sampled(case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids)
+        try:
+            quick = template.deriver.derive(messages, new, case.tools, sampled)
+            slow = ByNonce(template.renderer, template.encoder, template.stop_texts).derive(messages, new, case.tools, sampled)
+        except (HistoryRewrittenError, TemplateError):
+            return
+        assert quick == slow, case
+
+
+class ByNonce(Deriver):
+    """Never takes the rest of a render."""
+
+    def _rest(self, *args: Any) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def frames_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "_WORTH_LEARNING", 1)
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,139 @@
+"""How many renders a delta costs that no frame makes, and that the quick way and the nonce agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.template import ChatTemplate, chat_template
+from toolroll.rollout.template.derive import Deriver
+from toolroll.rollout.template.features import History
+from toolroll.rollout.types import Message
+
+FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+NEW: list[Message] = [{"role": "user", "content": "And now?"}]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": "here", "far": True}}}
+COUNTING = """
+{%- set ns = namespace(calls=0) %}
+{%- for message in messages %}
+{%- if message.tool_calls %}{% set ns.calls = ns.calls + 1 %}{% endif %}
+{{- '<|turn|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{{- '<|end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
+"""
+"""Carries a counter through history, so that no frame is learned at once; it rewrites nothing."""
+
+
+class Counted:
+    """A template whose renders are counted."""
+
+    def __init__(self, tokenizer: Any, source: str | None = None, **settings: Any) -> None:
+        self.template = ChatTemplate(tokenizer, chat_template=source, **settings)
+        self.renders = 0
+        render = self.template.renderer.render
+
+        def counted(*args: Any, **kwargs: Any) -> str:
+            self.renders += 1
+            return render(*args, **kwargs)
+
+        self.template.renderer.render = counted  # type: ignore[method-assign]
+
+    def delta(self, messages: Sequence[Message], said: str, new: Sequence[Message], *, rendered: str | None = None) -> Any:
+        template = self.template
+        ids = template.encoder.encode(said)
+        history = History(template.features)
+        history.extend(messages)
+        self.renders = 0
+        return template.delta_after(
+            history.key, messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, rendered=rendered
+        )
+
+
+@pytest.fixture
+def counting(tokenizer: Any) -> Counted:
+    found = Counted(tokenizer, COUNTING)
+    assert not found.template.features.local
+    return found
+
+
+def text(counted: Counted, delta: Any) -> str:
+    return counted.template.encoder.decode(delta.input_ids)
+
+
+TURN: Message = {"role": "assistant", "content": "Look:", "tool_calls": [CALL]}
+SAID = 'Look:<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call><|end|>'
+COMPACT = SAID.replace(", ", ",").replace(": ", ":")
+
+
+@pytest.mark.parametrize("said", [SAID, COMPACT])
+def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(counting: Counted, said: str) -> None:
+    delta = counting.delta([*FIRST, TURN], said, NEW)
+    assert counting.renders == 2
+    assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+    assert delta.rendered == counting.template.renderer.render([*FIRST, TURN, *NEW], None, generate=True)
+    again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
+    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, rendered=delta.rendered)
+    assert counting.renders == 1
+    assert text(counting, next_delta) == text(counting, delta)
+
+
+def test_other_words_are_told_apart_from_other_white_space(counting: Counted) -> None:
+    delta = counting.delta([*FIRST, TURN], SAID.replace("here", "there"), NEW)
+    assert counting.renders > 2, "the message does not say what was sampled: by nonce"
+    assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+
+
+@pytest.mark.parametrize("history", ["fork", "preserve"])
+def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> None:
+    """Its head counts the messages: nothing that was served stays."""
+    source = "<|turn|>system\n{{ messages | length }}<|end|>\n" + COUNTING
+    counted = Counted(tokenizer, source, history=history)
+    turn: Message = {"role": "assistant", "content": "Hi."}
+    if history == "fork":
+        with pytest.raises(HistoryRewrittenError, match="the prompt that was served is no longer rendered as it was"):
+            counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
+        assert counted.renders == 2
+    else:
+        delta = counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
+        assert delta.preserved == "the prompt that was served is no longer rendered as it was"
+        assert text(counted, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+
+
+def test_a_frame_is_learned_when_its_shape_has_come_often(counting: Counted) -> None:
+    turn: Message = {"role": "assistant", "content": "Hi."}
+    framed = [counting.delta([*FIRST, turn], "Hi.<|end|>", NEW).framed for _ in range(chat_template._WORTH_LEARNING + 2)]
+    assert framed == [False] * chat_template._WORTH_LEARNING + [True] * 2
+    assert counting.renders == 0
+
+
+def test_words_that_went_wrong_are_found_in_derived_text(counting: Counted) -> None:
+    """Derived text is made of words too; the first of it is compared with the tokenizer, and the second, and the fourth."""
+    turn: Message = {"role": "assistant", "content": "Hi."}
+    known = counting.template.encoder.encode_known
+    counting.template.encoder.encode_known = lambda text, bodies=(): known(text + " ", bodies)  # type: ignore[method-assign]
+    expected = "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+    assert text(counting, counting.delta([*FIRST, turn], "Hi.<|end|>", NEW)) == expected
+    assert counting.template.encoder._text.words is None, "they are given up"
+
+
+def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting: Counted) -> None:
+    """A template that shows a turn's text behind its calls would have it appended twice; a user who quotes it only costs renders."""
+    quoted: list[Message] = [{"role": "user", "content": "What do you mean by Look: ?"}]
+    delta = counting.delta([*FIRST, TURN], SAID, quoted)
+    assert counting.renders > 2
+    assert text(counting, delta) == "\n<|turn|>user\nWhat do you mean by Look: ?<|end|>\n<|turn|>assistant\n"
+
+
+def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under all real templates: `tests/contract/test_templates.py`."""
+    quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
+    monkeypatch.setattr(Deriver, "_rest", lambda *args: None)
+    slow = counting.delta([*FIRST, TURN], COMPACT, NEW)
+    assert counting.renders > 2
+    assert slow.input_ids.tolist() == quick.input_ids.tolist()
+    assert (slow.preserved, slow.rendered) == (quick.preserved, quick.rendered)
