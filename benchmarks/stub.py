@@ -69,8 +69,12 @@ class _Connection(asyncio.Protocol):
         wanted = b'"return_logprob":true' in body or b'"return_logprob": true' in body
         reply = (with_logprobs if wanted else plain).replace(_COUNT, b"%8d" % _prompt_tokens(body))
         if self._latency:
-            asyncio.get_running_loop().call_later(self._latency, self._transport.write, reply)
+            asyncio.get_running_loop().call_later(self._latency, self._write, reply)
         else:
+            self._write(reply)
+
+    def _write(self, reply: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(reply)
 
 

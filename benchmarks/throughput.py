@@ -33,7 +33,8 @@ from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
-WARM_UP = 3.0
+WARM_UP = 5.0
+"""Seconds from the first turn: a process meets 1,024 first prompts at once then, and a new one each word for the first time."""
 SAMPLES = 100  # more than can be played: the run is cancelled when the window has closed
 LOADS = ((256, False, 1), (1024, False, 1), (1024, False, 2), (256, True, 1), (1024, True, 1), (1024, True, 2))
 """(episodes, blocking user, processes)."""
@@ -50,12 +51,12 @@ class Record:
     gaps: list[tuple[float, float]] = field(default_factory=list)
     cpu: list[tuple[float, float]] = field(default_factory=list)
 
-    async def watch(self) -> None:
+    async def watch(self, *, every: float = 0.005) -> None:
         """Note gaps and CPU until cancelled."""
         for turn in itertools.count():
             began = time.monotonic()
-            await asyncio.sleep(0.002)
-            self.gaps.append((began, time.monotonic() - began - 0.002))
+            await asyncio.sleep(every)
+            self.gaps.append((began, time.monotonic() - began - every))
             if turn % 10 == 0:
                 self.cpu.append((time.monotonic(), time.process_time()))
 
@@ -112,7 +113,7 @@ async def play(url: str, episodes: int, seconds: float, *, blocking: bool, proce
             else:
                 tasks = RecordedFactory(None, turns=20).tasks("test")  # type: ignore[arg-type]
                 runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
-            watching = asyncio.create_task(driver.watch())
+            watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
             while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins
                 await asyncio.sleep(0.05)

@@ -174,7 +174,8 @@ def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
     except Exception:  # noqa: BLE001 - an environment's `info` may hold anything; the episode file puts it in words
         key, episode = message
         data = pickle.dumps((key, from_line(to_line(episode))), protocol=pickle.HIGHEST_PROTOCOL)
-    writer.write(_LENGTH.pack(len(data)) + data)
+    if not writer.is_closing():  # else the other side is gone, which is said where this one reads
+        writer.write(_LENGTH.pack(len(data)) + data)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
