@@ -106,13 +106,14 @@ async def play(url: str, episodes: int, seconds: float, *, blocking: bool, proce
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         driver = Record()
-        async with AsyncExitStack() as stack, paced_garbage():
+        async with AsyncExitStack() as stack:
             open_ = partial(opened, url=url, folder=folder, blocking=blocking)
             if processes == 1:
                 runner, tasks = await open_(episodes, stack)
             else:
                 tasks = RecordedFactory(None, turns=20).tasks("test")  # type: ignore[arg-type]
                 runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
+            await stack.enter_async_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
             while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
 
-SECONDS = 20.0
-_WHOLE = 30
+SECONDS = 5.0
+_WHOLE = 120
 """One round in so many visits everything; the others visit only what was made since the last one, so that their pauses do not grow
 with what a long run or a server holds."""
 _LOOK = 0.5

@@ -29,6 +29,7 @@ Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
 of a module, or a `functools.partial` of one."""
 
 _GRACE = 10.0
+_LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
 
@@ -87,7 +88,7 @@ class _Process:
                 ours, theirs = socket.socketpair()
                 with theirs:
                     process = _start(self._open, self.share, theirs)
-                reader, self._writer = await asyncio.open_connection(sock=ours)
+                reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
                 self._listening = asyncio.create_task(self._listen(reader, process))
             return self._writer
 
@@ -135,7 +136,7 @@ def _main(open_: Open, share: int, channel: socket.socket) -> None:
 
 async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
     """Play what is asked for, until nobody is there any more."""
-    reader, writer = await asyncio.open_connection(sock=channel)
+    reader, writer = await asyncio.open_connection(sock=channel, limit=_LIMIT)
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_opened(open_, share, stack))
         playing: set[asyncio.Task[None]] = set()

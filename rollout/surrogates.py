@@ -14,7 +14,14 @@ T = TypeVar("T")
 
 def without_surrogates(value: T) -> T:
     """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object where it holds none."""
-    return value if _writes(value) or not _holds_any(value) else _cleaned(value)
+    return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a dict of ASCII texts, as the messages of most tools and users are."""
+    return type(value) is dict and all(
+        type(key) is str and type(item) is str and key.isascii() and item.isascii() for key, item in value.items()
+    )
 
 
 def _writes(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """`Words`: the ids of ordinary text, word by word, each word encoded once by the tokenizer itself.
 
 A byte-level BPE never merges across the places where its pre-tokenizer cuts, so the ids of a text are those of its words, in order;
-and the words of tools, policies and users come again and again. Looking them up costs a tenth of encoding the text. Invariants:
+and the words of tools, policies and users come again and again. Looking them up costs a tenth of encoding the text. So do whole
+texts: the samples of one task read the same results from its tools. Invariants:
 the ids of each word are the tokenizer's own, and the tokenizer takes each word by itself as one piece, so that its ids hang on nothing
 around it; the cuts were compared with the tokenizer's, on texts made to tell one from another, before they are used (`find_words`);
 what cannot be cut for certain is the caller's to encode in the ordinary way (None).
@@ -20,6 +21,10 @@ _LIMIT = 1 << 16
 """How many words are kept; then all are forgotten, and those that are still in use come back."""
 _LONGEST = 64
 """Characters: what is longer (base64, a hash of hashes) does not come again."""
+_TEXTS = 1 << 22
+"""Characters of whole texts that are kept in each of two generations; with their ids, 16 MB in all."""
+_SHORTEST = 32
+"""Characters: a text that is shorter costs no more by its words."""
 
 
 class Words:
@@ -29,9 +34,30 @@ class Words:
         self._split = split
         self._tokenizer = tokenizer
         self._known: dict[str, bytes] = {}  # str and bytes alone: the garbage collector has nothing to visit in it
+        self._texts: dict[str, bytes] = {}
+        self._older: dict[str, bytes] = {}
+        self._room = _TEXTS
 
     def ids(self, text: str) -> bytes | None:
         """The ids of `text` as int32 in the machine's order; None where the text must be encoded as a whole."""
+        found = self._texts.get(text)
+        if found is None:
+            found = self._older.get(text)
+            if found is None:
+                found = self._by_words(text)
+            if found is not None and len(text) >= _SHORTEST:
+                self._keep(text, found)
+        return found
+
+    def _keep(self, text: str, ids: bytes) -> None:
+        """Remember a whole text. What was not asked for while `_TEXTS` others were is forgotten."""
+        if len(text) > self._room:
+            self._older, self._texts, self._room = self._texts, {}, _TEXTS
+        if len(text) <= self._room:
+            self._texts[text] = ids
+            self._room -= len(text)
+
+    def _by_words(self, text: str) -> bytes | None:
         words = self._split.words(text)
         if words is None:
             return None
