@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.tables import machine
 
-PARTS = ("deltas", "loop", "throughput", "memory", "wire")
+PARTS = ("deltas", "unknown", "loop", "throughput", "memory", "wire")
 INTRODUCTION = """# Speed
 
 Written by `make bench`, from one run. Read the ratios: all ways of a table were measured in turns within one run, as CPU time, medians
@@ -29,9 +29,13 @@ They are judged as ratios to those, measured here in the same run: 0.2 ms for a 
 0.15 us a token for a reply 1.74, 10 ms of a collection 0.044.
 
 What is slow: a delta of a shape that is seen for the first time ("nothing learned" below) is derived by renders of the whole
-conversation. Under a template that looks at history one message at a time (Qwen3-Instruct's, below) shapes are few: 12 in the 1,200
-turns of the recorded conversations. Where history must be kept in detail, as under a template that carries state through it (Qwen3's
-with thoughts, GLM's, gpt-oss's), they are many: kept in that detail, the same 1,200 turns had 573.
+conversation, one where the model wrote its turn as the template does. Under a template that looks at history one message at a time
+(Qwen3-Instruct's, below) shapes are few: 12 in the 1,200 turns of the recorded conversations. Where history must be kept in detail, as
+under a template that carries state through it (Qwen3's with thoughts, GLM's, gpt-oss's), they are many: what that costs stands in the
+second table.
+
+Text that comes again is cheap (words, and whole bodies for a while), and in these benchmarks all of it does, as it does where a task
+is sampled many times; what new bodies cost is said below the first table.
 """
 
 OWN = "## The endpoint under load"

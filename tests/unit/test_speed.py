@@ -60,11 +60,14 @@ def calls(step: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # a round of it may call what others registered
     sys.setprofile(seen)
     try:
         step()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,27 @@ def test_words_are_forgotten_before_they_fill_the_memory(monkeypatch: pytest.Mon
     assert "x" * 100 not in found._known, "what is very long is not kept"
 
 
+def test_whole_texts_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "_TEXTS", 1000)
+    tokenizer = cut_by("cl100k")
+    found = find_words(tokenizer)
+    assert found is not None
+    cuts: list[str] = []
+    split = found._split
+    monkeypatch.setattr(found, "_split", SimpleNamespace(words=lambda text: (cuts.append(text), split.words(text))[1]))
+    texts = [f"the result of a tool that was called {at:02} times" for at in range(60)]
+    for text in [*texts, texts[-1], texts[0], texts[-1]]:
+        assert found.ids(text) == np.array(ids(tokenizer, text), dtype=np.intc).tobytes()
+        assert sum(map(len, found._texts)) <= 1000 and sum(map(len, found._older)) <= 1000
+    assert cuts == [*texts, texts[0]], "the last one was known, the first one forgotten"
+    short, long = "a short one", "very long " * 101
+    for text in (short, short, long, long):
+        assert found.ids(text) == np.array(ids(tokenizer, text), dtype=np.intc).tobytes()
+    assert cuts[-4:] == [short, short, long, long]
+    uncut = "日本語のとても長いテキストです。ここには英語がありません。それでもトークンになります。"
+    assert found.ids(uncut) is found.ids(uncut) is None
+
+
 def test_what_others_do_to_the_tokenizer_does_not_reach_the_words() -> None:
     tokenizer = qwen3_tokenizer(all_templates()["qwen3_instruct_2507"])
     encoder = Encoder(tokenizer)
@@ -210,7 +232,10 @@ def test_words_are_given_up_for_good() -> None:
     assert encoder.encode_known("one two").tolist() == encoder.encode("one two")
     assert encoder._text.words is not None
     encoder._text.words._known["one"] = b""
+    remembered = "one two, in a text that is long enough to be remembered"
+    encoder._text.words._texts[remembered] = b""
     encoder.give_up_words()
+    assert encoder.encode_known(remembered).tolist() == encoder.encode(remembered)
     assert Encoder(tokenizer).encode_known("one two").tolist() == encoder.encode("one two")
 
 
