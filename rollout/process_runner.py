@@ -2,33 +2,38 @@
 
 Each process has an event loop, an engine client, a template and environments of its own; finished episodes come back to the one that
 began the run, which alone writes. Invariants: as in `spread`; a process that died is started anew; the processes end with the one
-that began them, however it ends, and their requests are aborted at the engine first (SIGKILL of the processes themselves aside).
+that began them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is aborted there first
+(SIGKILL of the processes themselves aside).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import pickle
 import signal
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from multiprocessing import resource_tracker
 from typing import Any
 
-from toolroll.rollout.errors import RolloutError, ToolrollError
+from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.garbage import paced_garbage
-from toolroll.rollout.runner import EpisodeKey, Runner
+from toolroll.rollout.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
-from toolroll.rollout.store import from_line, to_line
+from toolroll.rollout.storable import plain
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
 """Opens what one process plays with: of the number of its episodes at once, and of a stack that closes it. It is pickled: a function
 of a module, or a `functools.partial` of one."""
 
-_GRACE = 10.0
+_GRACE, _LATE = 10.0, 1.0
 _LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
@@ -55,19 +60,21 @@ class ProcessRunner:
 
 
 class _Process:
-    """One of the processes, seen from the one that began them. It is started at its first episode."""
+    """One of the processes, seen from the one that began them. It is started at its first episode, and anew where it died."""
 
     def __init__(self, open_: Open, share: int) -> None:
         self.share = share
         self._open = open_
         self._waiting: dict[EpisodeKey, asyncio.Future[Episode]] = {}
-        self._starting = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._writer: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
 
     async def play(self, key: EpisodeKey) -> Episode:
         """One episode."""
-        writer = await self._started()
+        if self._life is None or self._life.done():
+            self._writer = asyncio.get_running_loop().create_future()
+            self._life = asyncio.create_task(self._live(self._writer))
+        writer = await asyncio.shield(self._writer)
         future: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         try:
@@ -78,52 +85,73 @@ class _Process:
 
     async def close(self) -> None:
         """End it: it cancels what it plays, and is given a time to tell the engine."""
-        if self._writer is not None and self._listening is not None:
-            self._writer.close()
-            await self._listening
+        if self._life is not None:
+            with contextlib.suppress(Exception):  # that it could not be started was told to whoever played
+                (await asyncio.shield(self._writer)).close()
+            await self._life
 
-    async def _started(self) -> asyncio.StreamWriter:
-        async with self._starting:
-            if self._writer is None or self._listening is None or self._listening.done():
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    process = _start(self._open, self.share, theirs)
-                reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
-                self._listening = asyncio.create_task(self._listen(reader, process))
-            return self._writer
-
-    async def _listen(self, reader: asyncio.StreamReader, process: Any) -> None:
-        """Take in what comes, until the process has ended."""
+    async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
+        """One process, from its start to its end, which is seen by waiting for it: what it has forked may keep its socket open."""
+        ours, theirs = socket.socketpair()
         try:
+            with theirs:
+                process = _start(self._open, self.share, theirs)
+        except BaseException as error:
+            ours.close()
+            started.set_exception(RolloutError(f"a process cannot be started: {error!r}"))
+            raise
+        ended = _ending(process)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            started.set_result(writer)
+            listening = asyncio.create_task(self._listen(reader))
+            await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, listening}, timeout=_LATE if ended.done() else _GRACE)
+            listening.cancel()
+            writer.close()
+        finally:
+            process.kill()
+            ours.close()
+        await ended
+        gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(gone)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what comes, until nothing more can."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 key, outcome = await _receive(reader)
                 future = self._waiting.get(key)
                 if future is not None and not future.done():
                     future.set_result(outcome) if isinstance(outcome, Episode) else future.set_exception(outcome)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await asyncio.to_thread(_end, process)
-            gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(gone)
+
+
+def _ending(process: Any) -> asyncio.Future[None]:
+    """Done when the process has ended. In a thread of its own, so that many processes wait for no executor."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def wait() -> None:
+        process.join()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(ended.set_result, None)
+
+    threading.Thread(target=wait, name=f"toolroll-{process.pid}", daemon=True).start()
+    return ended
 
 
 def _start(open_: Open, share: int, channel: socket.socket) -> Any:
     """Begin a process. A terminal's signals, and a scheduler's, reach all processes of a run: they are for the first one to heed."""
     process = multiprocessing.get_context("spawn").Process(target=_main, args=(open_, share, channel), name="toolroll")
+    resource_tracker.ensure_running()  # which ends by unblocking these signals (Python 3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
-
-
-def _end(process: Any) -> None:
-    process.join(_GRACE)
-    if process.is_alive():
-        process.kill()
-        process.join()
 
 
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
@@ -161,20 +189,36 @@ async def _answer(key: EpisodeKey, opening: asyncio.Task[tuple[Runner, dict[str,
     task_id, sample = key
     try:
         runner, tasks = await asyncio.shield(opening)
-        outcome: Episode | Exception = await runner.play(tasks[task_id], sample)
-    except ToolrollError as error:
-        outcome = error
+        outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
+    except asyncio.CancelledError:
+        _send(writer, (key, RolloutError("the episode was cancelled in its process")))  # heard only if nobody wanted that
+        raise
+    except UsageError as error:
+        outcome = UsageError(str(error))
+    except RunStoppedError as error:
+        outcome = RunStoppedError(str(error), plain(error.failure))
     except Exception as error:  # noqa: BLE001 - the process's border: the one that began it ends the run
-        outcome = RolloutError(f"a worker failed: {error!r}")
+        outcome = RolloutError(str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}")
     _send(writer, (key, outcome))
 
 
+def _plain(episode: Episode) -> Episode:
+    """The episode with everything that an environment put into it as the episode file will have it: what is none of ours may be
+    impossible to send, or to take in on the other side."""
+    result = episode.result
+    sent = replace(
+        result,
+        messages=plain(result.messages),
+        tools=plain(result.tools),
+        info=plain(result.info),
+        metrics=plain(result.metrics),
+        step_rewards=plain(result.step_rewards),
+    )
+    return replace(episode, result=sent)
+
+
 def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
-    try:
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - an environment's `info` may hold anything; the episode file puts it in words
-        key, episode = message
-        data = pickle.dumps((key, from_line(to_line(episode))), protocol=pickle.HIGHEST_PROTOCOL)
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     if not writer.is_closing():  # else the other side is gone, which is said where this one reads
         writer.write(_LENGTH.pack(len(data)) + data)
 

@@ -1,7 +1,6 @@
 """Episodes dealt out to players of other processes, here or on a cluster.
 
-Invariants: an episode whose player is gone is given out again, and taken in once; a player that keeps going ends the run; what is
-cancelled is cancelled at the player too.
+Invariants: an episode whose player is gone is given out again, and taken in once; players that go again and again end the run.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def shares(concurrency: int, players: int) -> list[int]:
 
 
 async def spread(todo: Iterable[EpisodeKey], players: Iterable[tuple[Player, int]], on_episode: Callable[[Episode], None]) -> None:
-    """Play `todo`; each player has so many episodes at once as stands beside it. Raises `RolloutError` where players keep going."""
+    """Play `todo`; each player has so many episodes at once as stands beside it. Raises `RolloutError` where players keep dying."""
     rest = iter(todo)
     async with asyncio.TaskGroup() as group:
         for player, share in players:
@@ -65,5 +64,9 @@ async def _play(player: Player, key: EpisodeKey) -> Episode:
             return await player.play(key)
         except PlayerGoneError as error:
             logger.warning("the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error)
-        await asyncio.sleep(_PAUSE * attempt)
-    raise RolloutError(f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory enough?")
+        if attempt < ATTEMPTS:
+            await asyncio.sleep(_PAUSE * attempt)
+    raise RolloutError(
+        f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory enough, and can a worker import what it "
+        "plays?"
+    )

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import orjson
 from pydantic import BaseModel
 
 from toolroll.rollout.surrogates import without_surrogates
@@ -42,6 +43,17 @@ def storable(value: Any, depth: int = 0) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: storable(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
     return storable(as_text(value), depth + 1)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON gives it back: dicts, lists, texts, numbers, and nothing else."""
+    try:
+        return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
+    except TypeError:
+        return orjson.loads(orjson.dumps(storable(value), option=_OPTIONS, default=as_text))
+
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def as_text(value: Any) -> Any:

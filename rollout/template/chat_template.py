@@ -19,7 +19,7 @@ import orjson
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import frames
 from toolroll.rollout.template.cut_frame import CutFrame, risky
-from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control
+from toolroll.rollout.template.derive import Derived, Deriver, Sampled, locate, mask_control, with_marks
 from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.features import Features, History, Kind
 from toolroll.rollout.template.heads import HeadCache
@@ -31,7 +31,7 @@ from toolroll.rollout.types import IdArray, Message, Tool
 _FRAMES = 4096
 """How many frames are kept."""
 _WORTH_LEARNING = 4
-"""A delta is derived by one render or two, a frame learned and checked by eight."""
+"""Deltas: one is derived by one render or two, a frame learned and checked by a dozen."""
 _TOOL_LISTS = 256
 """How many lists of tools are remembered."""
 
@@ -92,6 +92,7 @@ class ChatTemplate:
         self._framed = 0
         self._heads = HeadCache(self.encoder)
         self._plain_tools: dict[bytes, bool] = {}
+        self._tool_keys: dict[bytes, bytes] = {}
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
@@ -376,10 +377,15 @@ class ChatTemplate:
         signature = frames.signature(self.features, turn, new)
         if signature is None:
             return None
-        if tools_key is None:
-            tools_key = orjson.dumps(tools)
+        tools_key = self._one_of_equal(orjson.dumps(tools) if tools_key is None else tools_key)
         control = tuple(sorted(self.encoder.control_ids.intersection(as_list(sampled_ids))))
         return (history, signature, tools_key, sampled.stop, control)
+
+    def _one_of_equal(self, tools_key: bytes) -> bytes:
+        """The same bytes for all who ask with equal ones: each conversation has its own, and keys are kept."""
+        if len(self._tool_keys) >= _TOOL_LISTS:
+            self._tool_keys.clear()
+        return self._tool_keys.setdefault(tools_key, tools_key)
 
     def _check_is_due(self, frame: CutFrame) -> bool:
         """Of one frame's deltas the first; of all the template's framed deltas the 1st, 2nd, 4th ... 128th, then one in 256, whichever
@@ -397,13 +403,19 @@ class ChatTemplate:
         ids: Sequence[int],
         served: str,
     ) -> CutFrame | None:
+        as_text = self.renderer.argument_form == "text"
         texts = []
-        for edge in frames.EDGES:
-            turn, masked = frames.with_nonces(messages[-1], new, edge)
-            try:
-                texts.append(self.deriver.derive([*messages[:-1], turn], masked, tools, sampled, served=served).text)
-            except (HistoryRewrittenError, TemplateError):
-                return None
+        try:
+            for edge in frames.EDGES:
+                turn, masked = frames.with_nonces(messages[-1], new, edge)
+                before = messages[:-1]
+                texts.append(self.deriver.derive([*before, turn], masked, tools, sampled, served=served, by_nonce=True).text)
+            turn, masked = frames.with_nonces(messages[-1], new, frames.EDGES[0])
+            said_otherwise = with_marks([*messages[:-1], turn], text=as_text)
+            if self.deriver.derive(said_otherwise, masked, tools, sampled, by_nonce=True).text != texts[0]:
+                return None  # the template repeats what was said before
+        except (HistoryRewrittenError, TemplateError):
+            return None
         frame = frames.learn(texts, messages[-1], new)
         if frame is None:
             return None

@@ -93,12 +93,14 @@ class Deriver:
         *,
         served: str | None = None,
         fork: bool = False,
+        by_nonce: bool = False,
     ) -> Derived:
         """The text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
 
         `served`: the render that the turn was sampled after, where the caller has it. `fork`: a text that rewrites history is not
-        asked for. Raises `HistoryRewrittenError` where no text to append exists at all, or none that is asked for, and
-        `TemplateError` where the template refuses the conversation.
+        asked for. `by_nonce`: the text must not hang on what the turn says, which only the nonce tells. Raises
+        `HistoryRewrittenError` where no text to append exists at all, or none that is asked for, and `TemplateError` where the
+        template refuses the conversation.
         """
         if not messages or messages[-1].get("role") != "assistant":
             raise TemplateError("a delta follows an assistant turn: the last message before the new ones has another role")
@@ -107,7 +109,7 @@ class Deriver:
         whole = self.renderer.render([*messages, *new], tools, generate=True)
         if fork and not whole.startswith(served):
             raise HistoryRewrittenError(_SERVED_ANEW)
-        text = self._rest(messages[-1], new, sampled, served, whole)
+        text = None if by_nonce else self._rest(messages[-1], new, sampled, served, whole)
         if text is not None:
             return Derived(text, (), None, whole)
         tail = self._tail(messages, new, tools, sampled)
@@ -260,6 +262,30 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
             return len(tail.after) - rest
     unwritten = tail.close_at if turn.get("tool_calls") else 0  # Cohere closes a text with a marker of its own before the turn's
     return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten)
+
+
+def with_marks(messages: Sequence[Message], *, text: bool) -> list[Message]:
+    """`messages` with a nonce behind every text in them, where a template that repeats one would show it: contents, thoughts, and the
+    arguments of calls. What is empty stays so. `text`: arguments are wanted as JSON text."""
+    return [_marked(message, text=text) for message in messages]
+
+
+def _marked(message: Message, *, text: bool) -> Message:
+    made = dict(message)
+    for name in ("content", "reasoning_content"):
+        if isinstance(made.get(name), str) and made[name].strip():
+            made[name] = made[name] + NONCE
+    if made.get("tool_calls"):
+        made["tool_calls"] = [_marked_call(call, text=text) for call in made["tool_calls"]]
+    return made
+
+
+def _marked_call(call: Message, *, text: bool) -> Message:
+    arguments = read_arguments(call["function"].get("arguments"))
+    if not arguments:
+        return call
+    marked = {**arguments, _LAST_ARGUMENT + "z": NONCE}
+    return {**call, "function": {**call["function"], "arguments": json.dumps(marked, ensure_ascii=False) if text else marked}}
 
 
 def _shown_again(turn: Message, rest: str) -> bool:

@@ -171,7 +171,8 @@ def as_it_comes(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
 
     theirs = PreTrainedTokenizerBase.apply_chat_template
     arguments = inspect.signature(theirs).parameters
-    return getattr(type(tokenizer), "apply_chat_template", None) is theirs and not set(variables) & set(arguments)
+    own = getattr(getattr(tokenizer, "apply_chat_template", None), "__func__", None)  # a tokenizer may have been given one of its own
+    return own is theirs and not set(variables) & set(arguments)
 
 
 def is_due(count: int) -> bool:

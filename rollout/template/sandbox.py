@@ -11,6 +11,7 @@ environment is as `transformers` made it (`tests/unit/template/test_sandbox.py`)
 from __future__ import annotations
 
 import marshal
+import sys
 from collections.abc import Callable
 from types import BuiltinMethodType
 from typing import Any
@@ -31,7 +32,10 @@ _LOOP_STATE = frozenset("index index0 first last length depth depth0 revindex re
 _PLAIN = (str, dict, bool, int, list, type(None))
 """What a loop or a namespace may hold that is no method: the sandbox wraps the `format` of a string wherever it comes from."""
 _MISSING = object()
-_REMEMBERED = 4096
+_REMEMBERED = 8 << 20
+"""Bytes of JSON that are kept for one template, keys and texts; then all is forgotten, and what is in use comes back."""
+_LONGEST = 16 << 10  # bytes of a value: a longer one is a file that somebody writes, not a tool that everybody reads
+_ENTRY = 200  # bytes of an entry beside its key and its text
 _NO_REFERENCES = 2  # from version 3 on the bytes also tell which parts of a value are one object
 
 
@@ -72,22 +76,31 @@ class RememberedJson:
 
     def __init__(self, write: Callable[..., str]) -> None:
         self._write = write
-        self._known: dict[tuple[bytes, tuple[Any, ...], tuple[tuple[str, Any], ...]], str] = {}
+        self._known: dict[tuple[bytes, str], str] = {}
+        self._room = _REMEMBERED
 
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> str:
         """The value as JSON text."""
         if type(value) not in (dict, list):
             return self._write(value, *args, **kwargs)
         try:
-            key = (marshal.dumps(value, _NO_REFERENCES), args, tuple(kwargs.items()))
+            data = marshal.dumps(value, _NO_REFERENCES)
+            key = (data, repr((args, kwargs)))
             found = self._known.get(key)
-        except (ValueError, TypeError):  # a value of another type, or an argument that cannot be a key
+        except ValueError:  # a value of another type
             return self._write(value, *args, **kwargs)
         if found is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            found = self._known[key] = self._write(value, *args, **kwargs)
+            found = self._write(value, *args, **kwargs)
+            if len(data) <= _LONGEST:
+                self._keep(key, found)
         return found
+
+    def _keep(self, key: tuple[bytes, str], text: str) -> None:
+        self._room -= len(key[0]) + sys.getsizeof(text) + _ENTRY
+        if self._room < 0:
+            self._known, self._room = {}, _REMEMBERED
+        else:
+            self._known[key] = text
 
 
 def quick(template: jinja2.Template, source: str) -> jinja2.Template | None:

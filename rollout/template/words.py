@@ -11,6 +11,7 @@ what cannot be cut for certain is the caller's to encode in the ordinary way (No
 from __future__ import annotations
 
 import random
+import sys
 from array import array
 
 from tokenizers import Tokenizer
@@ -21,8 +22,9 @@ _LIMIT = 1 << 16
 """How many words are kept; then all are forgotten, and those that are still in use come back."""
 _LONGEST = 64
 """Characters: what is longer (base64, a hash of hashes) does not come again."""
-_TEXTS = 1 << 22
-"""Characters of whole texts that are kept in each of two generations; with their ids, 16 MB in all."""
+_TEXTS = 8 << 20
+"""Bytes of whole texts and their ids that are kept in each of two generations."""
+_ENTRY = 250  # bytes of an entry beside them
 _SHORTEST = 32
 """Characters: a text that is shorter costs no more by its words."""
 
@@ -51,11 +53,13 @@ class Words:
 
     def _keep(self, text: str, ids: bytes) -> None:
         """Remember a whole text. What was not asked for while `_TEXTS` others were is forgotten."""
-        if len(text) > self._room:
+        size = sys.getsizeof(text) + len(ids) + _ENTRY
+        if size > _TEXTS // 8:
+            return
+        if size > self._room:
             self._older, self._texts, self._room = self._texts, {}, _TEXTS
-        if len(text) <= self._room:
-            self._texts[text] = ids
-            self._room -= len(text)
+        self._texts[text] = ids
+        self._room -= size
 
     def _by_words(self, text: str) -> bytes | None:
         words = self._split.words(text)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from support.episodes import agent
@@ -12,12 +16,12 @@ from support.ponds import PondFactory
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
-from toolroll.rollout.types import Action, StepResult, Task
+from toolroll.rollout.types import Action, Episode, StepResult, Task
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 SAMPLES = 3
@@ -29,7 +33,7 @@ async def open_ponds(url: str, count: int, share: int, stack: AsyncExitStack) ->
 
 
 async def open_with_odd_info(url: str, count: int, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """Their `info` holds what cannot be sent from one process to another."""
+    """Their `info` holds what cannot be sent from one process to another, and what can be sent and not be taken in."""
     return await _open(_OddFactory(count), url, share, stack)
 
 
@@ -43,6 +47,45 @@ async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequ
     raise KeyError("model")
 
 
+async def open_and_raise(url: str, count: int, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """Playing raises an error that cannot be sent."""
+    runner, tasks = await _open(PondFactory(count), url, share, stack)
+
+    async def play(task: Task, sample: int) -> Episode:
+        error = RolloutError("it holds a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+
+    runner.play = play  # type: ignore[method-assign]
+    return runner, tasks
+
+
+async def open_and_fork(mark: Path, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """The first process forks another one, which has all its files open, and dies."""
+    fork_and_die(mark)
+    raise UsageError("the second process says so")
+
+
+def fork_and_die(mark: Path) -> None:
+    """Once: the next process finds `mark`, which holds the forked one's id."""
+    if mark.exists():
+        return
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    mark.write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Needy(Exception):
+    """Cannot be made anew from its arguments, as errors of some clients."""
+
+    def __init__(self, message: str, *, request: str) -> None:
+        super().__init__(message)
+        self.request = request
+
+
 class _OddFactory(PondFactory):
     def make(self, options: Any) -> Any:
         pond = super().make(options)
@@ -50,11 +93,8 @@ class _OddFactory(PondFactory):
 
         def odd(action: Action) -> StepResult:
             found = step(action)
-            return (
-                StepResult(found.messages, found.reward, found.done, info={"lock": threading.Lock(), "looks": 7})
-                if found.done
-                else found
-            )
+            info = {"lock": threading.Lock(), "error": Needy("no", request="r"), "looks": 7}
+            return StepResult(found.messages, found.reward, found.done, info=info) if found.done else found
 
         pond.step = odd  # type: ignore[method-assign]
         return pond

@@ -136,20 +136,44 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
     for one in found.values():
         assert one["info"]["looks"] == 7
         assert "lock" in one["info"]["lock"]
+        assert one["info"]["error"] == "Needy('no')"
 
 
-@pytest.mark.parametrize(
-    ("opened", "kind", "words"),
-    [
-        (spread_ponds.open_and_refuse, UsageError, "^there is no such model$"),
-        (spread_ponds.open_and_fail, RolloutError, r"^a worker failed: KeyError\('model'\)$"),
-    ],
-)
-async def test_what_cannot_be_opened_ends_the_run_with_the_reason(opened: Any, kind: type[Exception], words: str) -> None:
+async def test_an_error_that_cannot_be_sent_is_told_in_its_words(ponds: EmbeddedEngine) -> None:
     with pytest.raises(ExceptionGroup) as group:
-        await played(opened, 3)
-    assert group.group_contains(kind, match=words)
-    assert multiprocessing.active_children() == []
+        await played(partial(spread_ponds.open_and_raise, ponds.url, 2), 2)
+    assert group.group_contains(RolloutError, match="^it holds a lock$")
+
+
+async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_path: Path) -> None:
+    mark = tmp_path / "forked"
+    began = time.monotonic()
+    with pytest.raises(ExceptionGroup) as group:
+        await played(partial(spread_ponds.open_and_fork, mark), 2, processes=1)
+    os.kill(int(mark.read_text()), signal.SIGKILL)
+    assert group.group_contains(UsageError, match="^the second process says so$")
+    assert time.monotonic() - began < 50, "nobody waited for the forked one"
+
+
+async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, impatient: None) -> None:
+    opened = partial(spread_ponds.open_ponds, ponds.url, 30)
+    runner = ProcessRunner(opened, processes=1, concurrency=4, samples=SAMPLES)
+    before, deaths = open_files(), 0
+
+    def take(one: Episode) -> None:
+        nonlocal deaths
+        children = multiprocessing.active_children()
+        if children and deaths < 4 and one.task_index % 10 == 5:
+            deaths += 1
+            os.kill(children[0].pid or 0, signal.SIGKILL)
+
+    await runner.run(PondFactory(30).tasks("test"), take)
+    assert deaths == 4
+    assert open_files() - before <= 2
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -228,6 +252,24 @@ def holding(stuck: list[PolicyRequest]) -> Any:
         return said[min(request.text.count("<|turn|>assistant") - 1, len(said) - 1)]
 
     return policy
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 1.0])
+def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: float) -> None:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with (
+        serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding([]))) as engine,
+        subprocess.Popen(command(engine, tmp_path), **pipes) as process,
+    ):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 90
+        while len(children.read_text().split()) < 3 and time.monotonic() < deadline:  # the resource tracker is one
+            time.sleep(0.005)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("how", ["terminal", "killed"])

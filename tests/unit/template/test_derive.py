@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,3 +138,57 @@ def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytes
     assert counting.renders > 2
     assert slow.input_ids.tolist() == quick.input_ids.tolist()
     assert (slow.preserved, slow.rendered) == (quick.preserved, quick.rendered)
+
+
+# --- templates that repeat what was said ---------------------------------------------------------------------------------
+
+_END = """{{- (message.content or '') }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{{- '<|end|>\\n' }}
+{%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
+"""
+_BEGIN = "{%- set ns = namespace(last='') %}\n{%- for message in messages %}\n{{- '<|turn|>' + message.role + '\\n' }}\n"
+_AFTER = "{%- if not loop.first and loop.previtem.role == 'assistant' %}"
+ECHOES = {
+    "the last turn": f"{_AFTER}{{{{- '[re: ' + loop.previtem.content + ']' }}}}{{% endif %}}\n",
+    "the last turn, by a variable": "{%- if message.role != 'assistant' and ns.last %}{{- '[re: ' + ns.last + ']' }}{% endif %}\n",
+    "the task": f"{_AFTER}{{{{- '[task: ' + messages[0].content + ']' }}}}{{% endif %}}\n",
+    "a call": f"{_AFTER}{{{{- '[of: ' + (loop.previtem.tool_calls[0].function | tojson) + ']' }}}}{{% endif %}}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "is_local"), [(name, is_local) for name, source in ECHOES.items() for is_local in {False, "ns." not in source}]
+)
+def test_what_a_template_repeats_is_never_a_part_of_a_frame(tokenizer: Any, repeats: str, is_local: bool) -> None:
+    source = _BEGIN + ECHOES[repeats] + _END
+    if is_local:
+        source = source.replace("{%- set ns = namespace(last='') %}\n", "").replace(
+            "{%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}\n", ""
+        )
+    counted = Counted(tokenizer, source)
+    template = counted.template
+    assert template.features.local == is_local
+    for number, (task, said) in enumerate([*[("Go.", "OK.")] * 6, ("Go.", "Yes."), ("Stop.", "OK."), ("Stop.", "No.")]):
+        first: list[Message] = [{"role": "system", "content": task}, FIRST[1]]
+        turn: Message = {"role": "assistant", "content": said}
+        text_said = said
+        if repeats == "a call":
+            function = {"name": "look", "arguments": {"at": said}}
+            turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+            text_said = f"<tool_call>{json.dumps(function)}</tool_call>"
+        delta = counted.delta([*first, turn], text_said + "<|end|>", NEW)
+        whole = template.renderer.render([*first, turn, *NEW], None, generate=True)
+        assert template.renderer.render(first, None, generate=True) + text_said + "<|end|>" + text(counted, delta) == whole, number
+        assert not delta.framed
+
+
+def test_a_template_that_repeats_nothing_is_framed(tokenizer: Any) -> None:
+    """The same one without its echo: what the tests above would be red without."""
+    counted = Counted(tokenizer, _BEGIN + _END)
+    turn: Message = {"role": "assistant", "content": "OK.", "tool_calls": [CALL, CALL], "reasoning_content": "Hm."}
+    said = "OK." + '<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call>' * 2 + "<|end|>"
+    framed = [counted.delta([*FIRST, turn], said, NEW).framed for _ in range(chat_template._WORTH_LEARNING + 1)]
+    assert framed[-1]

@@ -20,8 +20,9 @@ from markupsafe import Markup
 from support.qwen import all_templates
 
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template import sandbox
 from toolroll.rollout.template.render import Renderer, arguments_as, compiled
-from toolroll.rollout.template.sandbox import _REMEMBERED, QuickSandbox, RememberedJson, quick
+from toolroll.rollout.template.sandbox import QuickSandbox, RememberedJson, quick
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 TOOLS = [
@@ -167,6 +168,8 @@ def test_values_that_are_equal_and_written_otherwise_are_kept_apart() -> None:
             assert write({"a": [value]}) == dumped({"a": [value]})
     assert write({"a": 1, "b": 2}) != write({"b": 2, "a": 1})
     assert write({"a": 1}, indent=2) == dumped({"a": 1}, indent=2)
+    with pytest.raises(TypeError):
+        write({"a": 1}, indent=2.0)
     assert write({1: "a"}) == write({"1": "a"}) == '{"1": "a"}'
 
 
@@ -203,11 +206,17 @@ def test_any_value_is_written_alike(value: Any) -> None:
     assert write(value) == write(value) == dumped(value)
 
 
-def test_little_is_remembered() -> None:
-    write = RememberedJson(dumped)
-    for at in range(2 * _REMEMBERED + 3):
+def test_little_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_REMEMBERED", 50_000)
+    monkeypatch.setattr(sandbox, "_LONGEST", 1000)
+    write, most = RememberedJson(dumped), 0
+    for at in range(1000):
         write([at])
-    assert 0 < len(write._known) <= _REMEMBERED
+        most = max(most, len(write._known))
+    assert 50 < most < 50_000 / 200
+    before = len(write._known)
+    assert write(["x" * 2000]) == dumped(["x" * 2000])
+    assert len(write._known) == before, "what is long is not kept"
 
 
 # --- the renderer ------------------------------------------------------------------------------------------------------
@@ -270,6 +279,12 @@ def test_a_tokenizer_with_a_way_of_its_own_is_asked() -> None:
 
     mine.__class__ = Own
     assert Renderer(mine).render(TALK, TOOLS, generate=True).startswith("mine: ")
+    given = load_embedded_tokenizer()
+    theirs = given.apply_chat_template
+    given.apply_chat_template = lambda *args, **kwargs: "given: " + theirs(*args, **kwargs)
+    renderer = Renderer(given)
+    assert renderer.render(TALK, TOOLS, generate=True).startswith("given: ")
+    assert renderer._quick_renders == 0
 
 
 def test_switches_that_are_arguments_of_transformers_are_left_to_it(tokenizer: Any) -> None:
