@@ -218,7 +218,10 @@ def _plain(episode: Episode) -> Episode:
 
 
 def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - silence would be waited for for ever
+        data = pickle.dumps((message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}")))
     if not writer.is_closing():  # else the other side is gone, which is said where this one reads
         writer.write(_LENGTH.pack(len(data)) + data)
 
