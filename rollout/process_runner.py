@@ -112,6 +112,8 @@ class _Process:
         finally:
             process.kill()
             ours.close()
+            if not started.done():
+                started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
         await ended
         gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
         for future in self._waiting.values():

@@ -408,8 +408,8 @@ class ChatTemplate:
         try:
             for edge in frames.EDGES:
                 turn, masked = frames.with_nonces(messages[-1], new, edge)
-                before = messages[:-1]
-                texts.append(self.deriver.derive([*before, turn], masked, tools, sampled, served=served, by_nonce=True).text)
+                probed = [*messages[:-1], turn]
+                texts.append(self.deriver.derive(probed, masked, tools, sampled, served=served, by_nonce=True).text)
             turn, masked = frames.with_nonces(messages[-1], new, frames.EDGES[0])
             said_otherwise = with_marks([*messages[:-1], turn], text=as_text)
             if self.deriver.derive(said_otherwise, masked, tools, sampled, by_nonce=True).text != texts[0]:
