@@ -1,89 +1,78 @@
-"""`Node`: the tokens that one step of a session added.
-
-Invariant: a live episode is a handful of arrays and few objects, since the garbage collector visits every object that can refer to
-another: what the engine said beside its tokens is kept as one flat tuple of atoms, which the collector leaves alone.
-"""
+"""`Node`: one step of a session: the tokens that it added, observed or sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from toolroll.rollout.types import Completion, IdArray, LogprobArray, WeightVersion
+from toolroll.rollout.token_tree import NONE, TokenTree
+from toolroll.rollout.types import Completion, IdArray, LogprobArray
 
-_NOTHING: Mapping[str, Any] = {}
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Node:
-    """The tokens that one step added: observed, or sampled. `start` is the place of its first token in every path that holds it.
+    """The node `index` of `tree`. It holds nothing itself: two of the same place are equal."""
 
-    `said`: None where the tokens were observed, else what `packed` made of the completion.
-    """
+    tree: TokenTree
+    index: int
 
-    parent: Node | None
-    start: int
-    ids: IdArray
-    said: tuple[Any, ...] | None = None
-    logprobs: LogprobArray | None = None
-    sampling_params: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    routed_experts: Any = None
-    excluded: str | None = None
-    fork_reason: str | None = None
-    children: int = 0
+    @property
+    def parent(self) -> Node | None:
+        """The node that it stands behind; None for a root."""
+        parent = self.tree.parent(self.index)
+        return None if parent == NONE else Node(self.tree, parent)
+
+    @property
+    def start(self) -> int:
+        """The place of its first token in every path that holds it."""
+        return self.tree.start(self.index)
 
     @property
     def stop(self) -> int:
         """The place behind its last token."""
-        return self.start + len(self.ids)
+        return self.tree.stop(self.index)
+
+    @property
+    def children(self) -> int:
+        """How many nodes stand directly behind it."""
+        return self.tree.children(self.index)
+
+    @property
+    def ids(self) -> IdArray:
+        """Its tokens: a view that refuses to be written."""
+        return self.tree.ids_of(self.index)
+
+    @property
+    def logprobs(self) -> LogprobArray | None:
+        """Those of its tokens; None where they were observed, or not asked for."""
+        return self.tree.logprobs_of(self.index)
 
     @property
     def sampled(self) -> bool:
         """Whether the engine sampled tokens here (an abort in its queue samples none)."""
-        return self.said is not None and len(self.ids) > 0
+        return self.tree.sampled(self.index)
+
+    @property
+    def sampling_params(self) -> Mapping[str, Any]:
+        """The effective ones; none where its tokens were observed."""
+        return self.tree.sampling_params(self.index)
+
+    @property
+    def excluded(self) -> str | None:
+        """Why it is not trained although it was sampled."""
+        return self.tree.excluded.get(self.index)
+
+    @property
+    def fork_reason(self) -> str | None:
+        """Why a path was begun anew here."""
+        return self.tree.fork_reasons.get(self.index)
 
     @property
     def completion(self) -> Completion | None:
         """What the engine said, without its `text`; None where the tokens were observed."""
-        if self.said is None:
-            return None
-        finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = self.said
-        versions = tuple(WeightVersion(*spans[at : at + 3]) for at in range(0, len(spans), 3))
-        return Completion(
-            output_ids=self.ids,
-            logprobs=self.logprobs,
-            finish_reason=finish_reason,
-            matched=matched,
-            weight_versions=versions,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            latency=latency,
-            attempts=attempts,
-            rid=rid,
-            routed_experts=self.routed_experts,
-        )
+        return self.tree.completion(self.index)
 
     def path(self) -> list[Node]:
         """From the root to this node."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
-def packed(completion: Completion) -> tuple[Any, ...]:
-    """What a completion says beside its arrays, as a flat tuple; its `text` is not kept, since the ids are the record."""
-    spans = (atom for span in completion.weight_versions for atom in (span.version, span.start, span.stop))
-    return (
-        completion.finish_reason,
-        completion.matched,
-        completion.prompt_tokens,
-        completion.cached_tokens,
-        completion.latency,
-        completion.attempts,
-        completion.rid,
-        *spans,
-    )
+        return [Node(self.tree, index) for index in self.tree.path(self.index)]

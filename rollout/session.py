@@ -15,17 +15,11 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.node import Node, packed
-from toolroll.rollout.token_buffer import TokenBuffer
-from toolroll.rollout.types import (
-    Completion,
-    IdArray,
-    LogprobArray,
-    MaskArray,
-    Trajectory,
-    Turn,
-    WeightVersion,
-)
+from toolroll.rollout.grown_array import GrownArray
+from toolroll.rollout.id_text import IdText
+from toolroll.rollout.node import Node
+from toolroll.rollout.token_tree import NONE, TokenTree
+from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
 
 CONTEXT = "context"
 """`Turn.excluded` of a sampled turn that an earlier path trains."""
@@ -34,19 +28,23 @@ CONTEXT = "context"
 class Session:
     """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache."""
 
+    __slots__ = ("_head", "_observed", "_params", "_path", "_text", "_tree", "session_id")
+
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self._nodes: list[Node] = []
-        self._head: Node | None = None
-        self._buffer = TokenBuffer()
-        self._observed: dict[tuple[int, bytes], Node] = {}
+        self._tree = TokenTree()
+        self._head = NONE
+        self._path = self._tree.ids  # the current path's ids: the tree's own, as long as that is one path
+        self._text = IdText()
+        self._observed: dict[tuple[int, bytes], int] = {}
         self._params: Mapping[str, Any] = {}
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
         """Append tokens that the environment or the template wrote: mask 0."""
-        return self._append(np.asarray(ids, dtype=np.int32))
+        added = np.asarray(ids, dtype=np.int32)
+        return self._append(added, self._tree.add(self._head, added))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
@@ -54,9 +52,10 @@ class Session:
         Raises `TokenError` where the completion's logprobs do not belong to its ids.
         """
         _check_logprobs(completion)
-        if self._head is None:
+        if self._head == NONE:
             raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
-        return self._append(completion.output_ids, completion, sampling_params)
+        index = self._tree.add_sampled(self._head, completion, self._shared(sampling_params))
+        return self._append(completion.output_ids, index)
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
         """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
@@ -65,41 +64,31 @@ class Session:
         """
         ids = np.asarray(input_ids, dtype=np.int32)
         shared = self.shared_prefix(ids)
-        self._move_to(shared)
-        node = self._append(ids[shared.stop if shared else 0 :])
-        node.fork_reason = reason
+        stop = shared.stop if shared else 0
+        self._head = shared.index if shared else NONE
+        self._path, self._text = GrownArray(np.intc), IdText()
+        self._path.append(ids[:stop])
+        self._text.append(ids[:stop])
+        node = self.observe(ids[stop:])
+        self._tree.fork_reasons[node.index] = reason
         return node
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
         """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
-        for node in self._nodes if nodes is None else nodes:
-            if node.said is not None and node.excluded is None:
-                node.excluded = reason
+        for index in range(len(self._tree)) if nodes is None else (node.index for node in nodes):
+            if self._tree.completed(index):
+                self._tree.excluded.setdefault(index, reason)
 
-    def _append(self, ids: IdArray, completion: Completion | None = None, sampling_params: Mapping[str, Any] | None = None) -> Node:
-        node = self._add(self._head, ids, completion, sampling_params)
-        self._head = node
-        self._buffer.append(ids)
-        return node
-
-    def _add(
-        self,
-        parent: Node | None,
-        ids: IdArray,
-        completion: Completion | None = None,
-        sampling_params: Mapping[str, Any] | None = None,
-    ) -> Node:
-        node = Node(parent, parent.stop if parent is not None else 0, ids)
-        if completion is not None:
-            node.said, node.logprobs = packed(completion), completion.logprobs
-            node.sampling_params = self._shared(sampling_params or {})
-            if completion.routed_experts is not None:
-                _drop_experts(parent)
-                node.routed_experts = completion.routed_experts
-        if parent is not None:
-            parent.children += 1
-        self._nodes.append(node)
-        return node
+    def _append(self, ids: IdArray, index: int) -> Node:
+        """Lengthen the current path by the node `index`, which holds `ids`."""
+        self._head = index
+        if self._path is not self._tree.ids:
+            self._path.append(ids)
+        elif len(self._path) != len(self._text) + len(ids):  # the tree has grown elsewhere too
+            self._path = GrownArray(np.intc)
+            self._path.append(self._tree.ids_along(self._tree.path(index)))
+        self._text.append(ids)
+        return Node(self._tree, index)
 
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
         """A copy of `sampling_params`; the last one where they are the same, as they are for nearly every turn."""
@@ -112,74 +101,69 @@ class Session:
     def grow(self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None) -> Node:
         """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were added there before, that node is
         given back: several answers to one prompt are siblings behind one node. `reason`: why a path is begun anew here."""
-        added = np.array(ids, dtype=np.int32)
-        key = (id(parent), blake2b(added.tobytes(), digest_size=16).digest())
-        node = self._observed.get(key)
-        if node is None:
-            node = self._observed[key] = self._add(parent, added)
-            node.fork_reason = reason
-        return node
+        added = np.asarray(ids, dtype=np.int32)
+        behind = parent.index if parent is not None else NONE
+        key = (behind, blake2b(added.tobytes(), digest_size=16).digest())
+        index = self._observed.get(key)
+        if index is None:
+            index = self._observed[key] = self._tree.add(behind, added)
+            if reason is not None:
+                self._tree.fork_reasons[index] = reason
+        return Node(self._tree, index)
 
     def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
         _check_logprobs(completion)
-        return self._add(parent, completion.output_ids, completion, sampling_params)
-
-    def _move_to(self, node: Node | None) -> None:
-        self._head = node
-        self._buffer = TokenBuffer()
-        for step in node.path() if node else ():
-            self._buffer.append(step.ids)
+        return Node(self._tree, self._tree.add_sampled(parent.index, completion, self._shared(sampling_params)))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._buffer)
+        return len(self._text)
 
     @property
     def head(self) -> Node | None:
         """The last node of the current path."""
-        return self._head
+        return None if self._head == NONE else Node(self._tree, self._head)
 
     @property
     def input_ids(self) -> IdArray:
         """The current path's ids: the next request's prompt. A view that refuses to be written, and that never changes."""
-        return self._buffer.ids
+        return self._path.view(0, len(self._text))
 
     @property
     def highest_id(self) -> int:
         """The highest of them, as an unsigned number; 0 for none."""
-        return self._buffer.highest
+        return self._text.highest
 
     @property
     def input_ids_json(self) -> bytes:
         """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
-        return self._buffer.json
+        return self._text.json
 
     @property
     def nodes(self) -> int:
         """How many nodes the tree has."""
-        return len(self._nodes)
+        return len(self._tree)
 
     @property
     def tokens(self) -> int:
         """How many tokens the nodes hold, each counted once."""
-        return sum(len(node.ids) for node in self._nodes)
+        return len(self._tree.ids)
 
     def path_ids(self, node: Node | None) -> IdArray:
         """The ids from the root to the end of `node`."""
-        return np.concatenate([step.ids for step in node.path()]) if node is not None else np.zeros(0, dtype=np.int32)
+        return self._tree.ids_along(self._tree.path(node.index if node is not None else NONE))
 
     def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
         """The last node of the path to `end` (default: the current path) up to which `ids` agree with it token for token; None for
         no whole node."""
-        shared: Node | None = None
-        end = end if end is not None else self._head
-        for node in end.path() if end is not None else ():
-            if node.stop > len(ids) or not np.array_equal(node.ids, ids[node.start : node.stop]):
+        tree, shared = self._tree, NONE
+        for index in tree.path(end.index if end is not None else self._head):
+            if tree.stop(index) > len(ids) or not np.array_equal(tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]):
                 break
-            shared = node
-        return shared
+            shared = index
+        return None if shared == NONE else Node(tree, shared)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Every path from a root to a leaf, in the order in which they were begun.
@@ -187,18 +171,13 @@ class Session:
         Tokens behind the last sampled one are left out: nothing was sampled from them. A path on which nothing was sampled is
         given only if the session has no other.
         """
-        leaves = [node for node in self._nodes if node.children == 0]
-        paths = _maximal([path for path in (_trimmed(leaf.path()) for leaf in leaves) if path])
+        tree = self._tree
+        leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
+        paths = _maximal([path for path in (_trimmed(tree, tree.path(leaf)) for leaf in leaves) if path])
         if not paths and leaves:
-            paths = [leaves[0].path()]
+            paths = [tree.path(leaves[0])]
         trained: set[int] = set()
-        return tuple(_trajectory(path, trained) for path in paths)
-
-
-def _drop_experts(node: Node | None) -> None:
-    """Forget the experts that were given with the turns up to `node`: those of a later turn hold them too."""
-    for step in node.path() if node is not None else ():
-        step.routed_experts = None
+        return tuple(_trajectory(tree, path, trained) for path in paths)
 
 
 def _check_logprobs(completion: Completion) -> None:
@@ -207,57 +186,45 @@ def _check_logprobs(completion: Completion) -> None:
         raise TokenError(f"{len(completion.output_ids)} sampled ids came with {len(logprobs)} logprobs")
 
 
-def _maximal(paths: list[list[Node]]) -> list[list[Node]]:
+def _maximal(paths: list[list[int]]) -> list[list[int]]:
     """`paths` without those that are the beginning of another one, and without doubles (a path of which only a prompt that was
     never answered is cut off)."""
-    inner = {id(node) for path in paths for node in path[:-1]}
-    kept = {id(path[-1]): path for path in reversed(paths) if id(path[-1]) not in inner}
+    inner = {index for path in paths for index in path[:-1]}
+    kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
     return list(kept.values())[::-1]
 
 
-def _trimmed(path: list[Node]) -> list[Node]:
-    while path and not path[-1].sampled:
+def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
+    while path and not tree.sampled(path[-1]):
         path.pop()
     return path
 
 
-def _trajectory(path: list[Node], trained: set[int]) -> Trajectory:
+def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
     """The arrays of `path`; nodes in `trained` are context, and those it trains are added to it."""
-    length = path[-1].stop
-    input_ids = np.concatenate([node.ids for node in path]).astype(np.int32, copy=False)
+    length = tree.stop(path[-1])
     loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
     logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)
     turns: list[Turn] = []
-    for node in path:
-        completion = node.completion
-        if completion is None or not node.sampled:
+    for index in path:
+        if not tree.sampled(index):
             continue
-        excluded = CONTEXT if id(node) in trained else node.excluded
-        trained.add(id(node))
+        excluded = CONTEXT if index in trained else tree.excluded.get(index)
+        trained.add(index)
+        turn = tree.turn(index, excluded=excluded)
         if excluded is None:
-            loss_mask[node.start : node.stop] = 1
-        if completion.logprobs is not None:
-            logprobs[node.start : node.stop] = completion.logprobs
-        turns.append(_turn(node, completion, excluded))
+            loss_mask[turn.start : turn.stop] = 1
+        found = tree.logprobs_of(index)
+        if found is not None:
+            logprobs[turn.start : turn.stop] = found
+        turns.append(turn)
     first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
-    fork_reason = next((node.fork_reason for node in reversed(path) if node.fork_reason), None)
     return Trajectory(
-        input_ids, loss_mask, logprobs, tuple(turns), first, fork_reason=fork_reason, routed_experts=path[-1].routed_experts
-    )
-
-
-def _turn(node: Node, completion: Completion, excluded: str | None) -> Turn:
-    return Turn(
-        start=node.start,
-        stop=node.stop,
-        finish_reason=completion.finish_reason,
-        matched=completion.matched,
-        weight_versions=tuple(
-            WeightVersion(span.version, node.start + span.start, node.start + span.stop) for span in completion.weight_versions
-        ),
-        sampling_params=node.sampling_params,
-        prompt_tokens=completion.prompt_tokens,
-        cached_tokens=completion.cached_tokens,
-        latency=completion.latency,
-        excluded=excluded,
+        tree.ids_along(path),
+        loss_mask,
+        logprobs,
+        tuple(turns),
+        first,
+        fork_reason=next((tree.fork_reasons[index] for index in reversed(path) if index in tree.fork_reasons), None),
+        routed_experts=tree.routed_experts.get(path[-1]),
     )

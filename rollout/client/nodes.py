@@ -53,13 +53,13 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
 def tree_nodes(session: Session, sampled: Sequence[Node], encoder: Encoder) -> dict[str, SequenceNode]:
     """Each sampled node with its whole path, by its text; `metadata["parent"]` is the key of the sampled node that it goes on from.
     Nodes of the same text (n answers that say the same) get "#2", "#3" behind it: none is lost."""
-    keys: dict[int, str] = {}
+    keys: dict[Node, str] = {}
     found: dict[str, SequenceNode] = {}
     for node in sampled:
         ids = session.path_ids(node)
         text = encoder.decode(ids)
         key = next(name for name in (text, *(f"{text}#{at}" for at in range(2, len(sampled) + 2))) if name not in found)
-        keys[id(node)] = key
+        keys[node] = key
         completion = node.completion
         assert completion is not None
         trained = np.zeros(len(ids), dtype=bool)
@@ -67,7 +67,7 @@ def tree_nodes(session: Session, sampled: Sequence[Node], encoder: Encoder) -> d
         logprobs = np.full(len(ids), PROMPT_LOGPROB)
         if completion.logprobs is not None and node.excluded is None:
             logprobs[node.start :] = completion.logprobs
-        parent = next((keys[id(step)] for step in reversed(node.path()[:-1]) if id(step) in keys), None)
+        parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
         found[key] = SequenceNode(
             full_text=text,
             tokens=ids.tolist(),

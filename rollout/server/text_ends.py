@@ -29,7 +29,7 @@ class TextEnds:
 
     def before_ids(self, ids: IdArray) -> Node | None:
         """The longest node that `ids` begin with, the first of several."""
-        fitting = [node for node in self._nodes if node.stop <= len(ids) and self._session.shared_prefix(ids, node) is node]
+        fitting = [node for node in self._nodes if node.stop <= len(ids) and self._session.shared_prefix(ids, node) == node]
         return max(fitting, key=lambda node: node.stop, default=None)
 
     def before_text(self, prompt: str, encoder: Encoder) -> list[tuple[Node, int]]:

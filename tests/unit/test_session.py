@@ -314,3 +314,41 @@ def test_a_forks_sequences_keep_their_own_experts() -> None:
     session.sample(with_experts([7], 4), {})
     shapes = [trajectory.routed_experts.shape for trajectory in session.trajectories() if trajectory.routed_experts is not None]
     assert shapes == [(4, 4), (3, 4)]
+
+
+# --- a path beside a tree ----------------------------------------------------------------------------------------------------
+
+
+def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> None:
+    session = played(("observe", [1, 2]), ("sample", [3]))
+    handed, before = session.input_ids, session.head
+    assert before is not None
+    aside = session.grow(before, [70, 71])
+    assert session.grow(before, [70, 71]) == aside and hash(session.grow(before, [70, 71])) == hash(aside)
+    assert session.grow(before, [70, 72]) != aside
+    session.grow_sampled(aside, said([8]), {})
+    assert session.input_ids.tolist() == [1, 2, 3] and session.head == before
+    session.observe([4])
+    session.sample(said([5]), {})
+    assert session.input_ids.tolist() == [1, 2, 3, 4, 5] and handed.tolist() == [1, 2, 3]
+    assert orjson.loads(b"[" + session.input_ids_json + b"]") == [1, 2, 3, 4, 5]
+    assert session.path_ids(aside).tolist() == [1, 2, 3, 70, 71]
+    assert [found.input_ids.tolist() for found in session.trajectories()] == [[1, 2, 3, 70, 71, 8], [1, 2, 3, 4, 5]]
+    assert (session.nodes, session.tokens) == (7, 10)
+
+
+def test_a_node_tells_what_was_said_there() -> None:
+    session = played(("observe", [1]))
+    answer = said([2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1, matched=3)
+    node = session.sample(answer, {"temperature": 0.5})
+    found = node.completion
+    assert found is not None and node.logprobs is not None and answer.logprobs is not None
+    assert found.output_ids.tolist() == node.ids.tolist() == [2, 3]
+    assert node.logprobs.tolist() == answer.logprobs.tolist()
+    kept = ("finish_reason", "matched", "weight_versions", "prompt_tokens", "cached_tokens", "latency", "attempts", "rid")
+    assert [getattr(found, name) for name in kept] == [getattr(answer, name) for name in kept]
+    assert (node.sampled, node.children, node.excluded, node.fork_reason) == (True, 0, None, None)
+    parent = node.parent
+    assert parent is not None and parent.parent is None and parent.children == 1
+    assert (parent.sampled, parent.completion, parent.logprobs, parent.sampling_params) == (False, None, None, {})
+    assert node.path() == [parent, node] and session.head == node

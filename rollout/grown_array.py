@@ -1,0 +1,43 @@
+"""`GrownArray`: numbers of one kind in one piece of memory that grows.
+
+Invariant: what was given out is never written again: views are of memory that only grows behind them, and no copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ROOM = 256
+
+
+class GrownArray:
+    """Empty at first; `dtype` of what it holds."""
+
+    __slots__ = ("_data", "_length")
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._data: npt.NDArray[Any] = np.empty(0, dtype=dtype)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Append `values`, one-dimensional."""
+        start = self._length
+        stop = start + len(values)
+        if stop > len(self._data):
+            grown = np.empty(stop + stop // 8 + _ROOM, dtype=self._data.dtype)
+            grown[:start] = self._data[:start]
+            self._data = grown
+        self._data[start:stop] = values
+        self._length = stop
+
+    def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """What is at [start, stop) (default: all): a view that refuses to be written."""
+        view = self._data[start : self._length if stop is None else stop]
+        view.flags.writeable = False
+        return view
