@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -26,6 +27,19 @@ def named() -> Iterator[None]:
         raise UsageError("; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))) from error
 
 
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turns what keeps `out`, given as --out, from being written into a `UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+
 def complaints(error: ValidationError) -> list[tuple[str, str]]:
     """For each complaint the setting's name, with dots where it is nested, and what is wrong, in the validator's own words."""
-    return [(".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")) for found in error.errors()]
+    said = {"missing": "must be given"}
+    return [
+        (".".join(map(str, found["loc"])), said.get(found["type"]) or found["msg"].removeprefix("Value error, "))
+        for found in error.errors()
+    ]

@@ -27,6 +27,8 @@ def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int) 
     if not (folder / FILE_NAME).is_file():
         raise UsageError(f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)")
     out = out or folder / PAGE_NAME
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder: the page is a file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_settings(folder)

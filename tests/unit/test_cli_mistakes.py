@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.report import report
+from toolroll.rollout.store import FILE_NAME, to_line
 from toolroll.rollout.types import Status, StopReason, status_of
 
 MAIN = "from toolroll.rollout.cli import main; main()"
@@ -43,6 +44,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
     Path("unknown.yaml").write_text("sample: 2\n")
     Path("list.yaml").write_text("- 1\n")
+    Path("run").mkdir()
+    Path("run", FILE_NAME).write_bytes(to_line(episode()))
 
 
 def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -77,6 +80,11 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([*RUN, "--endpoint", "http://127.0.0.1:9/v1", "--out", "afile/x"], "--out afile/x: the folder cannot be made"),
         (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
+        (["run", "desk"], "toolroll: --model: must be given"),
+        (["export", "run", "--out", "afile/x"], "--out afile/x cannot be written: Not a directory"),
+        (["export", "run", "--format", "tau-bench", "--out", "nope/x"], "--out nope/x cannot be written: No such file or directory"),
+        (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
+        (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
     ],
 )
 def test_a_mistake_is_one_line(
