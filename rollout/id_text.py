@@ -1,4 +1,7 @@
-"""`IdText`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one."""
+"""`IdText`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one.
+
+Invariant: what was given out is never written again, whoever holds it and however long.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,17 @@ class IdText:
         ids = np.ascontiguousarray(ids, dtype=np.intc)
         self._length += len(ids)
         self.highest = max(self.highest, int(np.maximum.reduce(ids.view(np.uint32))))
-        if self._json:
-            self._json += b","
-        self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        new = orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        try:
+            self._extend(new)
+        except BufferError:  # a request still holds the view of it: that one keeps the memory, and this one goes on in another
+            self._json = bytearray(self._json)
+            self._extend(new)
+
+    def _extend(self, new: bytes) -> None:
+        self._json += b"," + new if self._json else new
 
     @property
-    def json(self) -> bytes:
-        """JSON text without brackets."""
-        return bytes(self._json)
+    def json(self) -> memoryview:
+        """JSON text without brackets: a view, whose holder should let it go before more is appended, which copies all of it else."""
+        return memoryview(self._json).toreadonly()

@@ -137,8 +137,9 @@ class Session:
         return self._text.highest
 
     @property
-    def input_ids_json(self) -> bytes:
-        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
+    def input_ids_json(self) -> memoryview:
+        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode. A view that never
+        changes; let it go before more tokens are appended, which copies the whole text else."""
         return self._text.json
 
     @property

@@ -139,6 +139,18 @@ def test_the_ids_that_are_handed_out_never_change() -> None:
     assert session.input_ids.tolist() == [1, 7]
 
 
+def test_a_text_that_somebody_holds_never_changes() -> None:
+    session = played(("observe", [1, 2]))
+    held = session.input_ids_json
+    session.observe([3])
+    again = session.input_ids_json
+    session.sample(said([4]), {})
+    del again
+    session.observe([5])
+    assert held == b"1,2" and held.readonly
+    assert session.input_ids_json == b"1,2,3,4,5"
+
+
 def test_the_json_is_kept_for_any_integer_type() -> None:
     session = Session("s")
     session.observe(np.array([1, 2], dtype=np.int64))
