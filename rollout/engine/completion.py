@@ -93,7 +93,7 @@ def _ids(given: Any) -> IdArray:
         return np.zeros(0, dtype=np.int32)
     try:
         ids = np.empty(len(given), dtype=np.intc)
-        pack_into(f"{len(given)}i", ids, 0, *given)
+        pack_into(f"{len(given)}i", ids.data, 0, *given)
     except (TypeError, StructError) as error:
         raise CompletionError(f"output_ids is no list of token ids: {error}") from error
     return ids
@@ -110,7 +110,7 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
     try:
         # One pass over items of three, as SGLang's are. Where an item is none, or its id another one, too few are left to pack.
         found = [value for (value, index, _), output_id in zip(items, output_ids, strict=True) if index == output_id]
-        pack_into(f"{count}d", values, 0, *found)
+        pack_into(f"{count}d", values.data, 0, *found)
     except (TypeError, ValueError, StructError):
         values = _logprobs_one_by_one(items, output_ids)
     top = float(values[values.argmax()])  # NaN where one of them is: to argmax that is the highest
