@@ -34,14 +34,20 @@ class Laps:
 
 def cpu_of(step: Callable[[], object], *, repeat: int = 50, rounds: int = 7) -> float:
     """Microseconds of CPU of one `step`: the median over `rounds` of the mean over `repeat`."""
-    found = []
+    return cpu_in_turns(step, repeat=repeat, rounds=rounds)[0]
+
+
+def cpu_in_turns(*steps: Callable[[], object], repeat: int = 50, rounds: int = 7) -> list[float]:
+    """That of each of `steps`, all of them in every round: for ratios, as a machine's speed changes from one moment to the next."""
+    found: list[list[float]] = [[] for _ in steps]
     for _ in range(rounds):
-        gc.collect()
-        began = time.thread_time_ns()
-        for _ in range(repeat):
-            step()
-        found.append((time.thread_time_ns() - began) / 1000 / repeat)
-    return statistics.median(found)
+        for step, times in zip(steps, found, strict=True):
+            gc.collect()
+            began = time.thread_time_ns()
+            for _ in range(repeat):
+                step()
+            times.append((time.thread_time_ns() - began) / 1000 / repeat)
+    return [statistics.median(times) for times in found]
 
 
 def mean(values: Iterable[float]) -> float:

@@ -7,6 +7,7 @@ of them is equal (`1`, `1.0` and `True` differ there, the order of keys does not
 
 from __future__ import annotations
 
+import copy
 import marshal
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
@@ -18,30 +19,65 @@ is no dict of records has the key None."""
 _VERSION = 2
 """Of marshal: the last one whose bytes depend on values alone, and not on which objects are shared."""
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_NOTHING = object()
+_get = dict.__getitem__  # as a global, since super() takes longer than the look-up itself
+
 
 class Unread:
-    """Stands in a table for a record that nobody has read yet."""
+    """Stands in a table for a record, and in a record for a list or a dict, that nobody has read yet.
 
-    __slots__ = ("blob",)
+    `fields` are those of a record, shared by all copies; anything else is kept as bytes alone. Reading a record makes none of its
+    fields: a search looks at a field or two of each, and what is made is memory that the garbage collector has to visit.
+    """
 
-    def __init__(self, blob: bytes) -> None:
-        self.blob = blob
+    __slots__ = ("blob", "fields")
+
+    def __init__(self, value: Any, *, record: bool = False) -> None:
+        self.fields: dict[str, Any] | None = None
+        self.blob = b""
+        if record and _has_names(value):
+            self.fields = {key: field if type(field) in _ATOMS else Unread(field) for key, field in value.items()}
+        else:
+            self.blob = marshal.dumps(value, _VERSION)
+
+    def read(self) -> Any:
+        """The value, one of its own for each call."""
+        return marshal.loads(self.blob) if self.fields is None else Table(self.fields)
+
+    def plain(self) -> Any:
+        """The same, made of plain dicts and whole."""
+        if self.fields is None:
+            return marshal.loads(self.blob)
+        return {key: field.plain() if type(field) is Unread else field for key, field in self.fields.items()}
+
+    def is_still(self, now: Any) -> bool:
+        """Whether `now` is at a glance what this stands for. False does not say that it is not."""
+        if self.fields is None:
+            return _dumped(now) == self.blob
+        if type(now) is not Table or len(now) != len(self.fields):
+            return False
+        for key, value in now.raw():
+            field = self.fields.get(key, _NOTHING)
+            if value is not field and not (type(field) is Unread and field.is_still(value)):
+                return False
+        return True
 
 
 class Table(dict[str, Any]):
-    """A table whose records are made of bytes when they are first read. All ways of reading a dict are covered."""
+    """A table, or a record, whose values are made when they are first read. All ways of reading a dict are covered."""
 
     __slots__ = ()
 
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
+        value = _get(self, key)
         if type(value) is Unread:
-            value = marshal.loads(value.blob)
+            value = value.read()
             super().__setitem__(key, value)
         return value
 
     def __iter__(self) -> Iterator[str]:
-        # Its own, so that dict(table) and {**table} read the records instead of copying what stands in for them.
+        # Its own, so that dict(table) and {**table} read the values instead of copying what stands in for them.
         return super().__iter__()
 
     def raw(self) -> Iterator[tuple[str, Any]]:
@@ -51,7 +87,7 @@ class Table(dict[str, Any]):
     def _read_all(self) -> None:
         for key, value in super().items():
             if type(value) is Unread:
-                super().__setitem__(key, marshal.loads(value.blob))
+                super().__setitem__(key, value.read())
 
     def get(self, key: Any, default: Any = None) -> Any:
         try:
@@ -104,8 +140,7 @@ class Table(dict[str, Any]):
         return dict, (self.copy(),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        # The bytes make a cheaper copy than a walk over the records does; what was changed is copied through them as well.
-        return {key: marshal.loads(v.blob if type(v) is Unread else marshal.dumps(v, _VERSION)) for key, v in self.raw()}
+        return {key: value.plain() if type(value) is Unread else copy.deepcopy(value, memo) for key, value in self.raw()}
 
 
 class _Items(ItemsView[str, Any]):
@@ -145,15 +180,15 @@ class Database:
         self._consistent_hash = consistent_hash
         self._tables: dict[str, Mapping[str, Unread] | Unread] = {}
         for name, table in data.items():
-            if isinstance(table, dict) and all(isinstance(key, str) for key in table):
-                self._tables[name] = {key: Unread(marshal.dumps(record, _VERSION)) for key, record in table.items()}
+            if _has_names(table):
+                self._tables[name] = {key: Unread(record, record=True) for key, record in table.items()}
             else:
-                self._tables[name] = Unread(marshal.dumps(table, _VERSION))
+                self._tables[name] = Unread(table)
         self._texts: Mapping[str, Mapping[str, str] | str] | None = None
 
     def copy(self) -> dict[str, Any]:
         """A database of its own for one episode. Costs one pointer a record, not the database."""
-        return {name: marshal.loads(table.blob) if isinstance(table, Unread) else Table(table) for name, table in self._tables.items()}
+        return {name: table.read() if isinstance(table, Unread) else Table(table) for name, table in self._tables.items()}
 
     def changes(self, data: Mapping[str, Any]) -> Changes:
         """How `data`, a changed `copy()`, differs from the database as loaded."""
@@ -179,10 +214,10 @@ class Database:
         self, found: dict[tuple[str, str | None], str | None], place: tuple[str, str | None], base: Unread | None, now: Any
     ) -> None:
         """Add the record at `place` to `found` if it is another one than at first."""
-        if base is not None and _dumped(now) == base.blob:
+        if base is not None and base.is_still(now):
             return
         text = self._text(now)
-        if base is None or text != self._text(marshal.loads(base.blob)):
+        if base is None or text != self._text(base.plain()):
             found[place] = text
 
     def _text(self, value: Any) -> str:
@@ -215,9 +250,9 @@ class Database:
     def _all_texts(self) -> Mapping[str, Mapping[str, str] | str]:
         if self._texts is None:
             self._texts = {
-                name: self._text(marshal.loads(table.blob))
+                name: self._text(table.plain())
                 if isinstance(table, Unread)
-                else {key: self._text(marshal.loads(record.blob)) for key, record in table.items()}
+                else {key: self._text(record.plain()) for key, record in table.items()}
                 for name, table in self._tables.items()
             }
         return self._texts
@@ -226,6 +261,10 @@ class Database:
 def _tuple_text(parts: list[str]) -> str:
     """What `repr` makes of a tuple whose elements' texts are `parts`."""
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _has_names(value: Any) -> bool:
+    return type(value) is dict and all(type(key) is str for key in value)
 
 
 def _dumped(value: Any) -> bytes | None:

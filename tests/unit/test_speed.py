@@ -32,7 +32,7 @@ BASELINE = {
     "calls of a framed delta": 82,
     "calls of a known first prompt": 111,
     "calls of a request body": 9,
-    "calls of a parsed completion": 46,
+    "calls of a parsed completion": 44,
     "calls of a parsed reply with a tool call": 285,
     "collected objects a turn": 2.25,
 }

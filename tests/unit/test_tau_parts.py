@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import pickle
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -96,9 +98,11 @@ def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
 
 # --- the database --------------------------------------------------------------------------------------------------------
 
-RECORDS = st.dictionaries(
-    st.sampled_from("abcdef"), st.one_of(st.integers(0, 2), st.booleans(), st.floats(0, 2, width=16), st.text(max_size=2)), max_size=3
+ATOMS = st.one_of(st.integers(0, 2), st.booleans(), st.floats(0, 2, width=16), st.text(max_size=2), st.none())
+FIELDS = st.one_of(
+    ATOMS, st.lists(ATOMS, max_size=2), st.dictionaries(st.sampled_from("xyz"), st.lists(ATOMS, max_size=2), max_size=2)
 )
+RECORDS = st.dictionaries(st.sampled_from("abcdef"), FIELDS, max_size=3)
 DATA = st.fixed_dictionaries(
     {"rows": st.dictionaries(st.sampled_from("klmnop"), RECORDS, max_size=5), "list": st.lists(RECORDS, max_size=3)}
 )
@@ -121,12 +125,33 @@ def _changed(data: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
             rows[key].pop("new", None)
         elif kind == "reorder" and key in rows:
             rows[key] = dict(reversed(rows[key].items()))
+        elif kind == "read" and key in rows:
+            json.dumps(rows[key])
+        elif kind == "retype" and key in rows:
+            rows[key].update({name: float(field) for name, field in rows[key].items() if isinstance(field, int)})
+        elif kind == "swap" and key in rows:
+            rows[key] = {name: rows[key].pop(name) for name in sorted(rows[key])}
+        elif kind == "deep":
+            _append_within([field for record in rows.values() for field in record.values()])
         elif kind == "list":
             data["list"].append({"a": 1})
 
 
+def _append_within(fields: list[Any]) -> None:
+    for field in fields:
+        if isinstance(field, dict):
+            _append_within(list(field.values()))
+        elif isinstance(field, list):
+            field.append(1)
+
+
 EDITS = st.lists(
-    st.tuples(st.sampled_from(["set", "drop", "edit", "undo", "reorder", "list"]), st.sampled_from("klmq"), RECORDS), max_size=5
+    st.tuples(
+        st.sampled_from(["set", "drop", "edit", "undo", "reorder", "read", "retype", "swap", "deep", "list"]),
+        st.sampled_from("klmq"),
+        RECORDS,
+    ),
+    max_size=5,
 )
 
 
@@ -146,6 +171,36 @@ def test_copies_are_databases_and_changes_decide_as_the_hash_does(data: dict[str
     assert (copies[0] == copies[1]) == (plain[0] == plain[1])
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda record: record.pop("n"),
+        lambda record: record.pop("many"),
+        lambda record: record.update(new=None),
+        lambda record: (record.pop("n"), record.update(new=None)),
+        lambda record: (record.pop("n"), record.update(m=1)),
+        lambda record: record.update(n=1.0),
+        lambda record: record.update(n=True),
+        lambda record: record.update(many=(1, 2)),
+        lambda record: record["many"].append(3),
+        lambda record: record["many"].append(record["many"].pop(0)),
+        lambda record: (record["many"].append(3), record["many"].pop()),
+        lambda record: record.update(n=1, many=[1, 2]),
+        lambda record: record.update(n=record.pop("n")),
+        lambda record: record.clear(),
+    ],
+)
+def test_a_record_is_changed_exactly_where_its_hash_is(edit: Callable[[Any], object]) -> None:
+    data = {"rows": {"k": {"n": 1, "many": [1, 2]}}}
+    database, theirs = _database(data), copy.deepcopy(data)
+    mine = database.copy()
+    edit(mine["rows"]["k"])
+    edit(theirs["rows"]["k"])
+    changed = consistent_hash(to_hashable(theirs)) != consistent_hash(to_hashable(data))
+    changes = database.changes(mine)
+    assert bool(changes) == changed and database.hash(changes) == consistent_hash(to_hashable(theirs))
+
+
 READS = [
     lambda table: table["k"]["n"],
     lambda table: [record["n"] for record in table.values()],
@@ -162,6 +217,9 @@ READS = [
     lambda table: table.popitem()[1]["n"],
     lambda table: table.setdefault("k", {})["n"],
     lambda table: json.dumps(table, sort_keys=True),
+    lambda table: json.dumps(table, indent=1),
+    lambda table: json.loads(json.dumps({"of": [table]}))["of"],
+    lambda table: pickle.loads(pickle.dumps(table))["k"]["n"],
     lambda table: sorted(table),
     lambda table: repr(table),
     lambda table: table == {"k": {"n": 1}, "l": {"n": 2}},
@@ -181,6 +239,35 @@ READS = [
 def test_every_way_of_reading_a_table_gives_its_records(read: Any) -> None:
     data = {"rows": {"k": {"n": 1}, "l": {"n": 2}}}
     assert read(_database(data).copy()["rows"]) == read(copy.deepcopy(data)["rows"])
+
+
+@pytest.mark.parametrize("read", READS)
+def test_every_way_of_reading_a_record_gives_its_fields(read: Any) -> None:
+    data = {"rows": {"r": {"k": {"n": 1}, "l": {"n": 2}}}}
+    assert read(_database(data).copy()["rows"]["r"]) == read(copy.deepcopy(data)["rows"]["r"])
+
+
+def test_a_search_makes_the_fields_that_it_looks_at() -> None:
+    calls = []
+    data = {"rows": {name: {"n": at, "named": {"first": name}, "many": [at] * 9} for at, name in enumerate("klm")}}
+    database = Database(data, lambda value: calls.append(value) or to_hashable(value), consistent_hash)
+    mine: Any = database.copy()
+    assert [key for key, record in mine["rows"].items() if record["n"] and record["named"]["first"] == "m"] == ["m"]
+    made = [[type(value) is Unread for _, value in record.raw()] for _, record in mine["rows"].raw()]
+    assert made == [[False, True, True], [False, False, True], [False, False, True]]
+    assert not database.changes(mine) and not calls  # what was only read is not compared by its text
+    mine["rows"]["l"]["named"]["first"] = "other"
+    assert list(database.changes(mine)) == [("rows", "l")]
+
+
+def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
+    mine: Any = _database({"rows": {"k": {"n": [1], "m": {"x": [2]}}, "l": {"n": [3]}}}).copy()
+    mine["rows"]["k"]["n"].append(4)
+    copied = copy.deepcopy(mine["rows"])
+    assert copied == mine["rows"] == {"k": {"n": [1, 4], "m": {"x": [2]}}, "l": {"n": [3]}}
+    assert {type(copied), type(copied["k"]), type(copied["l"]), type(copied["k"]["m"])} == {dict}
+    copied["k"]["n"].append(5)
+    assert mine["rows"]["k"]["n"] == [1, 4]
 
 
 def test_a_search_that_ends_early_reads_no_further() -> None:

@@ -57,6 +57,71 @@ def test_a_spoiled_logprob_is_refused(sampled: list[tuple[int, float]], at: int,
         parse_completion(answer, ASKED)
 
 
+ITEMS: dict[str, Callable[[float, int], Any]] = {
+    "of two": lambda value, index: [value, index],
+    "of three": lambda value, index: [value, index, None],
+    "with its text": lambda value, index: [value, index, "text"],
+    "of four": lambda value, index: [value, index, None, 7],
+    "of five, an id where the next logprob would stand": lambda value, index: [value, index, None, value, index],
+}
+
+
+@given(sampled=SAMPLED, kinds=st.lists(st.sampled_from(sorted(ITEMS)), min_size=50, max_size=50), mixed=st.booleans())
+def test_items_of_other_lengths_are_read_in_the_same_way(sampled: list[tuple[int, float]], kinds: list[str], *, mixed: bool) -> None:
+    answer = body(sampled)
+    made = [ITEMS[kinds[at if mixed else 0]](value, index) for at, (index, value) in enumerate(sampled)]
+    answer["meta_info"]["output_token_logprobs"] = made
+    found = parse_completion(answer, ASKED)
+    assert found.logprobs is not None and found.logprobs.tolist() == [value for _, value in sampled]
+    made[0][1] ^= 1
+    with pytest.raises(CompletionError, match=f"logprob 0 belongs to token {made[0][1]}, output_ids has {sampled[0][0]} there"):
+        parse_completion(answer, ASKED)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [None, 8, "abc", [], [-0.5], {}, {"a": 1, "b": 2, "c": 3}, [None, 8, None], ["-0.5", 8, None], [[-0.5], 8, None], [-(10**400), 8]],
+    ids=repr,
+)
+def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
+    for items in ([[-0.25, 7, None], item, [-0.5, 9, None]], [[-0.25, 7], item, [-0.5, 9, None, 0]]):
+        with pytest.raises(CompletionError, match=r"a logprob is no \[logprob, id, text\] with a number first"):
+            parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
+
+
+@pytest.mark.parametrize("other", [None, "8", 8.5, [8]])
+def test_an_item_with_no_id_belongs_to_another_token(other: Any) -> None:
+    items = [[-0.25, 7, None], [-0.5, other, None], [math.nan, 9, None]]
+    with pytest.raises(CompletionError, match="logprob 1 belongs to token"):
+        parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0011, 1, True])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("more", [[None], []])
+def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(value: float, at: int, more: list[Any]) -> None:
+    items = [[-0.25, 7, *more], [-math.inf, 8, *more], [-0.5, 9, *more]]
+    items[at][0] = value
+    with pytest.raises(CompletionError, match="not a number or above zero"):
+        parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
+
+
+@pytest.mark.parametrize(
+    "given", [5, "78", [7, "8"], [7, 8.0], [7, None], [7, [8]], [7, 2**31], [7, -(2**31) - 1], {"a": 7, "b": 8}], ids=repr
+)
+def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
+    answer = completion([7, 8])
+    answer["output_ids"] = given
+    with pytest.raises(CompletionError, match="output_ids is no list of token ids"):
+        parse_completion(answer, ASKED)
+
+
+def test_what_was_sampled_may_be_written_to() -> None:
+    """As tensors are made of it without a copy."""
+    found = parse_completion(completion([7, 8]), ASKED)
+    assert found.logprobs is not None and found.output_ids.flags.writeable and found.logprobs.flags.writeable
+
+
 @given(sampled=st.lists(st.tuples(st.integers(0, 9), LOGPROB), min_size=2, max_size=9, unique_by=lambda pair: pair[0]))
 def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[int, float]]) -> None:
     answer = body(sampled)
