@@ -32,17 +32,18 @@ def parse_completion(
     rid: str = "",
 ) -> Completion:
     """The completion in `body`, the JSON object of one answer to `request`."""
-    if not isinstance(body, _OBJECT) or "output_ids" not in body or "meta_info" not in body:
+    if not isinstance(body, _OBJECT) or "output_ids" not in body or not isinstance(body.get("meta_info"), _OBJECT):
         raise CompletionError(f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}")
     meta: Mapping[str, Any] = body["meta_info"]
-    output_ids = _ids(body["output_ids"])
+    sampled = body["output_ids"] or ()
+    output_ids = _ids(sampled)
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
     _check_counts(meta, len(output_ids), len(request.input_ids))
     return Completion(
         output_ids=output_ids,
-        logprobs=_logprobs(meta, body["output_ids"]) if request.return_logprob else None,
+        logprobs=_logprobs(meta, sampled) if request.return_logprob else None,
         finish_reason=str(finish["type"]),
         matched=finish.get("matched"),
         text=str(body.get("text") or ""),
@@ -141,10 +142,13 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
     found: list[WeightVersion] = []
     expected = 0
     for span in spans:
-        start, stop = int(span["start"]), int(span["end"])
+        try:
+            version, start, stop = str(span["version"]), int(span["start"]), int(span["end"])
+        except (TypeError, ValueError, LookupError) as error:
+            raise CompletionError(f"a weight version is no span with version, start and end: {span!r}") from error
         if start != expected or stop < start:
             raise CompletionError(f"the engine's weight_versions have a gap or overlap at token {expected}: {list(spans)}")
-        found.append(WeightVersion(str(span["version"]), start, stop))
+        found.append(WeightVersion(version, start, stop))
         expected = stop
     if expected != sampled:
         raise CompletionError(f"the engine's weight_versions cover {expected} of {sampled} sampled tokens: {list(spans)}")

@@ -151,6 +151,28 @@ def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -
         parse_completion(answer, ASKED)
 
 
+@pytest.mark.parametrize("spans", [[{"version": "v", "start": 0}], ["v"], [{"version": "v", "start": 0, "end": "x"}]])
+def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> None:
+    with pytest.raises(CompletionError, match="a weight version is no span with version, start and end"):
+        parse_completion(body([(5, -0.5), (6, -0.5)], weight_versions=spans), ASKED)
+
+
+@pytest.mark.parametrize("meta", [None, [], "x"])
+def test_an_answer_without_facts_is_refused(meta: Any) -> None:
+    with pytest.raises(CompletionError, match="no output_ids and meta_info"):
+        parse_completion({**body([(5, -0.5)]), "meta_info": meta}, ASKED)
+
+
+def test_no_ids_are_an_empty_list() -> None:
+    answer = {**body([(5, -0.5)]), "output_ids": None}
+    answer["meta_info"] |= {"output_token_logprobs": None, "completion_tokens": 0, "weight_versions": None}
+    found = parse_completion(answer, ASKED)
+    assert len(found.output_ids) == 0 and found.logprobs is not None and len(found.logprobs) == 0
+    answer["meta_info"]["output_token_logprobs"] = [[-0.5, 5, None]]
+    with pytest.raises(CompletionError, match="0 sampled ids came with 1 logprobs"):
+        parse_completion(answer, ASKED)
+
+
 def test_logprobs_that_nobody_asked_for_are_not_read() -> None:
     asked = GenerateRequest(ASKED.input_ids, {}, "s", return_logprob=False)
     answer = completion([7, 8], output_token_logprobs=None)
