@@ -10,8 +10,8 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from weakref import ref
 
 from toolroll.rollout.engine import Engine
@@ -31,17 +31,23 @@ from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, read: what a retry of it is known by, and how its answers are made and shown."""
+    """A request, read (without its messages, which have become a prompt), and the tools that it offers."""
 
     request: ChatRequest | CompletionRequest
-    body: Mapping[str, Any]
-    key: bytes
-    use: ToolUse | None = None
+    tools: list[Tool] = field(default_factory=list)
+
+
+class Ask(Protocol):
+    """`Endpoint.ask_chat`, `Endpoint.ask_text`."""
+
+    def __call__(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+        """Begin, or join, what `body` asks for."""
+        ...
 
 
 class Endpoint:
@@ -93,16 +99,18 @@ class Endpoint:
     def ask_chat(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the chat completion that `body` asks for."""
         request = read(ChatRequest, body)
-        text = text_of(request.messages)
+        given, request.messages = request.messages, []
+        text = text_of(given)
         before = live.hearings.begin(text)
-        new = request.messages[len(before.messages) :]
+        new = given[len(before.messages) :]
         messages_key = key_of(before.key, new)
-        asked = Asked(request, body, body_key("chat", body, messages_key))
-        joined = live.works.retried(asked.key, retry) if retry else None
+        key = body_key("chat", body, messages_key)
+        tools = list(body.get("tools") or ())
+        asked = Asked(request, tools)
+        joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
-        tools = list(body.get("tools") or ())
         params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
         use = apply_tool_choice(request, tools, self.served.parser.name, params)
         top = top_logprobs(request)
@@ -129,15 +137,15 @@ class Endpoint:
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
-        work = live.works.start(asked.key, request.n, run)
+        work = live.works.start(key, request.n, run)
         work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
         return asked, work
 
     def ask_text(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
         request = read(CompletionRequest, body)
-        asked = Asked(request, body, body_key("text", body))
-        joined = live.works.retried(asked.key, retry) if retry else None
+        key, asked = body_key("text", body), Asked(request)
+        joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
@@ -155,7 +163,7 @@ class Endpoint:
             served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
             return served
 
-        return asked, live.works.start(asked.key, request.n, run)
+        return asked, live.works.start(key, request.n, run)
 
     def deliver(self, work: Work[Served]) -> Served:
         """The result of a finished work, committed to its session."""

@@ -31,8 +31,8 @@ _BYTES = 16 * 2**20
 @dataclass(frozen=True, slots=True)
 class Heard:
     """`text`: the messages as JSON, without the bracket that closes the list; `key`: what two attempts have in common, in which the
-    order of keys does not count. `messages`: as they were read, and `echo` at their end. `ends`: how many messages there are up to each
-    assistant's, and the digest there (from the end of `repeated` on). `repeated`: what of it was found served."""
+    order of keys does not count. `messages`: as they were read, and `echo` at their end. `ends`: how many messages there are up to
+    each assistant's, and the digest there (from the end of `repeated` on). `repeated`: what of it was found served."""
 
     text: bytes = b"["
     key: bytes = b""
