@@ -161,4 +161,6 @@ def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Se
             if call["id"] in wanted:
                 wanted.discard(call["id"])
                 ids[call["id"]] = own["id"]
-    return [{**m, "tool_call_id": ids[m["tool_call_id"]]} if m.get("tool_call_id") in ids else m for m in new]
+    # A message whose id stays is the same object: the session holds it once.
+    changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
+    return [{**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m for m in new]

@@ -195,9 +195,12 @@ async def test_only_what_is_new_is_read() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call % 3]) as bench:
         sent = await grown(bench, 6)
         assert known(bench, sent[-1]) == len(sent[-2])
-        live = bench.endpoint.sessions.find("s")
-        repeated = live.hearings.begin(text_of(sent[-1])).repeated
+        heard = bench.endpoint.sessions.find("s").hearings.begin(text_of(sent[-1]))
+        assert heard.messages == read(Hearings(), sent[-2])[0].messages
+        repeated = heard.repeated
         assert repeated is not None and repeated.served == repeated.turn.messages() and repeated.length == len(sent[-2]) - 1
+        for one, other in zip(heard.messages, repeated.served, strict=False):
+            assert one is other, (one, other)  # held once
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 6
 
@@ -241,6 +244,21 @@ async def test_a_thought_changed_back_belongs_to_the_first_path() -> None:
         await post(bench, [*other, {"role": "assistant", "content": "Mine."}, USER])
         trajectories = await bench.trajectories()
         assert sorted(len([turn for turn in found["turns"] if turn["excluded"] is None]) for found in trajectories) == [1, 1, 3]
+
+
+async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
+    """Two answers that say the same with other thoughts, and two that say the same behind them: the thoughts tell which goes on."""
+    said = ["<think>\nOne.\n</think>\n\nWell.", "<think>\nTwo.\n</think>\n\nWell.", "Go on.", "Go on.", "Done."]
+    async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call]) as bench:
+        answers = [choice["message"] for choice in (await post(bench, [USER], n=2))["choices"]]
+        assert answers[0] != answers[1]
+        for message in reversed(answers):
+            last = (await post(bench, [USER, message, USER]))["choices"][0]["message"]
+        await post(bench, [USER, answers[0], USER, last, USER])
+        first, _, _, behind, end = [node for node, _ in bench.endpoint.sessions.find("s").trace]
+        assert behind.parent is not None and behind.parent.parent == first
+        assert end.parent is not None and end.parent.parent == behind
+        await bench.trajectories()
 
 
 async def test_siblings_are_told_apart_behind_what_is_known() -> None:
