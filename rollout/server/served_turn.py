@@ -44,10 +44,11 @@ class ServedTurn:
         source, self.source = self.source, None
         return source() if source is not None else None
 
-    def path_ids(self, session: Session) -> IdArray:
-        """The ids up to and with the reply; with the prompt as it was sent, where that is still kept, and no walk along the path."""
+    def ids_with(self, delta: IdArray, session: Session) -> IdArray:
+        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
         work = self.source() if self.source is not None else None
-        return np.concatenate([work.task.result().prompt_ids, self.node.ids]) if work is not None else session.path_ids(self.node)
+        begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
+        return np.concatenate([*begun, delta])
 
     def messages(self, known: Repeated | None = None) -> list[Message]:
         """The conversation up to and with the reply, as it was served; `known`: how it begins, if that was asked for before."""

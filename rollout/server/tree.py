@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -152,7 +151,7 @@ class ConversationTree:
         delta: Delta = template.delta_after(
             turn.history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
-        ids = np.concatenate([turn.path_ids(self.session), delta.input_ids])
+        ids = turn.ids_with(delta.input_ids, self.session)
         check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, repeated,
