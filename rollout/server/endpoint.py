@@ -105,7 +105,7 @@ class Endpoint:
         new = given[len(before.messages) :]
         messages_key = key_of(before.key, new)
         key = body_key("chat", body, messages_key)
-        tools = list(body.get("tools") or ())
+        tools: list[Tool] = list(body.get("tools") or ())
         asked = Asked(request, tools)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:

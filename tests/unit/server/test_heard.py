@@ -252,6 +252,7 @@ async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call]) as bench:
         answers = [choice["message"] for choice in (await post(bench, [USER], n=2))["choices"]]
         assert answers[0] != answers[1]
+        last: Any = None
         for message in reversed(answers):
             last = (await post(bench, [USER, message, USER]))["choices"][0]["message"]
         await post(bench, [USER, answers[0], USER, last, USER])
