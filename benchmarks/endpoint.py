@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import re
 import sys
@@ -35,7 +36,17 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 TOKENS_OF_ADVICE = 7
 """What the embedded tokenizer makes of "Be brief. "."""
 EVERY = 5
-"""Memory is looked at after so many turns."""
+"""CPU and memory are looked at after the first turn, whose whole prompt is tokenised, and after so many turns."""
+
+
+def stretches(turns: int) -> list[tuple[int, int]]:
+    """The turns between two looks: how many have been played before, and how many behind."""
+    looks = [0, *sorted({1, *range(EVERY, turns, EVERY), turns})]
+    return list(itertools.pairwise(looks))
+
+
+class TurnError(Exception):
+    """A turn was answered with something else than its own whole reply."""
 
 
 # --- the second process: engine and clients ------------------------------------------------------------------------------
@@ -65,11 +76,15 @@ class Talk:
         began = time.perf_counter()
         async with http.post(f"{url}/sessions/{self.name}/v1/chat/completions", json=body) as response:
             answer = await response.json()
+        if response.status != 200:
+            raise TurnError(f"turn {len(self.replies) + 1} of {self.name} was refused: {answer['error']['message']}")
         self.seconds.append(time.perf_counter() - began)
         choice = answer["choices"][0]
         message, ids = choice["message"], choice["token_ids"]
+        if choice["finish_reason"] == "length":
+            raise TurnError(f"turn {len(self.replies) + 1} of {self.name} was cut: the engine's context is full")
         if re.findall(r"talk-\d+", message["content"]) != [self.name]:
-            raise SystemExit(f"{self.name} was answered {message['content']!r}")
+            raise TurnError(f"{self.name} was answered {message['content']!r}")
         start = len(answer["prompt_token_ids"])
         self.replies.append((start, start + len(ids), hash((*answer["prompt_token_ids"], *ids))))
         self.messages.append(message)
@@ -98,14 +113,14 @@ async def second_process(sessions: int, turns: int, prompt_tokens: int) -> None:
         print(engine.url, flush=True)
         url = (await asyncio.to_thread(sys.stdin.readline)).strip()
         talks = [Talk(f"talk-{at}", prompt_tokens) for at in range(sessions)]
-        for first in range(0, turns, EVERY):
+        for first, behind in stretches(turns):
             began = time.perf_counter()
 
             async def several(talk: Talk, count: int) -> None:
                 for _ in range(count):
                     await talk.turn(http, url)
 
-            await asyncio.gather(*(several(talk, min(EVERY, turns - first)) for talk in talks))
+            await asyncio.gather(*(several(talk, behind - first) for talk in talks))
             print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
             await asyncio.to_thread(sys.stdin.readline)
         wrong = sum([await talk.wrong(http, url) for talk in talks])
@@ -127,6 +142,14 @@ def resident() -> int:
     """Bytes of this process in memory, garbage collected before."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def said_by(second: asyncio.StreamReader) -> dict[str, Any]:
+    """The next line of the second process; it has told why where there is none."""
+    line = await second.readline()
+    if not line:
+        raise SystemExit(1)
+    return dict(json.loads(line))
 
 
 async def bare_cpu(engine: Engine, sessions: int, length: int, vocabulary: int) -> float:
@@ -157,19 +180,19 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
             async with EndpointServer(core) as server, paced_garbage():
                 before, rows = resident(), list[dict[str, float]]()
                 child.stdin.write(f"{server.url}\n".encode())
-                for first in range(0, turns, EVERY):
+                for first, played in stretches(turns):
                     used = time.process_time()
-                    told = json.loads(await child.stdout.readline())
+                    told = await said_by(child.stdout)
                     used = time.process_time() - used
                     lives = [core.sessions.find(f"talk-{at}") for at in range(sessions)]
                     tokens = sum(live.session.tokens for live in lives)
-                    played = min(first + EVERY, turns)
-                    rows.append({"turns": played, "tokens": tokens, "bytes_per_token": (resident() - before) / tokens, **told})
-                    rows[-1]["cpu_ms"] = 1000 * used / (sessions * (played - first))
+                    row = {"turns": played, "played": played - first, "tokens": tokens, **told}
+                    row |= {"bytes_per_token": (resident() - before) / tokens, "cpu_ms": 1000 * used / (sessions * (played - first))}
+                    rows.append(row)
                     if played == turns:
                         bare = await bare_cpu(client, sessions, max(1, tokens // sessions), len(tokenizer))
                     child.stdin.write(b"\n")
-                end = json.loads(await child.stdout.readline())
+                end = await said_by(child.stdout)
         return {**end, "rows": rows, "bare_ms": 1000 * bare}
     finally:
         if child.returncode is None:
@@ -185,13 +208,17 @@ def main() -> None:
     options.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.second:
-        asyncio.run(second_process(given.sessions, given.turns, given.prompt_tokens))
+        try:
+            asyncio.run(second_process(given.sessions, given.turns, given.prompt_tokens))
+        except TurnError as error:
+            raise SystemExit(str(error)) from error
         return
     found = asyncio.run(measure(given.sessions, given.turns, given.prompt_tokens))
     for row in found["rows"]:
         print(
             f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, {row['bytes_per_token']:6.1f} bytes a token, "
-            f"{given.sessions * min(EVERY, given.turns) / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} ms of CPU a turn"
+            f"{given.sessions * row['played'] / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} ms of CPU a turn, "
+            f"{row['cpu_ms'] - found['bare_ms']:.2f} of it over a bare /generate"
         )
     print(
         f"{found['replies']} replies, {found['wrong']} lost or mixed up; a bare /generate: {found['bare_ms']:.2f} ms of CPU; "

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from toolroll.rollout.server.turns import Choice, Served
 from toolroll.rollout.session import Session
 from toolroll.rollout.template.encode import Encoder
@@ -14,7 +16,7 @@ from toolroll.rollout.types import Completion, Trajectory
 
 
 def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
-    """A `chat.completion`."""
+    """A `chat.completion`, without the prompt's ids."""
     choices = []
     for index, choice in enumerate(served.choices):
         entry = {
@@ -25,11 +27,11 @@ def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> 
             **exact(choice),
         }
         choices.append(entry)
-    return {**head(served, "chat.completion"), "choices": choices, "usage": served.usage, **tokens(served)}
+    return {**head(served, "chat.completion"), "choices": choices, "usage": served.usage, **constraint(served)}
 
 
 def text_body(served: Served, encoder: Encoder, *, logprobs: int | None) -> dict[str, Any]:
-    """A `text_completion`."""
+    """A `text_completion`, without the prompt's ids."""
     choices = [
         {
             "index": index,
@@ -40,7 +42,7 @@ def text_body(served: Served, encoder: Encoder, *, logprobs: int | None) -> dict
         }
         for index, choice in enumerate(served.choices)
     ]
-    return {**head(served, "text_completion"), "choices": choices, "usage": served.usage, **tokens(served)}
+    return {**head(served, "text_completion"), "choices": choices, "usage": served.usage, **constraint(served)}
 
 
 def head(served: Served, kind: str) -> dict[str, Any]:
@@ -50,10 +52,12 @@ def head(served: Served, kind: str) -> dict[str, Any]:
 
 def tokens(served: Served) -> dict[str, Any]:
     """The exact prompt, and by what the sampling was constrained."""
-    body: dict[str, Any] = {"prompt_token_ids": served.prompt_ids.tolist()}
-    if served.constrained:
-        body["constrained"] = served.constrained
-    return body
+    return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"), **constraint(served)}
+
+
+def constraint(served: Served) -> dict[str, Any]:
+    """By what the sampling was constrained, if it was."""
+    return {"constrained": served.constrained} if served.constrained else {}
 
 
 def exact(choice: Choice) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import orjson
 from aiohttp import web
 
 from toolroll.rollout.server.answers import trajectories_body
-from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.sampling import check_defaults
@@ -159,18 +159,17 @@ class EndpointServer:
     # --- completions -----------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = await _json_body(request)
-        await self.endpoint.refresh()
-        live = self._live(request, body)
-        asked, work = self.endpoint.ask_chat(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
-        return await self._answer(request, live, asked, work)
+        return await self._answer(request, *await self._asked(request, self.endpoint.ask_chat))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
+
+    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
+        """The body is freed at the end: it is a conversation long, and nobody needs it while the engine samples."""
         body = await _json_body(request)
         await self.endpoint.refresh()
         live = self._live(request, body)
-        asked, work = self.endpoint.ask_text(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
-        return await self._answer(request, live, asked, work)
+        return live, *ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """The request's session: by path, header or body; one that is forgotten at once where there is none."""

@@ -10,41 +10,44 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from weakref import ref
-
-import orjson
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.reply import Reading, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.answers import chat_body, text_body
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
-from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.heard import body_key, key_of, text_of
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.texts import TextPrompt, plan_text
 from toolroll.rollout.server.tree import Check, Prompt
-from toolroll.rollout.server.turns import Choice, Served
+from toolroll.rollout.server.turns import Choice, Served, ids_json
 from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, read: what a retry of it is known by, and how its answers are made and shown."""
+    """A request, read (without its messages, which have become a prompt), and the tools that it offers."""
 
     request: ChatRequest | CompletionRequest
-    body: Mapping[str, Any]
-    key: bytes
-    use: ToolUse | None = None
+    tools: list[Tool] = field(default_factory=list)
+
+
+class Ask(Protocol):
+    """`Endpoint.ask_chat`, `Endpoint.ask_text`."""
+
+    def __call__(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+        """Begin, or join, what `body` asks for."""
+        ...
 
 
 class Endpoint:
@@ -57,6 +60,7 @@ class Endpoint:
         self.sessions = Sessions(self.settings)
         self.abilities = Abilities()
         self.variants = Variants(served.template)
+        self._developer = "developer" in served.template.renderer.source
 
     async def __aenter__(self) -> Endpoint:
         await self.start()
@@ -95,45 +99,53 @@ class Endpoint:
     def ask_chat(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the chat completion that `body` asks for."""
         request = read(ChatRequest, body)
-        asked = Asked(request, body, _key(body, "chat"))
-        joined = live.works.retried(asked.key, retry) if retry else None
+        given, request.messages = request.messages, []
+        text = text_of(given)
+        before = live.hearings.begin(text)
+        new = given[len(before.messages) :]
+        messages_key = key_of(before.key, new)
+        key = body_key("chat", body, messages_key)
+        tools: list[Tool] = list(body.get("tools") or ())
+        asked = Asked(request, tools)
+        joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
-        tools = list(body.get("tools") or ())
         params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
         use = apply_tool_choice(request, tools, self.served.parser.name, params)
         top = top_logprobs(request)
         template = self.variants.get(request.chat_template_kwargs)
-        messages = read_messages(request.messages, developer="developer" in template.renderer.source)
-        prompt = live.tree.plan(messages, use.tools, template)
+        heard = before.read_on(text, messages_key, new, developer=self._developer)
+        prompt = live.tree.plan(heard, use.tools, template)
+        live.hearings.keep(heard, prompt.repeated, before)
         answered = prompt.turn.answered() if prompt.turn is not None else None
+        prompt_json = _prompt_json(prompt, answered)
         if answered is not None:
             live.works.forget(answered)  # its client has the answer: it goes on from it
         first = live.answers[prompt.digest]
         live.answers[prompt.digest] += request.n
 
         async def run(work: Work[Served]) -> Served:
-            completions, sent = await self._sample(live, template, prompt.input_ids, params, request, work, top)
+            completions, sent = await self._sample(live, template, prompt.input_ids, prompt_json, params, request, work, top)
             choices = [
                 self._chat_choice(live, prompt, completion, sent, use, request, first + index)
                 for index, completion in enumerate(completions)
             ]
-            served = self._served("chatcmpl", prompt.input_ids, choices, sent, use.constrained)
+            served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_chat(live, prompt, served, work)
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
-        work = live.works.start(asked.key, request.n, run)
+        work = live.works.start(key, request.n, run)
         work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
         return asked, work
 
     def ask_text(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
         request = read(CompletionRequest, body)
-        asked = Asked(request, body, _key(body, "text"))
-        joined = live.works.retried(asked.key, retry) if retry else None
+        key, asked = body_key("text", body), Asked(request)
+        joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
@@ -142,15 +154,16 @@ class Endpoint:
         plan = plan_text(live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
 
         async def run(work: Work[Served]) -> Served:
-            completions, sent = await self._sample(live, self.served.template, plan.input_ids, params, request, work, top)
+            prompt_json = ids_json(plan.input_ids)
+            completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
             choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
-            served = self._served("cmpl", plan.input_ids, choices, sent, None)
+            served = self._served("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_text(live, plan, served)
             served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
             return served
 
-        return asked, live.works.start(asked.key, request.n, run)
+        return asked, live.works.start(key, request.n, run)
 
     def deliver(self, work: Work[Served]) -> Served:
         """The result of a finished work, committed to its session."""
@@ -181,6 +194,7 @@ class Endpoint:
         live: LiveSession,
         template: ChatTemplate,
         ids: IdArray,
+        ids_text: bytes,
         params: Mapping[str, Any],
         request: Sampling,
         work: Work[Served],
@@ -189,7 +203,7 @@ class Endpoint:
         """All answers, each a request of its own (they share the prompt in the engine's prefix cache), or an error."""
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
-        ask = GenerateRequest(input_ids=ids, sampling_params=sent, session_id=live.id, extra=extra)
+        ask = GenerateRequest(input_ids=ids, sampling_params=sent, session_id=live.id, input_ids_json=ids_text, extra=extra)
 
         async def one(index: int) -> Completion:
             progress = (lambda got: work.report(index, list(got))) if request.stream else None
@@ -201,6 +215,8 @@ class Endpoint:
             return completion
 
         async with asyncio.timeout(self.settings.timeout):
+            if request.n == 1:
+                return [await one(0)], sent
             tasks = [asyncio.ensure_future(one(index)) for index in range(request.n)]
             try:
                 return list(await asyncio.gather(*tasks)), sent
@@ -239,8 +255,10 @@ class Endpoint:
             said = said.partition(completion.matched)[0]
         return said
 
-    def _served(self, prefix: str, ids: IdArray, choices: list[Choice], params: Mapping[str, Any], constrained: str | None) -> Served:
-        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, constrained)
+    def _served(
+        self, prefix: str, ids: IdArray, ids_text: bytes, choices: list[Choice], params: Mapping[str, Any], constrained: str | None
+    ) -> Served:
+        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, constrained, ids_text)
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
@@ -308,9 +326,8 @@ def call_place(session_id: str, prompt_length: int, nth: int) -> str:
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 
-def _key(body: Mapping[str, Any], kind: str) -> bytes:
-    """What two attempts of one request have in common."""
-    try:
-        return blake2b(kind.encode() + orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
-    except TypeError as error:
-        raise refused("body", f"the body is no JSON: {error}", code="invalid_json") from error
+def _prompt_json(prompt: Prompt, answered: Work[Served] | None) -> bytes:
+    """The prompt's ids as JSON text: with those that the turn before was sent with, where they are kept."""
+    if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
+        return ids_json(prompt.input_ids)
+    return ids_json(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

@@ -32,18 +32,22 @@ Digest = bytes
 START: Digest = b""
 
 
-def read_messages(given: Sequence[Mapping[str, Any]], *, developer: bool = False, answer: bool = True) -> list[Message]:
+def read_messages(
+    given: Sequence[Any], *, developer: bool = False, answer: bool = True, begun: Sequence[Message] = ()
+) -> list[Message]:
     """`given` as plain messages: text parts joined, empty fields left out. `developer`: whether the template knows that role; where it
-    does not, its messages are the system's. `answer`: whether a reply to them is wanted."""
-    messages = [_read(message, index) for index, message in enumerate(given)]
+    does not, its messages are the system's. `answer`: whether a reply to them is wanted. `begun`: those before them, read already."""
+    messages = [_read(message, index) for index, message in enumerate(given, len(begun))]
     if not developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-    if answer and messages[-1]["role"] == "assistant":
+    if answer and (messages or begun)[-1]["role"] == "assistant":
         raise refused("messages", "the last message is the assistant's: continuing one is not supported", code="invalid_messages")
     return messages
 
 
-def _read(given: Mapping[str, Any], index: int) -> Message:
+def _read(given: Any, index: int) -> Message:
+    if not isinstance(given, Mapping):
+        raise refused(f"messages[{index}]", f"messages[{index}]: Input should be a valid dictionary", code="invalid_value")
     role = given.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
@@ -101,6 +105,12 @@ class Echo:
         self._ids: dict[str, str] = {}
         self._calls = 0
 
+    def copy(self) -> Echo:
+        """Another one that has taken the same messages in."""
+        other = Echo(self.digest)
+        other._ids, other._calls = self._ids.copy(), self._calls
+        return other
+
     def add(self, message: Message) -> Digest:
         """Take the next message in."""
         form = orjson.dumps(self._form(message), option=orjson.OPT_SORT_KEYS)
@@ -151,4 +161,6 @@ def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Se
             if call["id"] in wanted:
                 wanted.discard(call["id"])
                 ids[call["id"]] = own["id"]
-    return [{**m, "tool_call_id": ids[m["tool_call_id"]]} if m.get("tool_call_id") in ids else m for m in new]
+    # A message whose id stays is the same object: the session holds it once.
+    changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
+    return [{**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m for m in new]

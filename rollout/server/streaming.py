@@ -53,7 +53,7 @@ async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
         ChoiceDeltas(
             note.template,
             endpoint.served.parser,
-            list(asked.body.get("tools") or ()) if note.offered else None,
+            asked.tools if note.offered else None,
             call_place(note.session_id, note.prompt_length, note.first + index),
             request.stop_strings,
         )

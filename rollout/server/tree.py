@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import ReferenceType
 
-import numpy as np
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.node import Node
 from toolroll.rollout.reply import Reading
-from toolroll.rollout.server.messages import Digest, Echo, same_reasoning, with_served_ids
-from toolroll.rollout.server.turns import Served
-from toolroll.rollout.server.works import Work
+from toolroll.rollout.server.heard import Heard
+from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
+from toolroll.rollout.server.served_turn import Repeated, ServedTurn
 from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta, as_ids
 from toolroll.rollout.template.derive import Sampled
@@ -31,39 +29,6 @@ EDITED = "the client changed what was served"
 TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
 SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
-
-
-@dataclass(slots=True, eq=False)
-class ServedTurn:
-    """One served turn: the messages that its prompt added, the reply, its node, and under what it was served."""
-
-    parent: ServedTurn | None
-    added: tuple[Message, ...]
-    reply: Message
-    digest: Digest
-    node: Node
-    sampled: Sampled
-    tools_key: bytes
-    template: ChatTemplate
-    history: History
-    """Of the conversation up to and with the reply."""
-    source: ReferenceType[Work[Served]] | None = None
-    """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
-
-    def answered(self) -> Work[Served] | None:
-        """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
-        source, self.source = self.source, None
-        return source() if source is not None else None
-
-    @property
-    def messages(self) -> list[Message]:
-        """The conversation up to and with the reply, as it was served."""
-        turns: list[ServedTurn] = []
-        turn: ServedTurn | None = self
-        while turn is not None:
-            turns.append(turn)
-            turn = turn.parent
-        return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +57,15 @@ class Prompt:
     input_ids: IdArray
     parent: Node | None
     delta: IdArray
-    turn: ServedTurn | None
+    repeated: Repeated | None
     fork_reason: str | None = None
     check: Check | None = None
     preserved: bool = False
+
+    @property
+    def turn(self) -> ServedTurn | None:
+        """The turn that it goes on from."""
+        return self.repeated.turn if self.repeated is not None else None
 
 
 class ConversationTree:
@@ -109,71 +79,66 @@ class ConversationTree:
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
-    def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
+    def plan(self, heard: Heard, tools: list[Tool], template: ChatTemplate) -> Prompt:
         """The prompt of a request. Raises `TemplateError` where the template refuses the conversation."""
-        turn, length, digest = self._longest(messages)
+        repeated = self._longest(heard)
         tools_key = self._one_of(orjson.dumps(tools))
-        if turn is None:
-            return self._root(messages, tools, tools_key, digest, template)
-        served = turn.messages
-        new = with_served_ids(messages[length:], messages[:length], served)
-        whole = [*served, *new]
+        digest = heard.echo.digest
+        if repeated is None:
+            return self._root(heard.messages, tools, tools_key, digest, template)
+        length, served = repeated.length, repeated.served
+        new = with_served_ids(heard.messages[length:], heard.messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
-        reason = self._why_fork(turn, tools, tools_key, template)
+        reason = self._why_fork(repeated, tools, tools_key, template)
         if reason is None:
             try:
-                return self._continued(turn, served, new, tools, tools_key, digest, template, edited)
+                return self._continued(repeated, new, tools, tools_key, digest, template, edited)
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(turn, whole, tuple(new), tools, tools_key, digest, template, reason)
+        return self._forked(repeated, new, tools, tools_key, digest, template, reason)
 
     def _one_of(self, tools_key: bytes) -> bytes:
         """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
         return self._tools_keys.setdefault(tools_key, tools_key)
 
-    def _longest(self, messages: Sequence[Message]) -> tuple[ServedTurn | None, int, Digest]:
-        """The longest turn that `messages` repeat, how many of them it covers, and the digest of all of them."""
-        echo = Echo()
-        found: list[tuple[int, Digest]] = []
-        for index, message in enumerate(messages):
-            digest = echo.add(message)
-            if message["role"] == "assistant" and digest in self._turns:
-                found.append((index + 1, digest))
-        for length, digest in reversed(found):
-            turn = self._choose(self._turns[digest], messages[:length])
+    def _longest(self, heard: Heard) -> Repeated | None:
+        """The longest turn that `heard` repeats."""
+        for length, digest in reversed(heard.ends):
+            turn = self._choose(self._turns.get(digest, ()), heard, length)
             if turn is not None:
-                return turn, length, echo.digest
-        return None, 0, echo.digest
+                return Repeated(turn, length, turn.messages(heard.repeated))
+        return None
 
-    def _choose(self, turns: Sequence[ServedTurn], given: Sequence[Message]) -> ServedTurn | None:
+    def _choose(self, turns: Sequence[ServedTurn], heard: Heard, length: int) -> ServedTurn | None:
         """Of turns that say the same (siblings), the one whose call ids the client repeats, else the first; none where the client
         changed a thought."""
-        kept = [turn for turn in turns if all(map(same_reasoning, given, turn.messages))]
+        kept = [turn for turn in turns if turn.keeps_reasoning(heard.messages, length, heard.repeated)]
         if len(kept) <= 1:
             return kept[0] if kept else None
-        exact = (turn for turn in kept if _said(turn.reply) == _said(given[-1]))
-        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given[-1]))
+        given = heard.messages[length - 1]
+        exact = (turn for turn in kept if _said(turn.reply) == _said(given))
+        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(self, turn: ServedTurn, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
+    def _why_fork(self, repeated: Repeated, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
+        turn = repeated.turn
         if template is not turn.template:
             return SWITCHES_CHANGED
         if tools_key != turn.tools_key:
-            before = turn.messages[:-1]
+            before = repeated.served[:-1]
             render = template.renderer.render
             if render(before, orjson.loads(turn.tools_key), generate=True) != render(before, tools, generate=True):
                 return TOOLS_CHANGED
         return None
 
     def _root(self, messages: list[Message], tools: list[Tool], tools_key: bytes, digest: Digest, template: ChatTemplate) -> Prompt:
-        ids = as_ids(template.prompt(messages, tools))
+        ids = template.prompt_ids(messages, tools)
         reason = NEW_ROOT if self._turns else None
         return Prompt(template, messages, tuple(messages), tools, tools_key, digest, ids, None, ids, None, reason)
 
     def _continued(
         self,
-        turn: ServedTurn,
-        served: list[Message],
+        repeated: Repeated,
         new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
@@ -181,32 +146,33 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Behind `turn`, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
+        """Behind the turn, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
+        turn, served = repeated.turn, repeated.served
         delta: Delta = template.delta_after(
             turn.history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
         )
-        ids = np.concatenate([self.session.path_ids(turn.node), delta.input_ids])
+        ids = turn.ids_with(delta.input_ids, self.session)
         check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
-            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, turn,
+            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, repeated,
             edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,
         )  # fmt: skip
 
     def _forked(
         self,
-        turn: ServedTurn,
-        whole: list[Message],
-        new: tuple[Message, ...],
+        repeated: Repeated,
+        new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
         digest: Digest,
         template: ChatTemplate,
         reason: str,
     ) -> Prompt:
-        ids = as_ids(template.fork_prompt(self.session.path_ids(turn.node), whole, tools))
-        shared = self.session.shared_prefix(ids, turn.node)
+        node, whole = repeated.turn.node, [*repeated.served, *new]
+        ids = as_ids(template.fork_prompt(self.session.path_ids(node), whole, tools))
+        shared = self.session.shared_prefix(ids, node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return Prompt(template, whole, new, tools, tools_key, digest, ids, shared, delta, turn, reason)
+        return Prompt(template, whole, tuple(new), tools, tools_key, digest, ids, shared, delta, repeated, reason)
 
     # --- committing ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import orjson
 
 from toolroll.rollout.reply import Reading
@@ -23,8 +24,8 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A request's answers: `prompt_ids` as they were sent; `constrained` says by what the sampling was, if it was. `commit`
-    is called once, when the answers are handed out; `render` makes the body."""
+    """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`); `constrained` says by what the sampling
+    was, if it was. `commit` is called once, when the answers are handed out; `render` makes the body without the prompt's ids."""
 
     id: str
     created: int
@@ -33,18 +34,19 @@ class Served:
     choices: list[Choice]
     sampling_params: Mapping[str, Any]
     constrained: str | None = None
+    prompt_json: bytes = b""
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
-    _body: bytes | None = field(default=None, repr=False)
+    _rest: bytes | None = field(default=None, repr=False)
 
     @property
     def body(self) -> bytes:
         """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would have."""
-        if self._body is None:
+        if self._rest is None:
             assert self.render is not None
-            self._body = orjson.dumps(self.render())
+            self._rest = orjson.dumps(self.render())
             self.render = None
-        return self._body
+        return b"".join((memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}"))
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -58,3 +60,13 @@ class Served:
             "total_tokens": prompt + said,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def ids_json(*parts: IdArray | bytes) -> bytes:
+    """Ids as JSON text without brackets; each of `parts` ids, or such a text of them."""
+    texts = (part if isinstance(part, bytes) else _dumped(part) for part in parts)
+    return b",".join(text for text in texts if text)
+
+
+def _dumped(ids: IdArray) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

@@ -116,7 +116,8 @@ class ResponseFormat(BaseModel):
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Any] = Field(min_length=1)
+    """Each is looked at where it is read, and not again by the requests that repeat it."""
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -152,6 +152,10 @@ class ChatTemplate:
         """The ids of the whole conversation with the generation prompt. No BOS is added to what the template writes."""
         return self.encode_conversation(messages, tools, generate=True)
 
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> IdArray:
+        """The same as an array."""
+        return self._heads.encode(*self.conversation(messages, tools, generate=True))
+
     def first_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, tools_key: bytes | None = None
     ) -> tuple[str, Delta]:

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 SAID = ["Let me look. " + call("look", at="kitchen"), call("look", at="garden"), "The key is under the third pot."]
 
 
-async def started(*command: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+async def started(*command: str, stderr: int | None = None) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, cwd=ROOT)
 
 
 async def test_the_agents_sdk_against_toolroll_serve() -> None:
@@ -55,3 +55,13 @@ async def test_the_benchmark_loses_nothing() -> None:
     out, _ = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0
     assert "72 replies, 0 lost or mixed up" in out.decode()
+
+
+async def test_the_benchmark_says_why_a_turn_failed() -> None:
+    command = ("benchmarks/endpoint.py", "--sessions", "2", "--turns", "2", "--prompt-tokens", "34000")
+    process = await started(*command, stderr=asyncio.subprocess.PIPE)
+    out, told = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 1
+    assert "turn 1 of talk-0 was refused: the prompt of 34" in told.decode()
+    assert b"Traceback" not in told
+    assert not out

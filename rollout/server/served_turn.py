@@ -1,0 +1,81 @@
+"""`ServedTurn`: one turn that was served, and `Repeated`: how much of a request repeats one.
+
+Invariant: neither changes what it says of the conversation once it is made; a turn holds only the messages that it added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import ReferenceType
+
+import numpy as np
+
+from toolroll.rollout.node import Node
+from toolroll.rollout.server.messages import Digest, same_reasoning
+from toolroll.rollout.server.turns import Served
+from toolroll.rollout.server.works import Work
+from toolroll.rollout.session import Session
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.derive import Sampled
+from toolroll.rollout.template.features import History
+from toolroll.rollout.types import IdArray, Message
+
+
+@dataclass(slots=True, eq=False)
+class ServedTurn:
+    """One served turn: the messages that its prompt added, the reply, its node, and under what it was served."""
+
+    parent: ServedTurn | None
+    added: tuple[Message, ...]
+    reply: Message
+    digest: Digest
+    node: Node
+    sampled: Sampled
+    tools_key: bytes
+    template: ChatTemplate
+    history: History
+    """Of the conversation up to and with the reply."""
+    source: ReferenceType[Work[Served]] | None = None
+    """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
+
+    def answered(self) -> Work[Served] | None:
+        """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
+        source, self.source = self.source, None
+        return source() if source is not None else None
+
+    def ids_with(self, delta: IdArray, session: Session) -> IdArray:
+        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
+        work = self.source() if self.source is not None else None
+        begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
+        return np.concatenate([*begun, delta])
+
+    def messages(self, known: Repeated | None = None) -> list[Message]:
+        """The conversation up to and with the reply, as it was served; `known`: how it begins, if that was asked for before."""
+        turns: list[ServedTurn] = []
+        turn: ServedTurn | None = self
+        while turn is not None and (known is None or turn is not known.turn):
+            turns.append(turn)
+            turn = turn.parent
+        begun = known.served if known is not None and turn is not None else ()
+        return [*begun, *(message for step in reversed(turns) for message in (*step.added, step.reply))]
+
+    def keeps_reasoning(self, given: Sequence[Message], length: int, known: Repeated | None) -> bool:
+        """Whether the first `length` messages of `given`, which say what was served up to here, leave its reasoning alone, or out.
+        `known`: a turn that a beginning of them repeats."""
+        turn: ServedTurn | None = self
+        while turn is not None and not (known is not None and turn is known.turn and length == known.length):
+            start = length - len(turn.added) - 1
+            if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
+                return False
+            turn, length = turn.parent, start
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The first `length` messages of a request repeat `turn`; `served`: the same messages as they were served."""
+
+    turn: ServedTurn
+    length: int
+    served: list[Message]
