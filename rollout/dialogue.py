@@ -121,7 +121,6 @@ class Dialogue:
             highest_id=self.session.highest_id,
         )
         completion = await self._generate(request)
-        del request  # it holds a view of the session's text, which is about to grow
         node = self.session.sample(completion, params)
         return self._take(completion, node, params)
 

@@ -21,10 +21,6 @@ SECONDS = 5.0
 _WHOLE = 120
 """One round in so many visits everything; the others visit only what was made since the last one, so that their pauses do not grow
 with what a long run or a server holds."""
-_FEW = 1_000
-"""Objects: a round that frees fewer has found nothing worth its pause."""
-_PASSED_OVER = 7
-"""Behind rounds that found few at most so many are passed over; what was made then waits for one that visits everything."""
 _LOOK = 0.5
 _GROWTH = 256 * 2**20
 """Bytes that the process may grow by until a round is due before its time: an environment may leave large objects that refer to
@@ -33,8 +29,7 @@ themselves."""
 
 @contextlib.asynccontextmanager
 async def paced_garbage(seconds: float = SECONDS) -> AsyncIterator[None]:
-    """Within it the collector runs once in `seconds`, and when the process has grown by 256 MiB since (on Linux), not in between;
-    where it finds next to nothing, after twice, four times, at most eight times as long.
+    """Within it the collector runs once in `seconds`, and when the process has grown by 256 MiB since (on Linux), not in between.
 
     For a process that is the run's own: it changes the collector for all its threads, and switches it on again at the end. Where it is
     off already, or where objects are frozen, nothing is done.
@@ -56,22 +51,16 @@ async def paced_garbage(seconds: float = SECONDS) -> AsyncIterator[None]:
 
 async def _collect(seconds: float) -> None:
     held = resident()
-    pause, passed = 0, 0  # rounds to pass over, and those of them that were
     for number in itertools.count(1):
         end, grown = monotonic() + seconds, False
         while not grown and (left := end - monotonic()) > 0:
             await asyncio.sleep(min(left, _LOOK))
             grown = resident() - held > _GROWTH
-        everything = grown or number % _WHOLE == 0
-        if everything:
+        if grown or number % _WHOLE == 0:
             gc.unfreeze()
-        if everything or passed == pause:
-            few = gc.collect() < _FEW
-            pause, passed = (min(2 * pause + 1, _PASSED_OVER) if few else 0), 0
-            held = resident()
-        else:
-            passed += 1
-        gc.freeze()  # the next round need not visit it again
+        gc.collect()
+        gc.freeze()
+        held = resident()
 
 
 def resident() -> int:

@@ -1,7 +1,4 @@
-"""`IdText`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one.
-
-Invariant: what was given out is never written again, whoever holds it and however long.
-"""
+"""`IdText`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one."""
 
 from __future__ import annotations
 
@@ -26,23 +23,18 @@ class IdText:
         return self._length
 
     def append(self, ids: IdArray) -> None:
-        """Append `ids`, int32."""
+        """Append `ids`, int32 and one-dimensional."""
         if not len(ids):
             return
         ids = np.ascontiguousarray(ids, dtype=np.intc)
+        highest = int(np.maximum.reduce(ids.view(np.uint32)))
+        if self._json:
+            self._json += b","
+        self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         self._length += len(ids)
-        self.highest = max(self.highest, int(np.maximum.reduce(ids.view(np.uint32))))
-        new = orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        try:
-            self._extend(new)
-        except BufferError:  # a request still holds the view of it: that one keeps the memory, and this one goes on in another
-            self._json = bytearray(self._json)
-            self._extend(new)
-
-    def _extend(self, new: bytes) -> None:
-        self._json += b"," + new if self._json else new
+        self.highest = max(self.highest, highest)
 
     @property
-    def json(self) -> memoryview:
-        """JSON text without brackets: a view, whose holder should let it go before more is appended, which copies all of it else."""
-        return memoryview(self._json).toreadonly()
+    def json(self) -> bytes:
+        """JSON text without brackets."""
+        return bytes(self._json)

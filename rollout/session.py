@@ -21,14 +21,18 @@ from toolroll.rollout.node import Node
 from toolroll.rollout.token_tree import NONE, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
 
+_INT32 = np.iinfo(np.int32)
 CONTEXT = "context"
 """`Turn.excluded` of a sampled turn that an earlier path trains."""
 
 
 class Session:
-    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache."""
+    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache.
 
-    __slots__ = ("_head", "_observed", "_params", "_path", "_text", "_tree", "session_id")
+    What is no list of token ids is refused with `TokenError`, and so is a node of another session: nothing is written then.
+    """
+
+    __slots__ = ("__weakref__", "_head", "_observed", "_params", "_path", "_text", "_tree", "session_id")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -43,7 +47,7 @@ class Session:
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
         """Append tokens that the environment or the template wrote: mask 0."""
-        added = np.asarray(ids, dtype=np.int32)
+        added = _checked(ids)
         return self._append(added, self._tree.add(self._head, added))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
@@ -51,18 +55,17 @@ class Session:
 
         Raises `TokenError` where the completion's logprobs do not belong to its ids.
         """
-        _check_logprobs(completion)
+        ids = _checked_ids_of(completion)
         if self._head == NONE:
             raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
-        index = self._tree.add_sampled(self._head, completion, self._shared(sampling_params))
-        return self._append(completion.output_ids, index)
+        return self._append(ids, self._tree.add_sampled(self._head, ids, completion, self._shared(sampling_params)))
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
         """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
 
         The shared nodes are whole ones; what was sampled in them stays trained in the first path.
         """
-        ids = np.asarray(input_ids, dtype=np.int32)
+        ids = _checked(input_ids)
         shared = self.shared_prefix(ids)
         stop = shared.stop if shared else 0
         self._head = shared.index if shared else NONE
@@ -75,7 +78,7 @@ class Session:
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
         """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
-        for index in range(len(self._tree)) if nodes is None else (node.index for node in nodes):
+        for index in range(len(self._tree)) if nodes is None else map(self._index, nodes):
             if self._tree.completed(index):
                 self._tree.excluded.setdefault(index, reason)
 
@@ -101,20 +104,27 @@ class Session:
     def grow(self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None) -> Node:
         """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were added there before, that node is
         given back: several answers to one prompt are siblings behind one node. `reason`: why a path is begun anew here."""
-        added = np.asarray(ids, dtype=np.int32)
-        behind = parent.index if parent is not None else NONE
+        added, behind = _checked(ids), self._index(parent)
         key = (behind, blake2b(added.tobytes(), digest_size=16).digest())
         index = self._observed.get(key)
         if index is None:
             index = self._observed[key] = self._tree.add(behind, added)
-            if reason is not None:
+            if reason:
                 self._tree.fork_reasons[index] = reason
         return Node(self._tree, index)
 
     def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
-        _check_logprobs(completion)
-        return Node(self._tree, self._tree.add_sampled(parent.index, completion, self._shared(sampling_params)))
+        ids = _checked_ids_of(completion)
+        return Node(self._tree, self._tree.add_sampled(self._index(parent), ids, completion, self._shared(sampling_params)))
+
+    def _index(self, node: Node | None) -> int:
+        """The place of `node` in the tree; `NONE` for None."""
+        if node is None:
+            return NONE
+        if node.tree is not self._tree:
+            raise TokenError(f"this node is of another session, not of {self.session_id!r}")
+        return node.index
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -137,9 +147,8 @@ class Session:
         return self._text.highest
 
     @property
-    def input_ids_json(self) -> memoryview:
-        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode. A view that never
-        changes; let it go before more tokens are appended, which copies the whole text else."""
+    def input_ids_json(self) -> bytes:
+        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
         return self._text.json
 
     @property
@@ -154,13 +163,13 @@ class Session:
 
     def path_ids(self, node: Node | None) -> IdArray:
         """The ids from the root to the end of `node`."""
-        return self._tree.ids_along(self._tree.path(node.index if node is not None else NONE))
+        return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
         """The last node of the path to `end` (default: the current path) up to which `ids` agree with it token for token; None for
         no whole node."""
         tree, shared = self._tree, NONE
-        for index in tree.path(end.index if end is not None else self._head):
+        for index in tree.path(self._index(end) if end is not None else self._head):
             if tree.stop(index) > len(ids) or not np.array_equal(tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]):
                 break
             shared = index
@@ -181,10 +190,28 @@ class Session:
         return tuple(_trajectory(tree, path, trained) for path in paths)
 
 
-def _check_logprobs(completion: Completion) -> None:
-    logprobs = completion.logprobs
-    if logprobs is not None and len(logprobs) != len(completion.output_ids):
-        raise TokenError(f"{len(completion.output_ids)} sampled ids came with {len(logprobs)} logprobs")
+def _checked(given: Sequence[int] | IdArray) -> IdArray:
+    """`given` as int32: nothing is written of what is no list of token ids."""
+    try:
+        ids = np.asarray(given)
+    except ValueError as error:  # lists of several lengths
+        raise TokenError(f"token ids must be one list of integers: {error}") from error
+    if ids.ndim != 1:
+        raise TokenError(f"token ids must be one list of integers: these have the shape {ids.shape}")
+    if ids.dtype == np.int32 or not ids.size:
+        return ids.astype(np.int32, copy=False)
+    if ids.dtype.kind not in "iu":
+        raise TokenError(f"token ids must be integers: these are {ids.dtype}")
+    if ids.min() < _INT32.min or ids.max() > _INT32.max:
+        raise TokenError(f"token ids must fit in 32 bits: these go from {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
+
+
+def _checked_ids_of(completion: Completion) -> IdArray:
+    ids, logprobs = _checked(completion.output_ids), completion.logprobs
+    if logprobs is not None and np.shape(logprobs) != ids.shape:
+        raise TokenError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs of the shape {np.shape(logprobs)}")
+    return ids
 
 
 def _maximal(paths: list[list[int]]) -> list[list[int]]:

@@ -49,16 +49,16 @@ class TokenTree:
         """A node of observed tokens behind `parent` (`NONE`: a root)."""
         return self._add(parent, ids, NONE, NONE)
 
-    def add_sampled(self, parent: int, completion: Completion, sampling_params: Mapping[str, Any]) -> int:
-        """A node of sampled tokens behind `parent`, with what the engine said; its `text` is not kept, since the ids are the record.
-        `sampling_params` are kept as they are: nobody may change them behind."""
+    def add_sampled(self, parent: int, ids: IdArray, completion: Completion, sampling_params: Mapping[str, Any]) -> int:
+        """A node of sampled tokens behind `parent`: the ids of `completion`, and what the engine said beside them; its `text` is not
+        kept, since the ids are the record. `sampling_params` are kept as they are: nobody may change them behind."""
         said, logprobs = len(self._said), NONE
         if completion.logprobs is not None:
             logprobs = len(self._logprobs)
             self._logprobs.append(completion.logprobs)
         self._said.append(_packed(completion))
         self._params.append(sampling_params)
-        node = self._add(parent, completion.output_ids, said, logprobs)
+        node = self._add(parent, ids, said, logprobs)
         if completion.routed_experts is not None:
             for before in self.upwards(parent):  # the experts of a later turn hold those of the turns before it
                 self.routed_experts.pop(before, None)
@@ -66,13 +66,11 @@ class TokenTree:
         return node
 
     def _add(self, parent: int, ids: IdArray, said: int, logprobs: int) -> int:
-        rows, node = self._rows, len(self)
-        start = 0
+        node, first = len(self), len(self.ids)
+        self.ids.append(ids)  # before the row, so that what cannot be kept leaves no node
+        self._rows.extend((parent, self.stop(parent) if parent != NONE else 0, len(self.ids) - first, first, said, logprobs, 0))
         if parent != NONE:
-            start = self.stop(parent)
-            rows[parent * _WIDTH + _CHILDREN] += 1
-        rows.extend((parent, start, len(ids), len(self.ids), said, logprobs, 0))
-        self.ids.append(ids)
+            self._rows[parent * _WIDTH + _CHILDREN] += 1
         return node
 
     # --- reading -----------------------------------------------------------------------------------------------------

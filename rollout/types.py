@@ -91,7 +91,7 @@ class GenerateRequest:
     sampling_params: Mapping[str, Any]
     session_id: str
     return_logprob: bool = True
-    input_ids_json: bytes | memoryview | None = None
+    input_ids_json: bytes | None = None
     highest_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -16,7 +16,6 @@ from support.worlds import TOOL
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
-from toolroll.rollout.id_text import IdText
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template.cut_frame import CutFrame
 from toolroll.rollout.template.frames import Frame
@@ -264,29 +263,6 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
     assert engine.log == [] and reply.text == tokenizer.decode([100])
     assert asked[0].input_ids_json == ",".join(map(str, asked[0].input_ids.tolist())).encode()
     assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [*asked[0].input_ids.tolist(), 100, tokenizer.eos_token_id]
-
-
-async def test_no_turn_keeps_the_text_of_its_prompt(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who held it would make every turn copy the whole of it."""
-    copied: list[int] = []
-    extend = IdText._extend
-
-    def noted(text: IdText, new: bytes) -> None:
-        try:
-            extend(text, new)
-        except BufferError:
-            copied.append(len(text))
-            raise
-
-    monkeypatch.setattr(IdText, "_extend", noted)
-    async with talking(tokenizer) as (dialogue, _, _):
-        replies = [await dialogue.reply(PARAMS)]
-        dialogue.extend([user("x")])
-        replies.append(await dialogue.reply(PARAMS))
-        assert copied == []
-        held = dialogue.session.input_ids_json
-        dialogue.session.observe([1])
-    assert copied == [len(dialogue.session)] and bytes(dialogue.session.input_ids_json).startswith(bytes(held))
 
 
 async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:

@@ -61,30 +61,6 @@ async def test_a_process_that_grows_need_not_wait(monkeypatch: pytest.MonkeyPatc
         assert await freed(weakref.ref(Knot()))
 
 
-@pytest.mark.parametrize(("found", "rounds"), [(0, [1, 3, 7, 15, 23]), (garbage._FEW, [1, 2, 3, 4, 5])])
-async def test_rounds_that_find_next_to_nothing_come_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, found: int, rounds: list[int]
-) -> None:
-    ticks, seen = 0, []
-    enough = asyncio.Event()
-
-    def freeze() -> None:
-        nonlocal ticks
-        ticks += 1
-
-    def collect() -> int:
-        seen.append(ticks)
-        if len(seen) > len(rounds):
-            enough.set()
-        return found
-
-    monkeypatch.setattr(gc, "freeze", freeze)
-    monkeypatch.setattr(gc, "collect", collect)
-    async with paced_garbage(0.001):
-        await asyncio.wait_for(enough.wait(), 60)
-    assert seen[1 : len(rounds) + 1] == rounds, "the first one is that of the beginning"
-
-
 def test_memory_is_told() -> None:
     before = garbage.resident()
     block = b"x" * 2**26

@@ -139,18 +139,6 @@ def test_the_ids_that_are_handed_out_never_change() -> None:
     assert session.input_ids.tolist() == [1, 7]
 
 
-def test_a_text_that_somebody_holds_never_changes() -> None:
-    session = played(("observe", [1, 2]))
-    held = session.input_ids_json
-    session.observe([3])
-    again = session.input_ids_json
-    session.sample(said([4]), {})
-    del again
-    session.observe([5])
-    assert held == b"1,2" and held.readonly
-    assert session.input_ids_json == b"1,2,3,4,5"
-
-
 def test_the_json_is_kept_for_any_integer_type() -> None:
     session = Session("s")
     session.observe(np.array([1, 2], dtype=np.int64))
@@ -364,3 +352,65 @@ def test_a_node_tells_what_was_said_there() -> None:
     assert parent is not None and parent.parent is None and parent.children == 1
     assert (parent.sampled, parent.completion, parent.logprobs, parent.sampling_params) == (False, None, None, {})
     assert node.path() == [parent, node] and session.head == node
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------------
+
+NO_IDS = [
+    5,
+    [[5]],
+    np.array([[5, 6]]),
+    [5, None],
+    [5, 2**31],
+    [5, 2**64],
+    [-(2**31) - 1],
+    ["5"],
+    [5.5],
+    np.array([5.0]),
+    [[5], [5, 6]],
+    [True],
+]
+
+
+@pytest.mark.parametrize("bad", NO_IDS, ids=repr)
+@pytest.mark.parametrize("how", ["observe", "sample", "fork", "grow", "grow_sampled"])
+def test_what_is_no_list_of_ids_leaves_nothing_behind(how: str, bad: Any) -> None:
+    session = played(("observe", [1]), ("sample", [2]))
+    head = session.head
+    assert head is not None
+    writes: dict[str, Any] = {
+        "observe": lambda: session.observe(bad),
+        "sample": lambda: session.sample(Completion(bad, None, "stop"), {}),
+        "fork": lambda: session.fork(bad, "rewritten"),
+        "grow": lambda: session.grow(head, bad),
+        "grow_sampled": lambda: session.grow_sampled(head, Completion(bad, None, "stop"), {}),
+    }
+    with pytest.raises(TokenError, match="token ids must"):
+        writes[how]()
+    assert (session.head, head.children, session.nodes, session.tokens) == (head, 0, 2, 2)
+    assert session.input_ids.tolist() == [1, 2] and session.input_ids_json == b"1,2"
+    [trajectory] = session.trajectories()
+    assert trajectory.input_ids.tolist() == [1, 2] and trajectory.loss_mask.tolist() == [0, 1]
+
+
+def test_logprobs_of_another_shape_are_refused() -> None:
+    session = played(("observe", [1]))
+    with pytest.raises(TokenError, match=r"1 sampled ids came with 1 logprobs of the shape \(1, 2\)"):
+        session.sample(Completion(np.array([2], dtype=np.int32), np.zeros((1, 2), dtype=np.float32), "stop"), {})
+    assert session.nodes == 1
+
+
+def test_nodes_of_another_session_are_refused() -> None:
+    session, other = played(("observe", [1]), ("sample", [2])), played(("observe", [7]), ("sample", [8]))
+    node = other.head
+    assert node is not None
+    for use in (
+        lambda: session.grow(node, [3]),
+        lambda: session.grow_sampled(node, said([3]), {}),
+        lambda: session.path_ids(node),
+        lambda: session.shared_prefix(np.array([7, 8]), node),
+        lambda: session.exclude("why", [node]),
+    ):
+        with pytest.raises(TokenError, match="another session, not of 's'"):
+            use()
+    assert session.nodes == 2 and session.trajectories()[0].trained_tokens == 1
