@@ -65,7 +65,8 @@ class Unread:
 
 
 class Table(dict[str, Any]):
-    """A table, or a record, whose values are made when they are first read. All ways of reading a dict are covered."""
+    """A table, or a record, whose values are made when they are first read: in every way in which Python, and its `json`, reads a
+    dict. Code in C that reads past the methods of a subclass (`orjson`) needs `dict(table)`."""
 
     __slots__ = ()
 

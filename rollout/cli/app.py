@@ -17,7 +17,6 @@ from toolroll.rollout.cli.check_template import show as show_template_report
 from toolroll.rollout.cli.demo import run_demo
 from toolroll.rollout.cli.display import remarks, results_table, show_environments
 from toolroll.rollout.cli.export import export as export_run
-from toolroll.rollout.cli.mistakes import writing
 from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
@@ -167,8 +166,7 @@ def view(
     tokens: Annotated[int, typer.Option(min=0, help="of so many episodes the tokens are in the page")] = 500,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens. It needs no network."""
-    with writing(out or folder):
-        page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     size = page.stat().st_size / 1e6
@@ -183,9 +181,7 @@ def export(
     env: Annotated[str | None, typer.Option(help="of this environment only")] = None,
 ) -> None:
     """Write a run in another format: training samples as a Parquet data set, or results as tau-bench writes them."""
-    with writing(out):
-        said = export_run(folder, kind, out, env)
-    for line in said:
+    for line in export_run(folder, kind, out, env):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

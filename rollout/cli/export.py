@@ -36,7 +36,11 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     if out.exists():
         raise UsageError(f"{out} is there already")
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    out.write_bytes(orjson.dumps(results, option=options, default=repr))
+    text = orjson.dumps(results, option=options, default=repr)
+    try:
+        out.write_bytes(text)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
     said = [f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"]
     if left_out:
         said.append(f"left out, since a trial is missing: {', '.join(left_out)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -25,15 +24,6 @@ def named() -> Iterator[None]:
             raise
         options = {"url": "--engine", "context_length": "--context-length"}
         raise UsageError("; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))) from error
-
-
-@contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Turns what keeps `out`, given as --out, from being written into a `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror or error}") from error
 
 
 def complaints(error: ValidationError) -> list[tuple[str, str]]:

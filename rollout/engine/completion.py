@@ -31,11 +31,18 @@ def parse_completion(
     attempts: int = 1,
     rid: str = "",
 ) -> Completion:
-    """The completion in `body`, the JSON object of one answer to `request`."""
+    """The completion in `body`, the JSON object of one answer to `request`; `CompletionError` where there is none."""
+    try:
+        return _parsed(body, request, latency=latency, attempts=attempts, rid=rid)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CompletionError(f"the engine's answer cannot be read: {error}: {str(body)[:300]}") from error
+
+
+def _parsed(body: Mapping[str, Any], request: GenerateRequest, *, latency: float, attempts: int, rid: str) -> Completion:
     if not isinstance(body, _OBJECT) or "output_ids" not in body or not isinstance(body.get("meta_info"), _OBJECT):
         raise CompletionError(f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}")
     meta: Mapping[str, Any] = body["meta_info"]
-    sampled = body["output_ids"] or ()
+    sampled = () if body["output_ids"] is None else body["output_ids"]
     output_ids = _ids(sampled)
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
@@ -90,8 +97,6 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 
 def _ids(given: Any) -> IdArray:
     """`given`, a list of integers; packed by `struct`, which takes half of what numpy or an `array` takes."""
-    if not given:
-        return np.zeros(0, dtype=np.int32)
     try:
         ids = np.empty(len(given), dtype=np.intc)
         pack_into(f"{len(given)}i", ids.data, 0, *given)
@@ -144,7 +149,7 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
     for span in spans:
         try:
             version, start, stop = str(span["version"]), int(span["start"]), int(span["end"])
-        except (TypeError, ValueError, LookupError) as error:
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise CompletionError(f"a weight version is no span with version, start and end: {span!r}") from error
         if start != expected or stop < start:
             raise CompletionError(f"the engine's weight_versions have a gap or overlap at token {expected}: {list(spans)}")

@@ -31,8 +31,8 @@ null elsewhere; `messages` and `tools` are JSON text.
 def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE) -> int:
     """Write the samples of `episodes`; how many there are.
 
-    Needs pyarrow. `UsageError` where that is missing, `folder` is there, or there is nothing that may be trained on: `datasets` reads
-    no empty set.
+    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there is nothing that may be trained on:
+    `datasets` reads no empty set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
@@ -42,7 +42,10 @@ def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: 
     if first is None:
         raise UsageError("there is nothing to be trained on in this run: no graded episode with tokens of the engine")
     data = folder / "data"
-    data.mkdir(parents=True)
+    try:
+        data.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
     rows = chain([first], rows)
     written: list[Path] = []
     count = 0

@@ -151,10 +151,36 @@ def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -
         parse_completion(answer, ASKED)
 
 
-@pytest.mark.parametrize("spans", [[{"version": "v", "start": 0}], ["v"], [{"version": "v", "start": 0, "end": "x"}]])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"version": "v", "start": 0}],
+        ["v"],
+        [{"version": "v", "start": 0, "end": "x"}],
+        [{"version": "v", "start": math.inf, "end": 2}],
+    ],
+)
 def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> None:
     with pytest.raises(CompletionError, match="a weight version is no span with version, start and end"):
         parse_completion(body([(5, -0.5), (6, -0.5)], weight_versions=spans), ASKED)
+
+
+@pytest.mark.parametrize(
+    ("top", "meta"),
+    [
+        ({}, {"output_token_logprobs": 5}),
+        ({}, {"cached_tokens": "x"}),
+        ({}, {"weight_versions": 7}),
+        ({}, {"output_top_logprobs": [5]}),
+        ({"output_ids": False}, {}),
+        ({"output_ids": 0.0}, {}),
+    ],
+)
+def test_whatever_cannot_be_read_is_refused(top: dict[str, Any], meta: dict[str, Any]) -> None:
+    answer = {**body([(5, -0.5)]), **top}
+    answer["meta_info"] |= meta
+    with pytest.raises(CompletionError, match=r"cannot be read|no list of token ids"):
+        parse_completion(answer, ASKED)
 
 
 @pytest.mark.parametrize("meta", [None, [], "x"])
