@@ -165,7 +165,8 @@ class EndpointServer:
         return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
 
     async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
-        """The body is freed at the end: it is a conversation long, and nobody needs it while the engine samples."""
+        """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
+        engine samples."""
         body = await _json_body(request)
         await self.endpoint.refresh()
         live = self._live(request, body)

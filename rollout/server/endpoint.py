@@ -97,7 +97,7 @@ class Endpoint:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def ask_chat(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
-        """Begin, or join, the chat completion that `body` asks for."""
+        """Begin, or join, the chat completion that `body` asks for: decoded JSON, which nobody changes any more."""
         request = read(ChatRequest, body)
         given, request.messages = request.messages, []
         text = text_of(given)
@@ -117,7 +117,6 @@ class Endpoint:
         template = self.variants.get(request.chat_template_kwargs)
         heard = before.read_on(text, messages_key, new, developer=self._developer)
         prompt = live.tree.plan(heard, use.tools, template)
-        live.hearings.keep(heard, prompt.repeated, before)
         answered = prompt.turn.answered() if prompt.turn is not None else None
         prompt_json = _prompt_json(prompt, answered)
         if answered is not None:
@@ -133,7 +132,12 @@ class Endpoint:
             ]
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
-            served.commit = lambda: self._commit_chat(live, prompt, served, work)
+
+            def commit() -> None:
+                self._commit_chat(live, prompt, served, work)
+                live.hearings.keep(heard, prompt.repeated, before)  # nothing is kept of a request without an answer
+
+            served.commit = commit
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
@@ -258,7 +262,7 @@ class Endpoint:
     def _served(
         self, prefix: str, ids: IdArray, ids_text: bytes, choices: list[Choice], params: Mapping[str, Any], constrained: str | None
     ) -> Served:
-        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, constrained, ids_text)
+        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, ids_text, constrained)
 
     # --- committing ------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 """`Heard`: the messages of a request, read; and `Hearings`: those that a session's clients sent last.
 
-A client sends the whole conversation each time. What it sent before is known again by its bytes, and only what is new is checked,
-read and compared with what was served: a turn costs the same at the end of a conversation as at its beginning.
+A client sends the whole conversation each time. Where it goes on from its last answered request, that is known again by its bytes,
+and only what is new is checked, read and compared with what was served. A request that goes on from an earlier place (a branch, a
+turn that is asked for again) is read whole.
 
-Invariants: a request begins with what was heard only where its messages, written as JSON, begin with the same bytes, so that the order
-of keys counts, and 1, 1.0 and true are three things. What was heard never changes: more of it is a new object. What comes of a request
-does not depend on what was heard before it.
+Invariants: a request begins with what was heard only where its messages, decoded JSON that is written as JSON again, begin with the
+same bytes, so that the order of keys counts, and 1, 1.0 and true are three things. What was heard never changes: more of it is a new
+object. What comes of a request does not depend on what was heard before it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from toolroll.rollout.types import Message
 _KEPT = 8
 """Conversations of one session at a time: an agent's and its sub-agents'."""
 _BYTES = 16 * 2**20
-"""Of their texts together, where there are several: what was heard is kept also where nothing was answered."""
+"""Of their texts together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Heard:
     """`text`: the messages as JSON, without the bracket that closes the list; `key`: what two attempts have in common, in which the
     order of keys does not count. `messages`: as they were read, and `echo` at their end. `ends`: how many messages there are up to
@@ -72,7 +73,7 @@ class Hearings:
         if repeated is not None:
             said = _settled(said, repeated, len(instead.messages))
         self._kept = [*(one for one in self._kept if one is not instead), said][-_KEPT:]
-        while len(self._kept) > 1 and sum(len(one.text) for one in self._kept) > _BYTES:
+        while self._kept and sum(len(one.text) for one in self._kept) > _BYTES:
             del self._kept[0]
 
 

@@ -47,7 +47,7 @@ def read_messages(
 
 def _read(given: Any, index: int) -> Message:
     if not isinstance(given, Mapping):
-        raise refused(f"messages[{index}]", f"messages[{index}]: Input should be a valid dictionary", code="invalid_value")
+        raise refused(f"messages[{index}]", f"messages[{index}] is no object with a role", code="invalid_value")
     role = given.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
@@ -66,8 +66,9 @@ def _read(given: Any, index: int) -> Message:
         raise refused(f"messages[{index}].content", f"messages[{index}]: {error}") from error
     if role == "assistant":
         return _assistant(message, index)
-    if not isinstance(message.get("content"), str):
-        raise refused(f"messages[{index}].content", f"messages[{index}].content must be text", code="invalid_messages")
+    for name, value in (("content", message.get("content")), ("tool_call_id", message.get("tool_call_id", ""))):
+        if not isinstance(value, str):
+            raise refused(f"messages[{index}].{name}", f"messages[{index}].{name} must be text", code="invalid_messages")
     return message
 
 
@@ -77,6 +78,8 @@ def _assistant(message: Message, index: int) -> Message:
         message["reasoning_content"] = reasoning
     message.setdefault("content", None)
     calls = message.pop("tool_calls", None)
+    if calls and not isinstance(calls, list):
+        raise refused(f"messages[{index}].tool_calls", f"messages[{index}].tool_calls must be a list", code="invalid_messages")
     if calls:
         message["tool_calls"] = [_call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls)]
     return message
@@ -133,12 +136,15 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Arguments as data, so that spacing and the order of keys do not count; the text itself where it is no JSON."""
+    """Arguments as data, so that spacing and the order of keys do not count; the text itself where it is no JSON, or has more levels
+    than can be written again."""
     if isinstance(arguments, str):
         try:
-            return orjson.loads(arguments)
-        except orjson.JSONDecodeError:
+            found = orjson.loads(arguments)
+            orjson.dumps(found)
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
             return arguments
+        return found
     return arguments
 
 

@@ -64,7 +64,7 @@ class ServedTurn:
         """Whether the first `length` messages of `given`, which say what was served up to here, leave its reasoning alone, or out.
         `known`: a turn that a beginning of them repeats."""
         turn: ServedTurn | None = self
-        while turn is not None and not (known is not None and turn is known.turn and length == known.length):
+        while turn is not None and not (known is not None and turn is known.turn):
             start = length - len(turn.added) - 1
             if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
                 return False

@@ -33,8 +33,8 @@ class Served:
     prompt_ids: IdArray
     choices: list[Choice]
     sampling_params: Mapping[str, Any]
+    prompt_json: bytes
     constrained: str | None = None
-    prompt_json: bytes = b""
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
     _rest: bytes | None = field(default=None, repr=False)

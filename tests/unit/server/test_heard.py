@@ -273,3 +273,58 @@ async def test_siblings_are_told_apart_behind_what_is_known() -> None:
         first, second, *later = [node for node, _ in bench.endpoint.sessions.find("s").trace]
         assert [node.parent and node.parent.parent for node in later] == [first, second] * 2
         await bench.trajectories()
+
+
+SAID = ["<think>\nOne.\n</think>\n\nWell.", "<think>\nTwo.\n</think>\n\nWell.", "Go on.", "Never mind.", "Done."]
+
+
+async def test_a_beginning_without_its_thoughts_leads_to_either_sibling() -> None:
+    """It was heard as the first sibling's; what follows then was said behind the second one."""
+    async with endpoint(load_embedded_tokenizer(), lambda request: SAID[request.call]) as bench:
+
+        async def post(*messages: Any, n: int = 1) -> list[Any]:
+            status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages, "n": n})
+            assert status == 200, answer
+            return [choice["message"] for choice in answer["choices"]]
+
+        _, two = await post(USER, n=2)
+        [gone_on] = await post(USER, two, USER)
+        bare = {"role": "assistant", "content": "Well."}
+        await post(USER, bare, USER)
+        await post(USER, bare, USER, gone_on, USER)
+        live = bench.endpoint.sessions.find("s")
+        _, _, behind_two, _, last = (node for node, _ in live.trace)
+        assert last.parent is not None
+        assert last.parent.parent == behind_two
+        assert live.tree.forks == []
+
+
+async def test_nothing_is_kept_of_a_request_without_an_answer() -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Well.", context_length=64) as bench:
+        status, answer = await bench.post(
+            "/sessions/s/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 200}]}
+        )
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert bench.endpoint.sessions.find("s").hearings._kept == []
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (3, "messages[1]"),
+        ({"role": "tool", "content": "x", "tool_call_id": {"a": 1}}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[1].tool_calls"),
+        ({"role": "user"}, "messages[1].content"),
+    ],
+)
+async def test_a_message_of_another_form_is_refused(message: Any, param: str) -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Well.") as bench:
+        status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": [USER, message, USER]})
+        assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+async def test_arguments_of_very_many_levels_are_served() -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Well.") as bench:
+        messages = [USER, asked("[" * 260 + "]" * 260), {"role": "tool", "tool_call_id": "c1", "content": "seen"}]
+        status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages})
+        assert status == 200, answer
