@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
@@ -96,7 +99,7 @@ class World:
             where = f"{type(self.env).__name__}.{function.__name__}"
             if timeout is not None and timeout.expired():
                 raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
-            raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}{_place(error, type(self.env))}") from error
         finally:
             self.seconds += perf_counter() - began
 
@@ -106,3 +109,11 @@ class World:
         else:
             result = function(*args)
         return cast(T, await result if inspect.isawaitable(result) else result)
+
+
+def _place(error: Exception, environment: type) -> str:
+    """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(sys.modules.get(environment.__module__), "__file__", None)
+    found = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    return "" if found is None else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"

@@ -6,7 +6,11 @@ becomes the episode's status and stop reason, see `toolroll.rollout.types.StopRe
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
+
+_TRACEBACK = 4000
+"""Characters of a traceback that an episode's `info` keeps: its end."""
 
 
 class ToolrollError(Exception):
@@ -79,8 +83,11 @@ class ActionError(ToolrollError):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """`error` as plain data for an episode's `info`: type, message, and an engine's status and attempts."""
+    """`error` as plain data for an episode's `info`: type, message, an engine's status and attempts, the traceback of an environment's
+    own error."""
     data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, EngineError):
         data |= {"status": error.status, "attempts": error.attempts, "body": error.body[:2000]}
+    if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
+        data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data

@@ -46,7 +46,7 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     }
     for name, value in facts.items():
         console.print(f"[bold]{name}:[/] {escape(value)}", highlight=False)
-    table = Table("what is appended", "then", "with preserve", "the next one")
+    table = Table("what is appended", "then", "with preserve", "later ones")
     for probe in found.probes:
         style = _STYLES[probe.outcome]
         kept = {True: "append", False: "fork", None: ""}[probe.preserved]

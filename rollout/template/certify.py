@@ -17,7 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.chat_template import WORTH_LEARNING, ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.features import History
 from toolroll.rollout.template.probes import HALF, OTHER, TOOLS, USER, Probe, probes, with_control
@@ -43,8 +43,8 @@ class ProbeResult:
     """One probe: `append` (exact, proven by the ids of the whole render), `fork` (the template rewrites what was served), `refuse`
     (the template raises), `wrong` (the ids of the whole render are others: a defect of this library, please report it).
 
-    `framed`: a second delta of the same shape costs no render. `preserved`, of a fork: whether history="preserve" goes on with the
-    stream instead (None: the probe does not fork).
+    `framed`: deltas of its shape cost no render, once a few have come. `preserved`, of a fork: whether history="preserve" goes on with
+    the stream instead (None: the probe does not fork).
     """
 
     name: str
@@ -230,7 +230,11 @@ def _framed(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None, 
     history = History(template.features)
     history.extend(probe.messages)
     sampled = template.sampled(said)
-    return template.delta_after(history.key, probe.messages, probe.again, tools=tools, sampled=sampled, sampled_ids=said).framed
+    deltas = (
+        template.delta_after(history.key, probe.messages, probe.again, tools=tools, sampled=sampled, sampled_ids=said)
+        for _ in range(WORTH_LEARNING + 1)
+    )
+    return any(delta.framed for delta in deltas)
 
 
 # --- what else is told -------------------------------------------------------------------------------------------------

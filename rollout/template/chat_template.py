@@ -30,7 +30,7 @@ from toolroll.rollout.types import IdArray, Message, Tool
 
 _FRAMES = 4096
 """How many frames are kept."""
-_WORTH_LEARNING = 4
+WORTH_LEARNING = 4
 """Deltas: one is derived by one render or two, a frame learned and checked by a dozen."""
 _TOOL_LISTS = 256
 """How many lists of tools are remembered."""
@@ -364,7 +364,7 @@ class ChatTemplate:
         if len(self._met) >= 4 * _FRAMES:
             self._met.clear()
         self._met[key] = self._met.get(key, 0) + 1
-        return self._met[key] >= _WORTH_LEARNING
+        return self._met[key] >= WORTH_LEARNING
 
     def _key(
         self,

@@ -53,7 +53,7 @@ TURN = st.fixed_dictionaries(
 @pytest.fixture(autouse=True, scope="module")
 def frames_are_learned_at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "_WORTH_LEARNING", 1)
+        patch.setattr(chat_template, "WORTH_LEARNING", 1)
         yield
 
 

@@ -61,7 +61,7 @@ class UnderTest:
 
 @pytest.fixture(autouse=True)
 def frames_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "_WORTH_LEARNING", 1)
+    monkeypatch.setattr(chat_template, "WORTH_LEARNING", 1)
 
 
 @lru_cache(maxsize=1)

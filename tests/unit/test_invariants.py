@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from support.worlds import ListedWorld
 
 from toolroll.rollout.errors import ActionError, UserSimulatorError
 from toolroll.rollout.testing import Fault, PolicyRequest, Reply
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Task
+from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
 
 PROPERTY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -264,6 +266,19 @@ async def test_i9_an_infrastructure_failure_is_aborted_without_a_reward(tokenize
     result, engine = await play(tokenizer, ListedWorld(on_step=fail), ["Hello."])
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
     judge(result, engine, "s")
+
+
+async def test_i9_an_environments_own_error_is_said_with_its_place(tokenizer: Any) -> None:
+    def step(action: Action) -> StepResult:
+        raise KeyError("rooom")
+
+    result, _ = await play(tokenizer, ListedWorld(on_step=step), ["Hi."])
+    error = result.info["error"]
+    # The innermost line of the environment's own module: what it calls may be anybody's.
+    assert re.fullmatch(r"ListedWorld\.step failed: KeyError: 'rooom' \(worlds\.py, line \d+, in step\)", error["message"])
+    assert error["traceback"].endswith("KeyError: 'rooom'\n")
+    assert 'raise KeyError("rooom")' in error["traceback"]
+    assert orjson.loads(orjson.dumps(error)) == error
 
 
 async def test_i9_what_the_model_did_wrong_is_an_observation(tokenizer: Any) -> None:

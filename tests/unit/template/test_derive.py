@@ -107,8 +107,8 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
 
 def test_a_frame_is_learned_when_its_shape_has_come_often(counting: Counted) -> None:
     turn: Message = {"role": "assistant", "content": "Hi."}
-    framed = [counting.delta([*FIRST, turn], "Hi.<|end|>", NEW).framed for _ in range(chat_template._WORTH_LEARNING + 2)]
-    assert framed == [False] * chat_template._WORTH_LEARNING + [True] * 2
+    framed = [counting.delta([*FIRST, turn], "Hi.<|end|>", NEW).framed for _ in range(chat_template.WORTH_LEARNING + 2)]
+    assert framed == [False] * chat_template.WORTH_LEARNING + [True] * 2
     assert counting.renders == 0
 
 
@@ -190,5 +190,5 @@ def test_a_template_that_repeats_nothing_is_framed(tokenizer: Any) -> None:
     counted = Counted(tokenizer, _BEGIN + _END)
     turn: Message = {"role": "assistant", "content": "OK.", "tool_calls": [CALL, CALL], "reasoning_content": "Hm."}
     said = "OK." + '<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call>' * 2 + "<|end|>"
-    framed = [counted.delta([*FIRST, turn], said, NEW).framed for _ in range(chat_template._WORTH_LEARNING + 1)]
+    framed = [counted.delta([*FIRST, turn], said, NEW).framed for _ in range(chat_template.WORTH_LEARNING + 1)]
     assert framed[-1]
