@@ -133,6 +133,11 @@ def _warnings(summary: Summary) -> list[str]:
     if summary.statuses["aborted"]:
         kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _ABORTING)
         found.append(f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count in no reward: {kinds}")
+    if reruns := int(summary.totals["reruns"]):
+        found.append(
+            f"attempts that failed outside the model (engine, environment, user, time limit), and were played again: {reruns}; the "
+            "log says why. Where the model's own actions make an environment fail, that chooses among samples (--reruns 0)"
+        )
     lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
         found.append(f"{len(lost)} tasks have no graded episode and are in no rate: {', '.join(sorted(lost, key=_natural)[:5])}")

@@ -115,7 +115,7 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(engine: EmbeddedEngine, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "desk"], "--model: Field required"),
+        (["run", "desk"], "--model: must be given"),
         (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
         (["run", "desk", "--model", "embedded", "--engine", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (["run", "desk", "--model", "embedded", "--samples", "0"], "--samples: Input should be greater than or equal to 1"),

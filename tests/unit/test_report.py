@@ -49,6 +49,15 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     ]
 
 
+def test_attempts_that_were_played_again_are_told() -> None:
+    found = report(summary_of(episode(metrics=metrics(reruns=2.0)), episode("t-1", metrics=metrics(reruns=1.0))))
+    assert found["reruns"] == 3
+    [warning] = found["warnings"]
+    assert warning.startswith(
+        "attempts that failed outside the model (engine, environment, user, time limit), and were played again: 3;"
+    )
+
+
 def test_the_order_of_play_changes_nothing() -> None:
     episodes = [episode(f"t-{task}", sample, float((task * sample) % 3 == 0)) for task in range(12) for sample in range(3)]
     assert report(summary_of(*episodes)) == report(summary_of(*reversed(episodes)))
