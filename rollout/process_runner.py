@@ -116,6 +116,7 @@ class _Process:
                 started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
         await ended
         gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
+        process.close()  # or its two pipes wait for the garbage collector
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
