@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import selectors
 import subprocess
 import sys
 import time
@@ -22,8 +23,9 @@ from typing import Any
 import numpy as np
 from support.processes import free_ports
 
+STEP = 0.004
+"""Seconds between two looks of a stub with a latency, which its answers are late by at most twice."""
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-
 
 _COUNT = b"77777777"
 """Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with spaces."""
@@ -37,32 +39,36 @@ def _prompt_tokens(body: bytes) -> int:
     return int(np.count_nonzero(ids == ord(","))) + 1  # a quarter of what bytes.count takes
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One keep-alive connection."""
+
+    _room = memoryview(bytearray(1 << 20))
+    """Where the next piece comes in, on any connection: it is taken out before another one is read."""
 
     def __init__(self, replies: Iterator[tuple[bytes, bytes]], latency: float) -> None:
         self._replies = replies
         self._latency = latency
-        self._buffer = bytearray()
+        self._begun = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = bytes(self._buffer[:end]).lower()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._begun + self._room[:nbytes]
+        end = data.find(b"\r\n\r\n")
+        head = data[: max(end, 0)].lower()
         at = head.find(b"content-length:")
         length = int(head[at + 15 :].split(b"\r\n")[0]) if at >= 0 else 0
-        if len(self._buffer) < end + 4 + length:
+        if end < 0 or len(data) < end + 4 + length:
+            self._begun = data
             return
-        body = bytes(self._buffer[end + 4 : end + 4 + length])
-        del self._buffer[: end + 4 + length]
-        self._answer(head, body)
+        self._begun = b""
+        self._answer(head, data[end + 4 :])
 
     def _answer(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
@@ -80,6 +86,17 @@ class _Connection(asyncio.Protocol):
     def _write(self, reply: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(reply)
+
+
+class _Steps(selectors.DefaultSelector):
+    """Looks up once in a while, as an engine does that answers in steps: woken for every request and every answer, it would take twice
+    the CPU, and the caches of whoever shares its cores."""
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout > 0:
+            time.sleep(STEP)
+            timeout = None if timeout is None else max(0.0, timeout - STEP)
+        return super().select(timeout)
 
 
 async def _serve(port: int, latency: float, replies: Sequence[tuple[bytes, bytes]]) -> None:
@@ -143,4 +160,6 @@ def _wait(port: int) -> None:
 if __name__ == "__main__":
     given = [json.loads(line) for line in sys.stdin]
     made = [tuple(_response(answer(text, ids, logprobs=wanted)) for wanted in (False, True)) for text, ids in given]
-    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]), made))  # type: ignore[arg-type]
+    latency = float(sys.argv[2])
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Steps() if latency else None)) as runner:
+        runner.run(_serve(int(sys.argv[1]), latency, made))  # type: ignore[arg-type]

@@ -33,8 +33,10 @@ from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
-WARM_UP = 5.0
-"""Seconds from the first turn: a process meets 1,024 first prompts at once then, and a new one each word for the first time."""
+TURNS = 20
+EPISODE = 14.0
+"""Seconds that an episode takes, about: so long is a window, and the warm-up before it, after which conversations of every length are
+in the air."""
 SAMPLES = 100  # more than can be played: the run is cancelled when the window has closed
 LOADS = ((256, False, 1), (1024, False, 1), (1024, False, 2), (256, True, 1), (1024, True, 1), (1024, True, 2))
 """(episodes, blocking user, processes)."""
@@ -62,14 +64,17 @@ class Record:
 
 
 class RecordingFactory(RecordedFactory):
-    """Its environments note their steps in `record`; the first one makes `mark`."""
+    """Its environments note their steps in `record`; the first step makes `mark`. Of the first `staggered` episodes each ends after
+    another number of turns, so that from then on episodes begin and end at all times, as they do in a long run."""
 
-    def __init__(self, given: Any, record: Record, mark: Path, *, blocking: bool) -> None:
-        super().__init__(given, turns=20, user_seconds=USER, blocking=blocking)
+    def __init__(self, given: Any, record: Record, mark: Path, *, blocking: bool, staggered: int) -> None:
+        super().__init__(given, turns=TURNS, user_seconds=USER, blocking=blocking)
         self._record, self._mark = record, mark
+        self._firsts = iter([1 + at % TURNS for at in range(staggered)])
 
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
         """A fresh one."""
+        self._turns = next(self._firsts, TURNS)
         made = super().make(options)
         step, turns = made.step, self._record.turns
 
@@ -96,9 +101,9 @@ async def opened(share: int, stack: AsyncExitStack, *, url: str, folder: Path, b
     watching = asyncio.create_task(record.watch())
     stack.callback(watching.cancel)
     served = await stack.enter_async_context(served_model(url, tok, threads=share if blocking else 8))
-    factory = RecordingFactory(given, record, name.with_suffix(".mark"), blocking=blocking)
+    factory = RecordingFactory(given, record, name.with_suffix(".mark"), blocking=blocking, staggered=share)
     agent = lambda: TrainableToolCallingAgent(given.tools, "", served=served)
-    return Runner(factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=20, samples=SAMPLES)), factory.tasks("test")
+    return Runner(factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=TURNS, samples=SAMPLES)), factory.tasks("test")
 
 
 async def play(url: str, episodes: int, seconds: float, *, blocking: bool, processes: int) -> list[Record]:
@@ -111,14 +116,14 @@ async def play(url: str, episodes: int, seconds: float, *, blocking: bool, proce
             if processes == 1:
                 runner, tasks = await open_(episodes, stack)
             else:
-                tasks = RecordedFactory(None, turns=20).tasks("test")  # type: ignore[arg-type]
+                tasks = RecordedFactory(None, turns=TURNS).tasks("test")  # type: ignore[arg-type]
                 runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
             await stack.enter_async_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
             while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins
                 await asyncio.sleep(0.05)
-            await asyncio.wait([running], timeout=WARM_UP + seconds + 0.5)
+            await asyncio.wait([running], timeout=EPISODE + seconds + 0.5)
             if running.done():
                 raise RuntimeError("the run has ended too soon") from running.exception()
             for task in (running, watching):
@@ -147,8 +152,8 @@ class Seen:
 
 
 def seen(records: Sequence[Record], seconds: float) -> Seen:
-    """From `WARM_UP` after the first turn of the process that began last."""
-    begin = max(record.turns[0][0] for record in records if record.turns) + WARM_UP
+    """From `EPISODE` after the first turn of the process that began last."""
+    begin = max(record.turns[0][0] for record in records if record.turns) + EPISODE
     end = begin + seconds
     turns = [user for record in records for at, user in record.turns if begin <= at < end]
     gaps = sorted(gap * 1000 for record in records if record.turns for at, gap in record.gaps if begin <= at < end)
@@ -160,7 +165,7 @@ def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
     tok, load = tokenizer(), workload()
     given = material(load, tok)
-    seconds = 6.0 if quick else 12.0
+    seconds = 6.0 if quick else EPISODE
     made = Table(
         "Engine 0.5 s, user 0.3 s: share of what the latencies allow",
         ["episodes", "user", "processes", "turns/s", "share of the bound", "loop gap p99, ms", "largest, ms", "us of CPU a turn"],

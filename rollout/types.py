@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
-from typing import Any, Literal, Protocol
+from operator import attrgetter
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,9 +67,20 @@ def status_of(reason: StopReason) -> Status:
     return Status.TRUNCATED if reason in _TRUNCATED else Status.ABORTED
 
 
+Record = TypeVar("Record")
+
+
+def _pickled_by_field(kind: type[Record]) -> type[Record]:
+    """Let a frozen dataclass be pickled as its values: as dataclasses with slots do it, in Python, an episode takes thrice as long."""
+    values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
+    kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
+    return kind
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 
+@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
     """Tokens [start, stop) were sampled under weights `version`. Positions count from the list they stand in."""
@@ -128,6 +140,7 @@ class Completion:
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
+@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, stop token included.

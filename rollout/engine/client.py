@@ -28,6 +28,7 @@ from toolroll.rollout.engine.failures import Failure, from_exception, from_respo
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import Progress, read_stream
+from toolroll.rollout.engine.turnstile import Turnstile
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -76,6 +77,7 @@ class Engine:
         self._workers: list[str] | None = None
         self._address = URL(f"{self.config.url}/generate")
         self._timeout = aiohttp.ClientTimeout(total=self.config.attempt_timeout, sock_connect=self.config.connect_timeout)
+        self._turnstile = Turnstile()
         self._in_flight: set[str] = set()
         self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
         self._aborts: set[asyncio.Task[None]] = set()
@@ -118,6 +120,7 @@ class Engine:
             outcome = await self._attempt(request, rid, deadline, told)
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
+                await self._turnstile.enter()
                 completion = parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
                 if self.config.return_routed_experts and completion.routed_experts is None and len(completion.output_ids):
                     raise CompletionError(
