@@ -23,7 +23,7 @@ import orjson
 
 from benchmarks.conversations import tokenizer, workload
 from benchmarks.loop import PARAMS, measured, ours, served_model
-from benchmarks.stub import stub
+from benchmarks.stub import STEP, stub
 from benchmarks.tables import Table, number, verdict
 from benchmarks.world import RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
@@ -178,6 +178,10 @@ def run(*, quick: bool = False) -> Table:
             made.rows.append(row(found, seconds, (episodes, blocking, processes), made.notes))
     made.notes.append(
         "The garbage collector paced as in `toolroll run` (`rollout/garbage.py`); processes as by `toolroll run --processes`."
+    )
+    made.notes.append(
+        f"Stationary: the first episodes end after 1 to {TURNS} turns, so that later ones begin and end at all times; measured for "
+        f"{seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of {STEP * 1000:g} ms, on the same two cores."
     )
     made.notes.append(f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's as much as ours.")
     return made

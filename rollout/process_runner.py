@@ -116,10 +116,11 @@ class _Process:
                 started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
         await ended
         gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
-        process.close()  # or its two pipes wait for the garbage collector
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
+        with contextlib.suppress(ValueError):  # where somebody else has reaped it, it seems to be running for ever
+            process.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take in what comes, until nothing more can."""

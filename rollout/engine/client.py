@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -19,24 +20,25 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
-from yarl import URL
 
 from toolroll.rollout.engine.completion import parse_completion
 from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.connections import Connections
 from toolroll.rollout.engine.facts import ModelFacts, read_facts
 from toolroll.rollout.engine.failures import Failure, from_exception, from_response
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import Progress, read_stream
 from toolroll.rollout.engine.turnstile import Turnstile
-from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError
+from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-_NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError)
+_NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _SERVER_FAULT_ATTEMPTS = 2
 _MAX_RETRY_AFTER = 60.0
+_NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _MAY_PASS = (408, 425, 429)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -64,7 +66,7 @@ class _Told:
 
 
 class Engine:
-    """One engine or router. An async context manager; all calls share one HTTP session without a connection limit."""
+    """One engine or router. An async context manager; its calls share keep-alive connections without a limit."""
 
     def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
@@ -75,8 +77,7 @@ class Engine:
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
         self._workers: list[str] | None = None
-        self._address = URL(f"{self.config.url}/generate")
-        self._timeout = aiohttp.ClientTimeout(total=self.config.attempt_timeout, sock_connect=self.config.connect_timeout)
+        self._connections = Connections(self.config.url, connect_timeout=self.config.connect_timeout)
         self._turnstile = Turnstile()
         self._in_flight: set[str] = set()
         self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
@@ -97,6 +98,7 @@ class Engine:
         """Finish the aborts under way and close the connections."""
         if self._aborts:
             await asyncio.gather(*self._aborts, return_exceptions=True)
+        self._connections.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -108,8 +110,9 @@ class Engine:
         stream that breaks off later is an error.
 
         An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
-        `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not
-        exist), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the attempts that could help).
+        `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not exist, a
+        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the
+        attempts that could help).
         """
         await self._check(request)
         began = perf_counter()
@@ -155,6 +158,8 @@ class Engine:
         limit = facts.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
+        if _NO_HEADER.search(request.session_id):
+            raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
         check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
@@ -178,27 +183,45 @@ class Engine:
         self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None
     ) -> Mapping[str, Any] | Failure:
         headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
-        timeout = self._timeout
-        if deadline.left < self.config.attempt_timeout:
-            timeout = aiohttp.ClientTimeout(total=max(deadline.left, 0.001), sock_connect=self.config.connect_timeout)
+        seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
         self._in_flight.add(rid)
         try:
-            async with self._http().post(self._address, data=sent, headers=headers, timeout=timeout) as response:
-                if told is not None and response.status == 200 and response.content_type == "text/event-stream":
-                    return await read_stream(response, told)
-                body = await response.read()
-                if response.status != 200:
-                    return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
+            if told is None:
+                outcome = await self._posted(sent, headers, seconds)
+            else:
+                outcome = await self._streamed(sent, headers, seconds, told)
+            if isinstance(outcome, TimeoutError):
+                await self.abort(rid)  # else the abandoned request would go on sampling beside its successor
         except asyncio.CancelledError:
             self._abort_later(rid)
             raise
-        except _NETWORK_ERRORS as error:
-            if isinstance(error, asyncio.TimeoutError):
-                await self.abort(rid)  # else the abandoned request would go on sampling beside its successor
-            return from_exception(error)
         finally:
             self._in_flight.discard(rid)
+        return from_exception(outcome) if isinstance(outcome, Exception) else outcome
+
+    async def _posted(self, sent: bytes, headers: Mapping[str, str], seconds: float) -> Mapping[str, Any] | Failure | Exception:
+        try:
+            answer = await self._connections.post("/generate", sent, headers, seconds=seconds)
+        except (ConnectionError, TimeoutError) as error:
+            return error
+        if answer.status != 200:
+            return from_response(answer.status, answer.body, retry_after=answer.headers.get(b"retry-after", b"").decode("latin-1"))
+        return _decoded(answer.body)
+
+    async def _streamed(
+        self, sent: bytes, headers: Mapping[str, str], seconds: float, told: _Told
+    ) -> Mapping[str, Any] | Failure | Exception:
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.config.connect_timeout)
+        try:
+            async with self._http().post(f"{self.url}/generate", data=sent, headers=headers, timeout=limits) as response:
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return await read_stream(response, told)
+                body = await response.read()
+        except _NETWORK_ERRORS as error:
+            return error
+        if response.status != 200:
+            return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
         return _decoded(body)
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:

@@ -132,6 +132,19 @@ async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
     assert await played(spread_ponds.open_and_fail, 2, done=done) == {}
 
 
+async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
+    """SIGCHLD ignored, as some supervisors leave it to what they start: nobody is told that a process has ended."""
+    found: list[Episode] = []
+    runner = ProcessRunner(partial(spread_ponds.open_ponds, ponds.url, 2), processes=2, concurrency=8, samples=SAMPLES)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        await runner.run(PondFactory(2).tasks("test"), found.append)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        multiprocessing.process._children.clear()  # type: ignore[attr-defined] # it counts them as running for ever
+    assert len(found) == 2 * SAMPLES
+
+
 async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) -> None:
     found = await played(partial(spread_ponds.open_with_odd_info, ponds.url, 2), 2)
     assert len(found) == 2 * SAMPLES

@@ -6,6 +6,7 @@ more changes the number here, in its own commit. How fast things are is measured
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import sys
@@ -23,6 +24,7 @@ from support.qwen import all_templates, tokenizer_for
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, ModelFacts, parse_completion
+from toolroll.rollout.engine.connections import Connections
 from toolroll.rollout.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.features import History
@@ -32,6 +34,7 @@ BASELINE = {
     "calls of a framed delta": 82,
     "calls of a known first prompt": 111,
     "calls of a request body": 9,
+    "calls of a posted request": 138,
     "calls of a parsed completion": 44,
     "calls of a parsed reply with a tool call": 285,
     "collected objects a turn": 0.5,
@@ -162,6 +165,38 @@ def test_a_request_body(length: int) -> None:
         return engine._body(asked, "0" * 32, stream=False)
 
     within("calls of a request body", calls(body))
+
+
+async def test_a_posted_request() -> None:
+    """With the calls of a bare server, which is in the same event loop."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(answer)
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    connections = Connections(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=10)
+    headers = {"Content-Type": "application/json", "x-smg-routing-key": "s"}
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    await connections.post("/generate", b"{}", headers, seconds=60)
+    sys.setprofile(seen)
+    try:
+        for _ in range(10):
+            await connections.post("/generate", b"{}", headers, seconds=60)
+    finally:
+        sys.setprofile(None)
+        connections.close()
+        server.close()
+    within("calls of a posted request", count / 10)
 
 
 @pytest.mark.parametrize("tokens", [10, 2_000])

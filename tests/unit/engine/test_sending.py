@@ -74,7 +74,6 @@ async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
 
 
 async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any) -> None:
-    """aiohttp's own limit is 100 connections."""
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         tasks = [asyncio.create_task(calls.generate(request(session=str(at)))) for at in range(150)]
@@ -95,6 +94,7 @@ async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any
         (request([5, 6, -1]), TokenError, r"input_ids\[2\] is -1"),
         (request(range(1000)), ContextOverflowError, "of 1000 tokens is not sent: the engine takes at most 999"),
         (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
+        (request(session="two\nlines"), UsageError, r"the session id 'two\\nlines' cannot be sent as a header"),
         (request(sampling_params={"bogus": 1}), UsageError, "no sampling parameter 'bogus'; it knows"),
     ],
 )

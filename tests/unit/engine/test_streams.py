@@ -41,6 +41,16 @@ async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
     return told, answer
 
 
+def says_streamed(event: bytes) -> Any:
+    async def handle(http: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        await response.write(b"data: " + event + b"\n\n")
+        return response
+
+    return handle
+
+
 LAST = orjson.dumps(completion([3, 4]))
 
 
@@ -65,3 +75,14 @@ async def test_a_stream_without_its_last_event_is_a_broken_connection() -> None:
 async def test_a_garbled_event_is_a_contradictory_answer(event: bytes) -> None:
     with pytest.raises(CompletionError, match="an event of the engine's stream is no"):
         await streamed(event)
+
+
+async def test_what_progress_raises_is_the_callers() -> None:
+    """And no failure of the engine's, although a `BrokenPipeError` looks like one."""
+
+    def progress(ids: Sequence[int]) -> None:
+        raise BrokenPipeError("the caller's pipe")
+
+    async with http_server({"/generate": says_streamed(LAST)}) as url, client(url) as calls:
+        with pytest.raises(BrokenPipeError, match="the caller's pipe"):
+            await calls.generate(request(), progress=progress)
