@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +18,7 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
+from toolroll.rollout.executor import Executor
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -70,7 +69,7 @@ class ServedModel:
         self.parser = parser
         self.name = name
         self._max_resumes = max_resumes
-        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="toolroll")
+        self._executor = Executor(threads)
         self._preparing = asyncio.Lock()
         self._prepared = False
 
@@ -141,7 +140,7 @@ class ServedModel:
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run blocking `function` in the executor."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
+        return await self._executor.off_loop(function, *args, **kwargs)
 
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
@@ -150,7 +149,7 @@ class ServedModel:
 
     def release(self) -> None:
         """Close the executor alone: for whoever borrowed the engine."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.close()
 
     async def __aenter__(self) -> ServedModel:
         return self

@@ -1,0 +1,178 @@
+"""The executor: every call comes back as it ended, in at most so many threads, and nothing is held or waited for that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from toolroll.rollout.executor import Executor
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("toolroll-")]
+
+
+async def ended(before: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(threads()) > before:
+        assert time.monotonic() < deadline, f"{len(threads())} threads are left"
+        await asyncio.sleep(0.01)
+
+
+async def test_each_call_has_its_own_result() -> None:
+    before = len(threads())
+    async with Executor(8) as executor:
+        found = await asyncio.gather(*(executor.off_loop(lambda at, more: (at, more), at, more=-at) for at in range(500)))
+        assert found == [(at, -at) for at in range(500)]
+        assert len(threads()) - before <= 8
+    await ended(before)
+
+
+async def test_a_thread_that_is_idle_is_used_again() -> None:
+    async with Executor(8) as executor:
+        names = {await executor.off_loop(lambda: threading.current_thread().name) for _ in range(20)}
+        assert len(names) == 1
+
+
+async def test_no_more_at_once_than_there_are_threads_and_all_of_them() -> None:
+    gate, lock, at_once, most = threading.Barrier(4, timeout=20), threading.Lock(), 0, 0
+
+    def call() -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        gate.wait()  # passes only where four are there at once
+        with lock:
+            at_once -= 1
+
+    async with Executor(4) as executor:
+        for _ in range(3):  # with fresh threads and with idle ones
+            await asyncio.gather(*(executor.off_loop(call) for _ in range(12)))
+    assert most == 4
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
+    def call() -> None:
+        raise error
+
+    async with Executor(1) as executor:
+        outcome: BaseException | None = None
+        try:
+            await executor.off_loop(call)
+        except BaseException as raised:
+            outcome = raised
+        assert outcome is error
+        assert await executor.off_loop(lambda: "and the thread lives") == "and the thread lives"
+
+
+async def test_a_stop_iteration_does_not_hang() -> None:
+    async with Executor(1) as executor:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(executor.off_loop(next, iter(())), 20)
+
+
+async def test_what_was_cancelled_before_it_began_is_not_run() -> None:
+    begun, go, run = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(20)
+
+    async with Executor(1) as executor:
+        first = asyncio.create_task(executor.off_loop(hold))
+        await asyncio.to_thread(begun.wait, 20)
+        second = asyncio.create_task(executor.off_loop(run.append, "cancelled"))
+        third = asyncio.create_task(executor.off_loop(run.append, "kept"))
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()  # begun: nobody waits for it any more
+        go.set()
+        await third
+    assert run == ["kept"]
+
+
+async def test_closing_cancels_what_waits_and_ends_the_threads() -> None:
+    before, begun, go = len(threads()), threading.Event(), threading.Event()
+
+    def hold() -> str:
+        begun.set()
+        go.wait(20)
+        return "done"
+
+    executor = Executor(1)
+    running = asyncio.create_task(executor.off_loop(hold))
+    await asyncio.to_thread(begun.wait, 20)
+    waiting = asyncio.create_task(executor.off_loop(hold))
+    await asyncio.sleep(0)
+    executor.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(RuntimeError, match="the executor is closed"):
+        await executor.off_loop(hold)
+    go.set()
+    assert await running == "done"
+    await ended(before)
+
+
+async def test_nothing_that_is_over_is_held() -> None:
+    class Result:
+        pass
+
+    async with Executor(1) as executor:
+        found: Any = await executor.off_loop(Result)
+        await executor.off_loop(time.sleep, 0)
+        seen = weakref.ref(found)
+        del found
+        gc.collect()
+        assert seen() is None
+
+
+def test_another_event_loop() -> None:
+    """Also while a call of a loop that is closed is still running."""
+    executor, go = Executor(2), threading.Event()
+
+    async def leave() -> None:
+        task = asyncio.create_task(executor.off_loop(go.wait, 20))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    async def play() -> int:
+        return await executor.off_loop(lambda: 7)
+
+    asyncio.run(leave())
+    assert asyncio.run(play()) == 7
+    go.set()
+    assert asyncio.run(play()) == 7
+    executor.close()
+
+
+def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
+    program = """
+import asyncio, time
+from toolroll.rollout.executor import Executor
+async def main():
+    executor = Executor(2)
+    try:
+        await asyncio.wait_for(executor.off_loop(time.sleep, 600), 0.1)
+    except TimeoutError:
+        print("late", flush=True)
+    executor.close()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+
+
+def test_an_executor_has_a_thread() -> None:
+    with pytest.raises(ValueError, match="at least 1 thread, not 0"):
+        Executor(0)
