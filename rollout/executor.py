@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -44,6 +45,8 @@ class Executor:
         self._count = 0
         self._closed = False
         self._returns: _Returns | None = None
+        self._end = weakref.finalize(self, _end, self._calls, threads)
+        self._end.atexit = False
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run blocking `function` in a thread. Where the caller is cancelled before it has begun, it is not run."""
@@ -54,25 +57,28 @@ class Executor:
         if returns is None or returns.loop is not loop:
             returns = self._returns = _Returns(loop)
         future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_Call(returns, future, partial(function, *args, **kwargs)))
         try:
             self._idle.pop()
         except IndexError:
             if self._count < self._most:
+                name = f"toolroll-{next(self._numbers)}"
+                threading.Thread(target=_work, args=(self._calls, self._idle), name=name, daemon=True).start()
                 self._count += 1
-                threading.Thread(target=self._work, name=f"toolroll-{next(self._numbers)}", daemon=True).start()
-        return await future
+        self._calls.put(_Call(returns, future, partial(function, *args, **kwargs)))  # last: where no thread starts, nothing is left
+        try:
+            return await future
+        finally:
+            del future  # with an error and its traceback it is a reference cycle, and the collector comes seldom in a run
 
     def close(self) -> None:
-        """Cancel what has not begun, and let the threads end when what they run has ended."""
+        """Cancel what has not begun, and let the threads end when what they run has ended. In the thread of the event loop."""
         self._closed = True
         with contextlib.suppress(Empty):
             while True:
                 call = self._calls.get_nowait()
                 if call is not None and not call.returns.loop.is_closed():
                     call.future.cancel()
-        for _ in range(self._count):
-            self._calls.put(None)
+        self._end()
 
     async def __aenter__(self) -> Executor:
         return self
@@ -80,14 +86,20 @@ class Executor:
     async def __aexit__(self, *exc: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        """One thread."""
-        while (call := self._calls.get()) is not None:
-            if not call.future.cancelled():
-                call.run()
-            self._idle.append(None)  # before anybody hears of the result, who would start another thread for the next call
-            call.returns.add(call)
-            del call  # or its result would be held until the next one
+
+def _work(calls: SimpleQueue[_Call | None], idle: deque[None]) -> None:
+    """One thread. It holds nothing of its executor but these, so that one that was forgotten ends."""
+    while (call := calls.get()) is not None:
+        if not call.future.cancelled():
+            call.run()
+        idle.append(None)  # before anybody hears of the result, who would start another thread for the next call
+        call.returns.add(call)
+        del call  # or its result would be held until the next one
+
+
+def _end(calls: SimpleQueue[_Call | None], threads: int) -> None:
+    for _ in range(threads):
+        calls.put(None)
 
 
 class _Call:
@@ -104,10 +116,12 @@ class _Call:
         try:
             self.result = self.function()
         except StopIteration as error:  # no future takes one
-            self.error = RuntimeError(f"the blocking call raised {error!r}")
+            self.error = RuntimeError("the blocking call raised a StopIteration")
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.error = error
+        finally:
+            del self  # it is in the error's traceback
 
 
 class _Returns:

@@ -144,8 +144,10 @@ class ServedModel:
 
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
-        await self.engine.aclose()
-        self.release()
+        try:
+            await self.engine.aclose()
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Close the executor alone: for whoever borrowed the engine."""

@@ -131,10 +131,13 @@ class Connections:
         old = loop.time() - self._looked_up > _RESOLVED
         if lookup is None or (lookup.done() and (old or lookup.cancelled() or lookup.exception())):
             lookup = self._lookup = asyncio.ensure_future(loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
+            lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may end when all have given it up
             self._looked_up = loop.time()
         await asyncio.wait([lookup])
         if lookup.cancelled():
             raise OSError("its address was not looked up to the end")
+        if not lookup.result():
+            raise OSError("it has no address")
         return lookup.result()
 
 

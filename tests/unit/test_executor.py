@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -125,16 +126,52 @@ async def test_closing_cancels_what_waits_and_ends_the_threads() -> None:
 
 
 async def test_nothing_that_is_over_is_held() -> None:
-    class Result:
+    """And nothing of it waits for the garbage collector, which comes seldom in a run."""
+
+    class Thing:
         pass
 
+    def fail(given: Thing) -> None:
+        raise ValueError("no")
+
     async with Executor(1) as executor:
-        found: Any = await executor.off_loop(Result)
-        await executor.off_loop(time.sleep, 0)
-        seen = weakref.ref(found)
-        del found
         gc.collect()
-        assert seen() is None
+        gc.disable()
+        try:
+            result: Any = await executor.off_loop(Thing)
+            given = Thing()
+            with suppress(ValueError):
+                await executor.off_loop(fail, given)
+            await executor.off_loop(time.sleep, 0)
+            seen = weakref.ref(result), weakref.ref(given)
+            del result, given
+            assert [one() for one in seen] == [None, None]
+        finally:
+            gc.enable()
+
+
+async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, run = threading.Thread.start, list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with Executor(1) as executor:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await executor.off_loop(run.append, "refused")
+        monkeypatch.setattr(threading.Thread, "start", before)
+        await asyncio.wait_for(executor.off_loop(run.append, "run"), 20)
+    assert run == ["run"]
+
+
+async def test_the_threads_of_a_forgotten_executor_end() -> None:
+    before = len(threads())
+    executor = Executor(4)
+    await asyncio.gather(*(executor.off_loop(time.sleep, 0.01) for _ in range(4)))
+    assert len(threads()) > before
+    del executor
+    await ended(before)
 
 
 def test_another_event_loop() -> None:

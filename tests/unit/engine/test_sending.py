@@ -15,7 +15,7 @@ from support.client import client, embedded, request
 from support.http import completion, http_server, says
 
 from toolroll.rollout.engine import Engine
-from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
+from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.testing import Fault, Reply, fault_at, script
 from toolroll.rollout.types import GenerateRequest
 
@@ -81,6 +81,18 @@ async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any
         release.set()
         await asyncio.gather(*tasks)
     assert len(engine.log) == 150
+
+
+async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
+        under_way = asyncio.create_task(calls.generate(request()))
+        await asyncio.wait_for(engine.until(lambda e: e.held == 1), 30)
+        await calls.aclose()
+        with pytest.raises(EngineError, match="closed before the answer was whole"):
+            await under_way
+        release.set()
+        assert len(engine.log) <= 1 and not calls._connections._all
 
 
 # --- what is never sent -----------------------------------------------------------------------------------------------
