@@ -2,7 +2,7 @@
 
 Hundreds of replies can come at once. Were all of them worked on in one pass, the loop would be away until the last was done, and with
 it every timer, every other connection and whoever cancels. A few and not one, since each pass costs a look at all connections, and
-what many do one after the other is in the processor's caches: a turn costs a fifth more at one in a pass, little more at these.
+what several do one after the other is in the processor's caches; and no more, since 256 episodes lose a hundredth at sixteen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-AT_ONCE = 16
+AT_ONCE = 4
 
 
 class Turnstile:
