@@ -79,7 +79,6 @@ class Engine:
         self._workers: list[str] | None = None
         self._connections = Connections(self.config.url, connect_timeout=self.config.connect_timeout)
         self._turnstile = Turnstile()
-        self._closings = 0
         self._in_flight: set[str] = set()
         self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
         self._aborts: set[asyncio.Task[None]] = set()
@@ -97,10 +96,9 @@ class Engine:
 
     async def aclose(self) -> None:
         """Finish the aborts under way and close the connections; what is under way is not tried again."""
-        self._closings += 1
+        self._connections.close()
         if self._aborts:
             await asyncio.gather(*self._aborts, return_exceptions=True)
-        self._connections.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -120,7 +118,7 @@ class Engine:
         began = perf_counter()
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
-        closings = self._closings
+        closings = self._connections.closings
         for attempt in range(1, self.config.attempts + 1):
             rid = os.urandom(16).hex()
             outcome = await self._attempt(request, rid, deadline, told)
@@ -136,7 +134,7 @@ class Engine:
                 if len(completion.output_ids):
                     self._largest_sampled = max(self._largest_sampled, int(np.maximum.reduce(completion.output_ids)))
                 return completion
-            over = self._closings != closings or (told is not None and told.begun)
+            over = self._connections.closings != closings or (told is not None and told.begun)
             pause = None if over else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)

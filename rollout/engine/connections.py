@@ -51,7 +51,8 @@ class Connections:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: deque[_Connection] = deque()  # the one used last on the right
         self._all: set[_Connection] = set()
-        self._closings = 0
+        self.closings = 0
+        """How often it was closed: who goes on from a failure sees whether somebody wanted it."""
         self._lookup: asyncio.Future[list[Any]] | None = None
         self._looked_up = 0.0
 
@@ -87,7 +88,7 @@ class Connections:
 
     def close(self) -> None:
         """Close them all; whoever waits for an answer gets a `ConnectionError`."""
-        self._closings += 1
+        self.closings += 1
         if self._loop is not None and not self._loop.is_closed():
             for connection in list(self._all):
                 connection.close()
@@ -104,7 +105,7 @@ class Connections:
         return None
 
     async def _connected(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Connection:
-        closings = self._closings
+        closings = self.closings
         if self._secure and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
@@ -120,7 +121,7 @@ class Connections:
             raise TimeoutError(f"no connection to {self._host}:{self._port} in {seconds:g} s") from error
         except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             raise ConnectionError(f"no connection to {self._host}:{self._port}: {_why(error)}") from error
-        if self._closings != closings:
+        if self.closings != closings:
             connection.close()
             raise ConnectionAbortedError("closed while the connection was made")
         return connection
