@@ -100,7 +100,6 @@ class TrainableAgentMixin:
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
-            await served.ready()
             dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
             reason = await self._interact(world, dialogue, record, params, max_num_steps)
             await dialogue.settle()

@@ -1,8 +1,9 @@
 """`Dialogue`: one episode's conversation with a served model, message by message and token by token.
 
 Invariants: every prompt is the session's own ids, never text (I3); each environment message becomes a delta once (I4); where the
-template rewrites history, or the tool list changes, the session forks and the reason is kept (I5); what a hook or a frame puts in
-place of the template's own render is compared with it, and a disagreement takes the sample out of training (`mismatches`).
+template rewrites history, or the tool list changes, the session forks and the reason is kept (I5). Before the tokens are used,
+`settle` checks each sequence with `Verifier`, which shares no code with what made it; what a hook puts in place of the template's
+own tokens is compared too. A disagreement takes the episode's samples out of training (`mismatches`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -23,12 +23,13 @@ from toolroll.rollout.reply import ParseHook, read_reply
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.session import Session
 from toolroll.rollout.surrogates import without_surrogates
-from toolroll.rollout.template.chat_template import ChatTemplate, Delta
+from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
-from toolroll.rollout.template.features import History
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 VerifyPolicy = Literal["off", "sample", "always"]
+"""When sequences are checked: never, each once when its episode has ended, or after every turn as well."""
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
 """Given the conversation and the ids that would be served, gives the ids to serve."""
@@ -84,11 +85,11 @@ class Dialogue:
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
         self._new_tools: list[Tool] | None = None
-        self._tools_key = orjson.dumps(self.tools)
-        self._history = History(self.template.features)
-        self._history.extend(self.messages)
         self._last: tuple[Sampled, IdArray] | None = None
-        self._rendered: str | None = None  # what was served, as the template renders it
+        self._served_text: str | None = None  # what the last turn was sampled after
+        self._turns: list[TurnSpan] = []  # of the current sequence
+        self._forked = self._preserved = False
+        self._finished: list[ServedSequence] = []  # sequences that a fork left
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side ----------------------------------------------------------------------------------------
@@ -134,9 +135,11 @@ class Dialogue:
             place=f"{self.session.session_id}/{node.start}",
             parse=self._parse,
         )
+        self._turns.append(TurnSpan(node.start, node.stop, len(self.messages)))
         self.messages.append(reading.message)
-        self._history.add(reading.message)
         self._last = (reading.sampled, completion.output_ids)
+        if self._verify == "always" and self._is_checked:
+            self._checks.add(asyncio.create_task(self._check(self._sequence())))
         return Reply(completion, reading.said, reading.parsed, reading.message, node)
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
@@ -150,53 +153,40 @@ class Dialogue:
         if self._new_tools is not None:
             tools, self._new_tools = self._new_tools, None
             if self._tools_reach_prompt(before[:-1], tools):
-                self._set_tools(tools)
-                self._fork("the tool list changed, and the template shows it in what was already served", new)
+                self._fork("the tool list changed, and the template shows it in what was already served", tools)
                 return
-            self._set_tools(tools)
+            self.tools = tools
         sampled, sampled_ids = self._last
         try:
             delta = self.template.delta_after(
-                self._history.key,
-                before,
-                new,
-                tools=self.tools,
-                sampled=sampled,
-                sampled_ids=sampled_ids,
-                tools_key=self._tools_key,
-                rendered=self._rendered,
+                before, new, tools=self.tools, sampled=sampled, sampled_ids=sampled_ids, served=self._served_text
             )
         except HistoryRewrittenError as error:
-            self._fork(error.reason, new)
+            self._fork(error.reason)
             return
-        self._rendered = delta.rendered
+        self._served_text = delta.rendered
         if delta.preserved:
+            self._preserved = True
             self.mismatches["preserved"] += 1
-        ids = self._hooked(self._delta_hook, delta.input_ids, "delta_hook")
-        self.session.observe(ids)
-        self._history.extend(new)
-        if self._is_due(delta):
-            self._schedule(self.template.check, before, new, list(self.tools), sampled, delta.input_ids)
+        self.session.observe(self._hooked(self._delta_hook, delta.input_ids, "delta_hook"))
 
     def _observe_first(self) -> None:
-        text, delta = self.template.first_prompt(self.messages, self.tools, tools_key=self._tools_key)
+        text, ids = self.template.first_prompt(self.messages, self.tools)
         self._pending.clear()
-        served = self._hooked(self._prompt_hook, delta.input_ids, "prompt_hook")
+        self._served_text = text
+        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
         self.session.observe(served)
-        self.first_prompt = text if served is delta.input_ids else self.template.encoder.decode(served)
-        if self._is_due(delta):
-            self._schedule(self.template.check_prompt, list(self.messages), list(self.tools), delta.input_ids)
+        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
 
-    def _fork(self, reason: str, new: Sequence[Message]) -> None:
+    def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
+        if self._turns:
+            self._finished.append(self._sequence())
+        self.tools = self.tools if tools is None else tools
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
         self.session.fork(ids, reason)
-        self._rendered = None
+        self._served_text = None
+        self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
-        self._history.extend(new)
-
-    def _set_tools(self, tools: list[Tool]) -> None:
-        self.tools = tools
-        self._tools_key = orjson.dumps(tools)
 
     def _tools_reach_prompt(self, served: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Whether the prompt that was served would have been another one with `tools`."""
@@ -213,14 +203,24 @@ class Dialogue:
 
     # --- verification ----------------------------------------------------------------------------------------------------
 
-    def _is_due(self, delta: Delta) -> bool:
-        return delta.check_due if self._verify == "sample" else delta.framed and self._verify == "always"
+    def _sequence(self) -> ServedSequence:
+        """Return the current sequence, up to its last sampled turn, as the verifier wants it."""
+        return ServedSequence(
+            self.session.input_ids,
+            tuple(self._turns),
+            self.messages[: self._turns[-1].message + 1],
+            self.tools,
+            forked=self._forked,
+            preserved=self._preserved,
+        )
 
-    def _schedule(self, check: Callable[..., str | None], *args: Any) -> None:
-        self._checks.add(asyncio.create_task(self._check(check, *args)))
+    @property
+    def _is_checked(self) -> bool:
+        """False if hooks replaced tokens: those were compared, and the samples are excluded already."""
+        return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
-    async def _check(self, check: Callable[..., str | None], *args: Any) -> None:
-        kind = await self.served.off_loop(check, *args)
+    async def _check(self, sequence: ServedSequence) -> None:
+        kind = await asyncio.to_thread(self.template.verifier.check, sequence)
         if kind is not None:
             self._mismatch(kind)
 
@@ -229,10 +229,16 @@ class Dialogue:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Wait for the checks under way; called once, when the episode has ended."""
+        """Check the sequences of the episode, and wait for the result; called once, when it has ended."""
         checks, self._checks = self._checks, set()
         if checks:
             await asyncio.gather(*checks)
+        if self._verify == "sample" and self._is_checked:
+            sequences, self._finished = self._finished, []
+            if self._turns:
+                sequences.append(self._sequence())
+            for sequence in sequences:
+                await self._check(sequence)
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")

@@ -5,7 +5,6 @@ One per process and model, shared by all episodes. Made from `rollout_args` in a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -70,8 +69,6 @@ class ServedModel:
         self.name = name
         self._max_resumes = max_resumes
         self._executor = Executor(threads)
-        self._preparing = asyncio.Lock()
-        self._prepared = False
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -130,13 +127,6 @@ class ServedModel:
         if progress is not None:
             progress(completion.output_ids.tolist())
         return completion
-
-    async def ready(self) -> None:
-        """Build, once and off the event loop, what encodes bodies (a second or two)."""
-        async with self._preparing:
-            if not self._prepared:
-                await self.off_loop(self.template.encoder.prepare)
-                self._prepared = True
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run blocking `function` in the executor."""

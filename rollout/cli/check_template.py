@@ -46,11 +46,11 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     }
     for name, value in facts.items():
         console.print(f"[bold]{name}:[/] {escape(value)}", highlight=False)
-    table = Table("what is appended", "then", "with preserve", "later ones")
+    table = Table("what is appended", "then", "with preserve")
     for probe in found.probes:
         style = _STYLES[probe.outcome]
         kept = {True: "append", False: "fork", None: ""}[probe.preserved]
-        table.add_row(escape(probe.what), f"[{style}]{probe.outcome}[/]", kept, "no render" if probe.framed else "")
+        table.add_row(escape(probe.what), f"[{style}]{probe.outcome}[/]", kept)
     console.print(table)
     for line in found.remarks():
         console.print(f"- {escape(line)}", highlight=False)

@@ -46,7 +46,7 @@ class ToolrollClient(AsyncOpenAI):
         live = self.endpoint.sessions.get(self.session)
         if live is None:
             return ()
-        await live.settle()
+        await self.endpoint.settle(live)
         return live.session.trajectories()
 
     def reset(self, session: str | None = None) -> str:

@@ -52,7 +52,7 @@ class ManagedSession:
     async def _settled(self) -> None:
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
-            await live.settle()
+            await self.endpoint.settle(live)
 
     def get_state(self) -> dict[str, Any]:
         """`{"nodes": [...]}`, one `SequenceNode` a sequence; with `track_tree`, `{"sequences": {...}, "tree": {...}}`, one a

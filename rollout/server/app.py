@@ -253,7 +253,7 @@ class EndpointServer:
 
     async def _trajectories(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
-        await live.settle()
+        await self.endpoint.settle(live)
         return _json(
             {
                 "session_id": live.id,

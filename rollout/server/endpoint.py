@@ -25,7 +25,8 @@ from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choi
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.texts import TextPrompt, plan_text
-from toolroll.rollout.server.tree import Check, Prompt
+from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
+from toolroll.rollout.server.tree import Prompt
 from toolroll.rollout.server.turns import Choice, Served, ids_json
 from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
@@ -276,8 +277,8 @@ class Endpoint:
             live.trace.append((node, "chat.completion"))
         if prompt.preserved:
             live.mismatches["preserved"] += 1
-        if prompt.check is not None:
-            self._schedule_check(live, prompt, prompt.check)
+        if self.settings.verify == "always":
+            self._start_checks(live)
 
     def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served) -> None:
         observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
@@ -286,21 +287,24 @@ class Endpoint:
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
 
-    def _schedule_check(self, live: LiveSession, prompt: Prompt, check: Check) -> None:
-        verify = self.settings.verify
-        if verify == "off" or (verify == "sample" and not check.due):
-            return
+    # --- verifying -------------------------------------------------------------------------------------------------------
 
-        async def run() -> None:
-            kind = await self.served.off_loop(
-                prompt.template.check, check.before, check.new, check.tools, check.sampled, check.input_ids
-            )
-            if kind is not None:
-                live.mismatches[kind] += 1
+    async def settle(self, live: LiveSession) -> None:
+        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out."""
+        if self.settings.verify != "off":
+            self._start_checks(live)
+        await live.settle()
 
-        task = asyncio.get_running_loop().create_task(run())
-        live.checks.add(task)
-        task.add_done_callback(live.checks.discard)
+    def _start_checks(self, live: LiveSession) -> None:
+        for turn in live.tree.unchecked():
+            task = asyncio.get_running_loop().create_task(self._check(live, turn))
+            live.checks.add(task)
+            task.add_done_callback(live.checks.discard)
+
+    async def _check(self, live: LiveSession, turn: ServedTurn) -> None:
+        kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
+        if kind is not None:
+            live.mismatches[kind] += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
         health = await served.engine.health() if isinstance(served.engine, Engine) else None
         if health is not None and not health.ok:
             raise UsageError(health.why)  # what it can do, and the length of its context, is asked once, now
-        await served.ready()
         try:
             async with EndpointServer(Endpoint(served, settings)) as server:
                 ready(server.url)

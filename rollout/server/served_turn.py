@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from weakref import ReferenceType
 
 import numpy as np
+import orjson
 
 from toolroll.rollout.node import Node
 from toolroll.rollout.server.messages import Digest, same_reasoning
@@ -18,7 +19,7 @@ from toolroll.rollout.server.works import Work
 from toolroll.rollout.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
-from toolroll.rollout.template.features import History
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
 
@@ -34,8 +35,12 @@ class ServedTurn:
     sampled: Sampled
     tools_key: bytes
     template: ChatTemplate
-    history: History
-    """Of the conversation up to and with the reply."""
+    continues: bool = False
+    """True if its tokens directly follow those of `parent`."""
+    preserved: bool = False
+    """True if the template would have rewritten what its prompt keeps."""
+    checked: bool = False
+    """True once the sequence that ends here is being verified."""
     source: ReferenceType[Work[Served]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 
@@ -70,6 +75,27 @@ class ServedTurn:
                 return False
             turn, length = turn.parent, start
         return True
+
+
+def sequence_of(last: ServedTurn, session: Session) -> ServedSequence:
+    """Return the token sequence that ends with `last`, as the verifier wants it."""
+    chain = [last]
+    while chain[-1].continues and chain[-1].parent is not None:
+        chain.append(chain[-1].parent)
+    messages = last.messages()
+    at = len(messages)
+    spans: list[TurnSpan] = []
+    for turn in chain:
+        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1))
+        at -= len(turn.added) + 1
+    return ServedSequence(
+        session.path_ids(last.node),
+        tuple(reversed(spans)),
+        messages,
+        orjson.loads(last.tools_key) or [],
+        forked=chain[-1].parent is not None,
+        preserved=any(turn.preserved for turn in chain),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, voca
 def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:
     for node, length in live.texts.before_text(prompt, encoder):
         before, behind = live.session.path_ids(node), prompt[length:]
-        rest = encoder.encode(behind)
+        rest = encoder.encode(behind, previous=int(before[-1]))
         seam = before[-_SEAM:].tolist()
         left = encoder.decode(seam)
         if encoder.encode(left + behind) == [*encoder.encode(left), *rest]:

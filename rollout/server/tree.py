@@ -20,27 +20,14 @@ from toolroll.rollout.server.heard import Heard
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
 from toolroll.rollout.server.served_turn import Repeated, ServedTurn
 from toolroll.rollout.session import Session
-from toolroll.rollout.template.chat_template import ChatTemplate, Delta, as_ids
-from toolroll.rollout.template.derive import Sampled
-from toolroll.rollout.template.features import History
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import IdArray, Message, Tool
 
 EDITED = "the client changed what was served"
 TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
 SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What a learned frame made, to be derived anew: the arguments of `ChatTemplate.check`; `due` under verify="sample"."""
-
-    before: list[Message]
-    new: list[Message]
-    tools: list[Tool]
-    sampled: Sampled
-    input_ids: IdArray
-    due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class Prompt:
     delta: IdArray
     repeated: Repeated | None
     fork_reason: str | None = None
-    check: Check | None = None
+    continues: bool = False
     preserved: bool = False
 
     @property
@@ -132,7 +119,7 @@ class ConversationTree:
         return None
 
     def _root(self, messages: list[Message], tools: list[Tool], tools_key: bytes, digest: Digest, template: ChatTemplate) -> Prompt:
-        ids = template.prompt_ids(messages, tools)
+        _, ids = template.first_prompt(messages, tools)
         reason = NEW_ROOT if self._turns else None
         return Prompt(template, messages, tuple(messages), tools, tools_key, digest, ids, None, ids, None, reason)
 
@@ -148,14 +135,11 @@ class ConversationTree:
     ) -> Prompt:
         """Behind the turn, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
         turn, served = repeated.turn, repeated.served
-        delta: Delta = template.delta_after(
-            turn.history.key, served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids, tools_key=tools_key
-        )
+        delta = template.delta_after(served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids)
         ids = turn.ids_with(delta.input_ids, self.session)
-        check = Check(served, new, tools, turn.sampled, delta.input_ids, delta.check_due) if delta.framed else None
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, repeated,
-            edited if turn.node.children else None, check=check, preserved=delta.preserved is not None,
+            edited if turn.node.children else None, continues=True, preserved=delta.preserved is not None,
         )  # fmt: skip
 
     def _forked(
@@ -173,6 +157,17 @@ class ConversationTree:
         shared = self.session.shared_prefix(ids, node)
         delta = ids[shared.stop if shared is not None else 0 :]
         return Prompt(template, whole, tuple(new), tools, tools_key, digest, ids, shared, delta, repeated, reason)
+
+    # --- verifying -----------------------------------------------------------------------------------------------------
+
+    def unchecked(self) -> list[ServedTurn]:
+        """Return the turns that end a sequence that was not verified, and mark them."""
+        turns = [turn for same in self._turns.values() for turn in same]
+        continued = {id(turn.parent) for turn in turns if turn.continues}
+        found = [turn for turn in turns if not turn.checked and id(turn) not in continued]
+        for turn in found:
+            turn.checked = True
+        return found
 
     # --- committing ----------------------------------------------------------------------------------------------------
 
@@ -197,22 +192,11 @@ class ConversationTree:
             reading.sampled,
             prompt.tools_key,
             prompt.template,
-            _history(prompt, reading.message),
+            prompt.continues,
+            prompt.preserved,
         )
         self._turns.setdefault(digest, []).append(turn)
         return turn
-
-
-def _history(prompt: Prompt, reply: Message) -> History:
-    """What the template can see of the conversation that ends with `reply`."""
-    if prompt.turn is not None and prompt.turn.template is prompt.template:
-        history = prompt.turn.history.copy()
-        history.extend(prompt.added)
-    else:
-        history = History(prompt.template.features)
-        history.extend(prompt.messages)
-    history.add(reply)
-    return history
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -17,9 +17,8 @@ from typing import Any, Literal
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.chat_template import WORTH_LEARNING, ChatTemplate
+from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
-from toolroll.rollout.template.features import History
 from toolroll.rollout.template.probes import HALF, OTHER, TOOLS, USER, Probe, probes, with_control
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.types import Message, Tool
@@ -43,7 +42,7 @@ class ProbeResult:
     """One probe: `append` (exact, proven by the ids of the whole render), `fork` (the template rewrites what was served), `refuse`
     (the template raises), `wrong` (the ids of the whole render are others: a defect of this library, please report it).
 
-    `framed`: deltas of its shape cost no render, once a few have come. `preserved`, of a fork: whether history="preserve" goes on with
+    `preserved`, of a fork: whether history="preserve" goes on with
     the stream instead (None: the probe does not fork).
     """
 
@@ -51,7 +50,6 @@ class ProbeResult:
     what: str
     outcome: Outcome
     detail: str = ""
-    framed: bool = False
     preserved: bool | None = None
 
 
@@ -128,13 +126,14 @@ class _Subject:
 def _certified(subject: _Subject) -> TemplateReport:
     given = subject.template
     renderer = given.renderer
-    template = ChatTemplate(  # one of our own: probing must not fill the frames of a template in use
+    template = ChatTemplate(  # forks are reported as such, whatever the given one does with them
         given.tokenizer,
         chat_template=renderer.chat_template,
         kwargs=renderer.kwargs,
         now=renderer.now,
         stop_token_ids=given.stop_token_ids,
         head_hook=renderer.head_hook,
+        encoder=given.encoder,
     )
     tried = tuple(_tried(template, probe) for probe in probes(opens_reasoning=_opens_reasoning(template)))
     return TemplateReport(
@@ -153,8 +152,8 @@ def _certified(subject: _Subject) -> TemplateReport:
 
 
 def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
-    def result(outcome: Outcome, detail: str = "", *, framed: bool = False, preserved: bool | None = None) -> ProbeResult:
-        return ProbeResult(probe.name, probe.what, outcome, detail, framed, preserved)
+    def result(outcome: Outcome, detail: str = "", *, preserved: bool | None = None) -> ProbeResult:
+        return ProbeResult(probe.name, probe.what, outcome, detail, preserved)
 
     tools = TOOLS if probe.tools else None
     probe = replace(probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>")))
@@ -162,7 +161,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         stream = _encoded(template, probe.messages[:-1], tools)
         whole = _encoded(template, [*probe.messages, *probe.new], tools)
         text, finish_reason = _said(template, probe, tools)
-        said = template.encoder.encode(text)
+        said = template.encoder.encode(text, previous=stream[-1])
         delta = template.delta(probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason)
     except HistoryRewrittenError as error:
         return result("fork", error.reason, preserved=_preserved(template, probe, tools))
@@ -171,7 +170,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     # Where the turn begins, tokens may be split otherwise than in a render as a whole: the prompt ended there. Behind it they may not.
     if whole[-len(delta) :] != delta or not _reads_as(template, [*stream, *said], whole[: -len(delta)]):
         return result("wrong", "prompt + sampled + delta are not the render of the whole conversation")
-    return result("append", framed=_framed(template, probe, tools, said))
+    return result("append")
 
 
 def _encoded(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
@@ -222,19 +221,6 @@ def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int])
     return decode(kept) == decode(shown) or (
         decode(kept[:-1]) == decode(shown[:-1]) and {kept[-1], shown[-1]} <= template.encoder.control_ids
     )
-
-
-def _framed(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None, said: Sequence[int]) -> bool:
-    if not probe.again:
-        return False
-    history = History(template.features)
-    history.extend(probe.messages)
-    sampled = template.sampled(said)
-    deltas = (
-        template.delta_after(history.key, probe.messages, probe.again, tools=tools, sampled=sampled, sampled_ids=said)
-        for _ in range(WORTH_LEARNING + 1)
-    )
-    return any(delta.framed for delta in deltas)
 
 
 # --- what else is told -------------------------------------------------------------------------------------------------

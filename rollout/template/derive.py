@@ -15,21 +15,18 @@ cannot look like a rewrite.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer, read_arguments
 from toolroll.rollout.types import Message, Tool
 
 NONCE = f"Nq{secrets.token_hex(4)}zN"
 """ASCII letters and digits: no template strips, escapes or splits it, and no conversation contains it."""
-
-_BODY = f"Bq{secrets.token_hex(4)}zB"
 
 _LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
 _SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
@@ -52,16 +49,18 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """The text to append, which parts of it are message bodies with control-token text in them, and the verdict.
-
-    `rewritten` is None where appending keeps exactly what the template renders; else it says what the template rewrites. `whole` is
-    the render of the conversation with the new messages and the generation prompt.
+    """The render of the conversation with the new messages and the generation prompt, and which part of it to append: all from
+    `cut` on. `rewritten` is None if appending it keeps exactly what the template renders; else it says what the template rewrites.
     """
 
-    text: str
-    bodies: tuple[Span, ...]
+    whole: str
+    cut: int
     rewritten: str | None
-    whole: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text to append."""
+        return self.whole[self.cut :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +92,12 @@ class Deriver:
         *,
         served: str | None = None,
         fork: bool = False,
-        by_nonce: bool = False,
     ) -> Derived:
-        """The text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
+        """Return the text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
 
-        `served`: the render that the turn was sampled after, where the caller has it. `fork`: a text that rewrites history is not
-        asked for. `by_nonce`: the text must not hang on what the turn says, which only the nonce tells. Raises
-        `HistoryRewrittenError` where no text to append exists at all, or none that is asked for, and `TemplateError` where the
-        template refuses the conversation.
+        `served`: the text that the turn was sampled after, if the caller has it; else it is rendered. `fork`: raise for a text
+        that rewrites history. Raises `HistoryRewrittenError` if no text to append exists, or none that may be used, and
+        `TemplateError` if the template refuses the conversation.
         """
         if not messages or messages[-1].get("role") != "assistant":
             raise TemplateError("a delta follows an assistant turn: the last message before the new ones has another role")
@@ -109,20 +106,19 @@ class Deriver:
         whole = self.renderer.render([*messages, *new], tools, generate=True)
         if fork and not whole.startswith(served):
             raise HistoryRewrittenError(_SERVED_ANEW)
-        text = None if by_nonce else self._rest(messages[-1], new, sampled, served, whole)
-        if text is not None:
-            return Derived(text, (), None, whole)
+        cut = self._end_of_turn(messages[-1], sampled, served, whole)
+        if cut is not None:
+            return Derived(whole, cut, None)
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
         resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
-        text = whole[len(whole) - len(tail.after) + resume_at :]
-        rewritten = self._rewritten(messages, tools, sampled, served, whole, whole[: len(whole) - len(text)], tail)
-        return Derived(text, self._bodies(tail, new, tools, resume_at, text), rewritten, whole)
+        cut = len(whole) - len(tail.after) + resume_at
+        return Derived(whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail))
 
-    def _rest(self, turn: Message, new: Sequence[Message], sampled: Sampled, served: str, whole: str) -> str | None:
-        """What stands in `whole` behind the text that was served and the turn that was sampled, where that is how it begins: the turn
-        letter for letter, or with other white space and the same end. None where it must be found by comparing renders."""
+    def _end_of_turn(self, turn: Message, sampled: Sampled, served: str, whole: str) -> int | None:
+        """Return where the sampled turn ends in `whole`, if that begins with the text that was served and the turn: letter for
+        letter, or with other white space and the same end. None if it must be found by comparing renders."""
         if sampled.stop is None or not whole.startswith(served):
             return None
         begin, end = len(served), len(served) + len(sampled.text)
@@ -132,8 +128,7 @@ class Deriver:
             if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.said):
                 return None
             end = close_at + len(close)
-        rest = whole[end:]
-        return None if _shown_again(turn, rest) or mask_control(new, self.encoder)[1] else rest
+        return None if _shown_again(turn, whole[end:]) else end
 
     def _all_stops(self, sampled: Sampled) -> set[str]:
         return {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
@@ -219,20 +214,6 @@ class Deriver:
             return None
         return "the last assistant turn is rendered differently once messages follow it"
 
-    # --- bodies ------------------------------------------------------------------------------------------------------
-
-    def _bodies(
-        self, tail: _Tail, new: Sequence[Message], tools: Sequence[Tool] | None, resume_at: int, text: str
-    ) -> tuple[Span, ...]:
-        """Where control-token text of the new messages stands in `text`."""
-        masked, originals = mask_control(new, self.encoder)
-        if not originals:
-            return ()
-        rendered = self.renderer.render([*tail.probe, *masked], tools, generate=True)
-        after = rendered[rendered.rfind(NONCE) + len(NONCE) :]
-        own = max(0, tail.close_at - resume_at)  # the end of the assistant turn, which holds nothing of the new messages
-        return locate(text[:own] + after[max(resume_at, tail.close_at) :], originals, text)
-
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
     calls = [dict(call) for call in turn["tool_calls"]]
@@ -264,30 +245,6 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten)
 
 
-def with_marks(messages: Sequence[Message], *, text: bool) -> list[Message]:
-    """`messages` with a nonce behind every text in them, where a template that repeats one would show it: contents, thoughts, and the
-    arguments of calls. What is empty stays so. `text`: arguments are wanted as JSON text."""
-    return [_marked(message, text=text) for message in messages]
-
-
-def _marked(message: Message, *, text: bool) -> Message:
-    made = dict(message)
-    for name in ("content", "reasoning_content"):
-        if isinstance(made.get(name), str) and made[name].strip():
-            made[name] = made[name] + NONCE
-    if made.get("tool_calls"):
-        made["tool_calls"] = [_marked_call(call, text=text) for call in made["tool_calls"]]
-    return made
-
-
-def _marked_call(call: Message, *, text: bool) -> Message:
-    arguments = read_arguments(call["function"].get("arguments"))
-    if not arguments:
-        return call
-    marked = {**arguments, _LAST_ARGUMENT + "z": NONCE}
-    return {**call, "function": {**call["function"], "arguments": json.dumps(marked, ensure_ascii=False) if text else marked}}
-
-
 def _shown_again(turn: Message, rest: str) -> bool:
     """Whether the text of a turn with calls stands in what follows the turn."""
     content = str(turn.get("content") or "").strip()
@@ -311,56 +268,3 @@ def _common(one: str, other: str) -> int:
 
 def _squash(text: str) -> str:
     return "".join(text.split())
-
-
-# --- control-token text in bodies --------------------------------------------------------------------------------------
-
-
-def mask_control(value: Any, encoder: Encoder) -> tuple[Any, list[str]]:
-    """A copy of `value` (messages, tools: any JSON data) with each control-token text in its strings replaced by a numbered
-    nonce, and the replaced texts in order. Assistant messages are left alone: theirs are the model's own tokens."""
-    originals: list[str] = []
-
-    def nonce(match: re.Match[str]) -> str:
-        originals.append(match.group())
-        return _body_nonce(len(originals) - 1)
-
-    def walk(item: Any) -> Any:
-        if isinstance(item, str):
-            return encoder.pattern.sub(nonce, item)
-        if isinstance(item, dict):
-            if item.get("role") == "assistant":
-                return item
-            return {key: entry if key == "role" else walk(entry) for key, entry in item.items()}
-        if isinstance(item, list | tuple):
-            return [walk(entry) for entry in item]
-        return item
-
-    return walk(value), originals
-
-
-def _body_nonce(index: int) -> str:
-    return f"{_BODY}{index}E"
-
-
-def locate(masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-    """The spans of `text` in which body text with control-token characters stands, read off the render `masked`, where each of
-    them is a nonce. Raises `TemplateError` where the two renders differ in more than that."""
-    spans: list[Span] = []
-    parts: list[str] = []
-    at = length = 0
-    while (begin := masked.find(_BODY, at)) >= 0:
-        end = masked.index("E", begin + len(_BODY))
-        original = originals[int(masked[begin + len(_BODY) : end])]
-        parts += (masked[at:begin], original)
-        length += begin - at
-        spans.append((length, length + len(original)))
-        length += len(original)
-        at = end + 1
-    parts.append(masked[at:])
-    if "".join(parts) != text:
-        raise TemplateError(
-            "a message holds the text of a control token, and the chat template renders the message differently because of it: "
-            "it cannot be encoded as plain text"
-        )
-    return tuple(spans)

@@ -1,172 +1,232 @@
 """Text to ids, with control tokens only where the template wrote them (I6).
 
-A *control token* is any added token of the tokenizer that is not mere white space: `<|im_end|>`, but also the non-special
-`</tool_response>`. The same characters inside a message's body are encoded as ordinary text. Text is cut only at real control
-tokens: ordinary BPE merges cross a body's edge (Qwen joins `}` and `\\n`), and a canonical render has them merged. `encode` is the
-tokenizer's own work each time; `encode_known` gives the same ids from words that were encoded before, and the tokenizer's where
-those do not help.
+A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`, but
+also the non-special `</tool_response>`. The same characters inside a message body are ordinary text.
+
+A `tokenizers` pipeline takes added tokens out of a text first, then normalizes, splits and encodes each
+piece between two of them by itself. `Encoder` does the same: it cuts at the control tokens that are
+real, and encodes each piece with a tokenizer that has the same model and the same steps but no control
+tokens. A piece is encoded at its place: after an anchor token if a control token precedes it, at the
+beginning of a text only if it is one. So a vocabulary that marks the beginning of a text (`▁`) marks no
+other place, and a token that eats the white space next to it (`rstrip`) eats it here too.
+
+Pieces are cached. That is a cache of a pure function by its whole input: the piece and its place.
+Tokenizers that this account does not describe are refused by `Encoder(tokenizer)`.
 """
 
 from __future__ import annotations
 
-import logging
 import re
+import secrets
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Literal
 
 import numpy as np
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from toolroll.rollout.template.word_split import state_of
-from toolroll.rollout.template.words import Words, find_words
+from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.types import IdArray
-
-logger = logging.getLogger(__name__)
 
 Span = tuple[int, int]
 """[start, stop) in characters."""
 
+_Place = Literal["start", "control", "text"]
+"""What precedes a piece: nothing, a control token, or ordinary text."""
 
-class _Ordinary:
-    """Text of one tokenizer in which control tokens are text like any other.
+ORDINARY = -1
+"""Stands for the id of any token that is not a control token."""
 
-    One for all encoders of that tokenizer: a copy of its vocabulary takes about a second, and words are worth knowing everywhere.
-    What others do to the tokenizer (truncation and padding are switched on in place) does not reach the copy.
-    """
+_ANCHOR = f"<anchor{secrets.token_hex(8)}>"
+_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+_LEFT_SPACE = re.compile(_SPACE)
+_RIGHT_SPACE = re.compile(_SPACE + r"\Z")
+"""White space as `tokenizers` strips it beside an added token: Unicode's, not Python's."""
 
-    def __init__(self, fast: Tokenizer, control: Mapping[str, int], added: Mapping[str, int], *, by_words: bool) -> None:
-        self.added = added
-        self._control = control
-        self.by_words = by_words
-        self._fast = fast
+_PROBE = 'Is it so?  Yes:\n\n{"x": [1, 2]}\tDone.'
+"""A tokenizer must give this text back as it was."""
 
-    @cached_property
-    def plain(self) -> Tokenizer:
-        """The same BPE without control tokens."""
-        data = orjson.loads(self._fast.to_str())
-        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self._control]
-        data["post_processor"] = data["truncation"] = data["padding"] = None
-        return Tokenizer.from_str(orjson.dumps(data).decode())
+_CACHED = 4 << 20
+"""Characters of pieces that are cached; then the cache starts from scratch."""
+_LONGEST = 1 << 16
+"""Characters of the longest piece that is cached."""
 
-    @cached_property
-    def words(self) -> Words | None:
-        """None where ordinary text cannot be encoded word by word."""
-        return find_words(self.plain) if self.by_words else None
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, each time by the tokenizer."""
-        return list(self.plain.encode(text, add_special_tokens=False).ids) if text else []
-
-    def known(self, text: str) -> bytes:
-        """The same as bytes, from words where they help."""
-        found = self.words.ids(text) if self.words is not None else None
-        return found if found is not None else as_bytes(self.encode(text))
-
-
-_SHARED: WeakKeyDictionary[Any, _Ordinary] = WeakKeyDictionary()
+_TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
+_HARMLESS = frozenset({"NFC"})
+"""Normalizers under which tokens that match normalized text can be found (see `_match_checked`)."""
 
 
 class Encoder:
-    """Encodes rendered text with `tokenizer`, a fast one of `transformers`, with the tokens that it has now: one that is added to it
-    later is not seen."""
+    """Encodes rendered text with `tokenizer`, a fast one of `transformers`.
+
+    It uses the added tokens that the tokenizer has now; one that is added later is not seen. Truncation
+    and padding, which others may switch on in place, have no effect here.
+
+    Raises `TemplateError` for a tokenizer whose text cannot be encoded piece by piece.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            raise TemplateError(
+                f"the tokenizer {type(tokenizer).__name__} has no fast form: load it with "
+                "AutoTokenizer.from_pretrained(..., use_fast=True), or convert it to tokenizer.json"
+            )
         self.tokenizer = tokenizer
-        self._fast: Tokenizer = tokenizer.backend_tokenizer
+        self._fast: Tokenizer = fast
         added = tokenizer.get_added_vocab()
-        self.control: dict[str, int] = {text: index for text, index in added.items() if text.strip(" \t\r\n▁Ġ")}
+        flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+        is_control = {text: bool(text.strip(" \t\r\n▁Ġ")) for text in added}
+        self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
         """Text of each control token -> its id."""
+        self.control_ids = frozenset(self.control.values())
+        self.special = frozenset(text for text in self.control if text in flags and flags[text].special)
+        """Texts of the control tokens that are special: those that no text is meant to hold."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self.control_ids = frozenset(self.control.values())
-        flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
-        self._texts: dict[int, str] = {}
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
-        self._text = self._shared(added)
+        self._eating_ids = frozenset(self.control[text] for text in self._eats_right)
+        self._blank = [flags[text] for text in added if not is_control[text]]
+        self._match_checked = _refuse_flags(self.control, flags, fast, bool(self._blank))
+        self._texts: dict[int, str] = {}
+        self._pieces: dict[tuple[str, str], array[int]] = {}
+        self._room = _CACHED
+        if self._fast.decode(self._encode_piece(_PROBE, "text"), skip_special_tokens=False) != _PROBE:
+            raise TemplateError(
+                f"the tokenizer {tokenizer.name_or_path!r} does not give text back as it was encoded "
+                "(it changes case or white space), so what the model sampled cannot be compared with "
+                "what the chat template renders"
+            )
 
-    def _is_cut_at_control(self, added: Mapping[str, int]) -> bool:
-        """Whether the tokenizer takes its added tokens out of a text wherever they are spelled, and nothing with them: then what
-        stands between two of them is ordinary text. Else no text is encoded by words."""
-        tokens = self.tokenizer.added_tokens_decoder.values()
-        plain = all(not token.single_word and not (token.normalized and self._fast.normalizer is not None) for token in tokens)
-        spaces = self._eats_left or self._eats_right or len(added) > len(self.control)
-        parts = (self._fast.pre_tokenizer, self._fast.normalizer)
-        custom = any(part is not None and state_of(part)["type"] == "Custom" for part in parts)
-        return plain and not spaces and not custom and not self._fast.encode_special_tokens
+    # --- encoding ----------------------------------------------------------------------------------
 
-    def _shared(self, added: Mapping[str, int]) -> _Ordinary:
-        found = _SHARED.get(self.tokenizer)
-        if found is None or found.added != added:  # some may have been added since
-            found = _Ordinary(self._fast, self.control, added, by_words=self._is_cut_at_control(added))
-            _SHARED[self.tokenizer] = found
-        return found
+    def encode(
+        self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None
+    ) -> list[int]:
+        """Return the ids of `text`. No BOS is added.
 
-    def prepare(self) -> None:
-        """Build what is built on first need; call it off the event loop."""
-        _ = self._text.plain, self._text.words
+        Control-token characters inside `bodies` are ordinary text. `previous` is the id that precedes
+        `text` in its sequence, None if `text` begins it.
 
-    def give_up_words(self) -> None:
-        """A check found ids that are not the tokenizer's: from here on it encodes every text itself."""
-        if self._text.by_words:
-            logger.error("text that was encoded word by word has other ids than the tokenizer gives it: words are given up")
-        self._text.by_words, self._text.words = False, None
-
-    def holds_control(self, text: str) -> bool:
-        """Whether `text` contains the characters of a control token."""
-        return self.pattern.search(text) is not None
-
-    def eats_left(self, control: str) -> bool:
-        """Whether this control token swallows the white space before it."""
-        return control in self._eats_left
-
-    def encode(self, text: str, bodies: Sequence[Span] = ()) -> list[int]:
-        """The ids of `text`. Control-token characters inside `bodies` are ordinary text; no BOS is added."""
-        if not bodies and self._fast.truncation is None and self._fast.padding is None:  # others switch those on in place
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        Raises `TemplateError` if ordinary text would become a control token.
+        """
+        if self._match_checked:
+            self._check_normalized(text)
+        place: _Place = "start" if previous is None else "text"
+        if previous in self.control_ids:
+            place = "control"
+        eaten = previous in self._eating_ids
         ids: list[int] = []
         begin = 0
         for match in self._controls(text, bodies):
-            before, token = text[begin : match.start()], match.group()
-            ids += self._text.encode(before.rstrip() if token in self._eats_left else before)
+            token = match.group()
+            piece = _stripped(text[begin : match.start()], eaten, token in self._eats_left)
+            ids += self._ids_of(piece, place)
             ids.append(self.control[token])
-            begin = match.end()
-            if token in self._eats_right:
-                begin += len(text[begin:]) - len(text[begin:].lstrip())
-        return ids + self._text.encode(text[begin:])
+            begin, place, eaten = match.end(), "control", token in self._eats_right
+        ids += self._ids_of(_stripped(text[begin:], eaten, False), place)
+        return ids
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
-        """The control tokens of `text` that stand in none of `bodies`."""
+        """Return the control tokens of `text` that are in none of `bodies`."""
         found = list(self.pattern.finditer(text))
-        return [it for it in found if not any(start <= it.start() and it.end() <= stop for start, stop in bodies)] if bodies else found
+        if not bodies:
+            return found
+        inside = lambda at: any(start <= at.start() and at.end() <= stop for start, stop in bodies)
+        return [match for match in found if not inside(match)]
 
-    def encode_known(self, text: str, bodies: Sequence[Span] = ()) -> IdArray:
-        """As `encode`, as int32."""
-        return from_bytes(self.encode_bytes(text, bodies))
+    def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
+        if not piece:
+            return ()
+        key = (piece, place)
+        found = self._pieces.get(key)
+        if found is None:
+            found = array("i", self._encode_piece(piece, place))
+            if len(piece) <= _LONGEST:
+                self._room -= len(piece)
+                if self._room < 0:
+                    self._pieces, self._room = {}, _CACHED
+                self._pieces[key] = found
+        return found
 
-    def encode_bytes(self, text: str, bodies: Sequence[Span] = ()) -> bytes:
-        """As `encode_known`, as the bytes of the int32 in the machine's order, for a caller that joins several."""
-        if self._text.words is None:
-            return as_bytes(self.encode(text, bodies))
-        known = self._text.known
-        parts: list[bytes] = []
-        begin = 0
-        for match in self._controls(text, bodies):
-            parts += (known(text[begin : match.start()]), self._control_bytes[match.group()])
-            begin = match.end()
-        return b"".join((*parts, known(text[begin:]))) if parts else known(text)
+    def _encode_piece(self, piece: str, place: _Place) -> list[int]:
+        if place == "control":
+            ids = self._plain.encode(_ANCHOR + piece, add_special_tokens=False).ids[1:]
+        else:
+            tokenizer = self._plain if place == "start" else self._unprefixed
+            ids = tokenizer.encode(piece, add_special_tokens=False).ids
+        if self._renumbered:
+            ids = [self._renumbered.get(index, index) for index in ids]
+        if self.pattern.search(piece) and not self.control_ids.isdisjoint(ids):
+            raise TemplateError(
+                "a message holds the text of a control token, and the tokenizer cannot encode that "
+                "text as anything but the control token"
+            )
+        return list(ids)
 
     @cached_property
-    def _control_bytes(self) -> dict[str, bytes]:
-        return {text: as_bytes([index]) for text, index in self.control.items()}
+    def _plain(self) -> Tokenizer:
+        """The same tokenizer without control tokens, and with the anchor. It shares the vocabulary."""
+        return self._without_control(self._fast.normalizer, self._fast.pre_tokenizer)
+
+    @cached_property
+    def _unprefixed(self) -> Tokenizer:
+        """The same without what marks the beginning of a text, for text that continues other text."""
+        parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
+        states = {name: component_state(part) for name, part in parts.items()}
+        plain = {name: _without_prefix(state) for name, state in states.items()}
+        if plain == states or any(state.get("type") == "Custom" for state in states.values()):
+            return self._plain
+        data = {**_EMPTY, **{name: state or None for name, state in plain.items()}}
+        made = Tokenizer.from_str(orjson.dumps(data).decode())
+        return self._without_control(made.normalizer, made.pre_tokenizer)
+
+    def _without_control(self, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
+        made = Tokenizer(self._fast.model)
+        if normalizer is not None:
+            made.normalizer = normalizer
+        if pre_tokenizer is not None:
+            made.pre_tokenizer = pre_tokenizer
+        made.add_tokens([*self._blank, AddedToken(_ANCHOR, normalized=False)])
+        return made
+
+    @cached_property
+    def _renumbered(self) -> dict[int, int]:
+        """The ids that `_plain` gives to added tokens of white space -> their own."""
+        found = {
+            self._plain.token_to_id(token.content): self._fast.token_to_id(token.content)
+            for token in self._blank
+        }
+        return found if any(made != own for made, own in found.items()) else {}
+
+    def _check_normalized(self, text: str) -> None:
+        """Some control tokens match normalized text: it must hold the same ones as the text does."""
+        normalized = self._fast.normalizer.normalize_str(text)
+        if normalized != text and self.pattern.findall(normalized) != self.pattern.findall(text):
+            raise TemplateError(
+                "a message holds text that the tokenizer normalizes into, or out of, the text of a "
+                "control token"
+            )
+
+    def ending_id(self, text: str) -> int | None:
+        """Return what `encode` takes as `previous` for text that follows `text`."""
+        if not text:
+            return None
+        ending = (index for mark, index in self.control.items() if text.endswith(mark))
+        return next(ending, ORDINARY)
+
+    def holds_control(self, text: str) -> bool:
+        """Return True if `text` contains the characters of a control token."""
+        return self.pattern.search(text) is not None
+
+    # --- decoding ----------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, control tokens included, nothing tidied."""
+        """Return the text of `ids`, control tokens included. Nothing is tidied."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if self._joins:
             text = "".join(self._texts_of(plain))
@@ -179,15 +239,15 @@ class Encoder:
 
     @cached_property
     def _joins(self) -> bool:
-        """Whether a text's bytes are those of its ids in a row: then the texts of ids that are whole characters are joined."""
-        return self._fast.decoder is not None and state_of(self._fast.decoder)["type"] == "ByteLevel"
+        """True if the bytes of a text are those of its ids in a row."""
+        return bool(component_state(self._fast.decoder).get("type") == "ByteLevel")
 
     def text_of(self, token_id: int) -> str:
-        """The text of one id by itself, remembered."""
+        """Return the text of one id by itself (cached)."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._decode([token_id])
-            if text:  # an id that has none may be given one yet
+            if text:  # an id without text may be given one later
                 self._texts[token_id] = text
         return text
 
@@ -198,18 +258,20 @@ class Encoder:
             return list(map(self.text_of, ids))
 
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
-        """Where each id's text stands in `text`, which is `decode(ids)`.
+        """Return where each id's text is in `text`, which is `decode(ids)`.
 
-        An id that holds only a part of a character has the span of the characters that were complete behind it.
+        An id that holds only a part of a character has the span of the characters that are complete
+        after it.
         """
         ends = list(accumulate(map(len, self._texts_of(ids))))
         if (not ends or ends[-1] == len(text)) and "\ufffd" not in text:
             return list(zip([0, *ends], ends, strict=False))
         ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
-        return [(ends[at - 1] if at else 0, max(end, ends[at - 1] if at else 0)) for at, end in enumerate(ends)]
+        starts = [0, *ends]
+        return [(start, max(end, start)) for start, end in zip(starts, ends, strict=False)]
 
     def control_text(self, token_id: int) -> str | None:
-        """The text of a control token, None for an ordinary id."""
+        """Return the text of a control token, None for an ordinary id."""
         return self._control_by_id.get(token_id)
 
     @cached_property
@@ -217,11 +279,82 @@ class Encoder:
         return {index: text for text, index in self.control.items()}
 
 
-def as_bytes(ids: Sequence[int]) -> bytes:
-    """`ids` as int32 in the machine's order."""
-    return array("i", ids).tobytes()
+def as_ids(ids: Sequence[int]) -> IdArray:
+    """Return `ids` as int32."""
+    return np.array(ids, dtype=np.int32)
 
 
-def from_bytes(ids: bytes) -> IdArray:
-    """The array of what `as_bytes` gives, to be written like any other."""
-    return np.frombuffer(bytearray(ids), dtype=np.intc)
+def component_state(component: Any) -> dict[str, Any]:
+    """Return the JSON data of a part of a `tokenizers` pipeline: {"type": "Custom"} for Python code."""
+    if component is None:
+        return {}
+    try:
+        return dict(orjson.loads(component.__getstate__()))
+    except Exception:  # noqa: BLE001 - tokenizers raises Exception itself for Python components
+        return {"type": "Custom"}
+
+
+_EMPTY: dict[str, Any] = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": _TINY_MODEL,
+}  # fmt: skip
+
+
+def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a component's JSON data without the mark that it puts at the beginning of a text."""
+    for name in ("normalizers", "pretokenizers"):
+        if name in state:
+            kept = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]
+            return {**state, name: kept}
+    if state.get("type") == "Prepend":
+        return {}
+    changed = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {name: changed.get(name, value) for name, value in state.items()}
+
+
+def _stripped(piece: str, left: bool, right: bool) -> str:
+    """Return `piece` without the white space that the control tokens beside it eat."""
+    if left:
+        piece = piece[_LEFT_SPACE.match(piece).end() :]  # type: ignore[union-attr]
+    if right:
+        piece = piece[: _RIGHT_SPACE.search(piece).start()]  # type: ignore[union-attr]
+    return piece
+
+
+def _refuse_flags(control: Iterable[str], flags: Any, fast: Tokenizer, has_blank: bool) -> bool:
+    """Refuse control tokens that are not found where their text is.
+
+    Return True if some match normalized text, so that each text must be checked.
+    """
+    types = _types(component_state(fast.normalizer))
+    checked = False
+    for text in control:
+        token = flags.get(text)
+        if token is None:
+            continue
+        if token.single_word:
+            raise TemplateError(
+                f"the token {text!r} is a control token only beside certain characters "
+                "(single_word=True): its place in a text cannot be told. Add it without single_word"
+            )
+        if token.normalized and types:
+            if not types <= _HARMLESS:
+                raise TemplateError(
+                    f"the token {text!r} matches text only after the tokenizer's normalizer "
+                    f"({', '.join(sorted(types))}) changed it (normalized=True): its place in a text "
+                    "cannot be told. Add it with normalized=False"
+                )
+            checked = True
+        if has_blank and text[0].isspace():
+            raise TemplateError(
+                f"the token {text!r} begins with white space, and other added tokens are white space: "
+                "its place in a text cannot be told"
+            )
+    return checked
+
+
+def _types(state: dict[str, Any]) -> set[str]:
+    """Return the types of the steps of a normalizer."""
+    if "normalizers" in state:
+        return {name for part in state["normalizers"] for name in _types(part)}
+    return {str(state["type"])} if state else set()

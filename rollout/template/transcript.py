@@ -50,7 +50,8 @@ def tokenize_conversation(template: ChatTemplate, messages: Sequence[Message], t
     mask = np.zeros(0, dtype=np.uint8)
     for piece in pieces:
         start = len(ids)
-        ids += template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece))
+        previous = ids[-1] if ids else None
+        ids += template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece), previous=previous)
         spans.append(MessageSpan(piece.first, piece.last, start, len(ids)))
         mask = np.append(mask, np.full(len(ids) - start, piece.trained, dtype=np.uint8))
         if piece.trained or piece.excluded:
@@ -87,9 +88,11 @@ def last_message_delta(
         ]
     ids: list[int] = []
     mask: list[int] = []
+    previous = template.encoder.ending_id(prior)
     for piece in pieces:
-        added = template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece))
+        added = template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece), previous=previous)
         ids += added
+        previous = ids[-1] if ids else previous
         mask += [int(piece.trained)] * len(added)
     return ids, mask
 

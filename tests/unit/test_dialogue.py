@@ -17,8 +17,7 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template.cut_frame import CutFrame
-from toolroll.rollout.template.frames import Frame
+from toolroll.rollout.template.derive import Derived
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 
@@ -181,35 +180,65 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 # --- verification --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 6), ("always", 34)])
-async def test_how_many_framed_deltas_are_checked(tokenizer: Any, verify: Any, checked: int) -> None:
-    """Of 40 deltas the first six are derived: without history, with one earlier exchange, and four times with more, which is when a
-    frame is worth learning. All others are framed."""
+@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 1), ("always", 5)])
+async def test_how_many_checks_an_episode_has(tokenizer: Any, verify: Any, checked: int) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         seen: list[int] = []
-        check = served.template.check
-        served.template.check = lambda *args: (seen.append(1), check(*args))[1]  # type: ignore[method-assign]
-        await exchange(dialogue, 41)
+        check = served.template.verifier.check
+        served.template.verifier.check = lambda given: (seen.append(1), check(given))[1]  # type: ignore[method-assign]
+        await exchange(dialogue, 5)
         await dialogue.settle()
     assert len(seen) == checked
+    assert dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
+
+
+def shift(change: int) -> Any:
+    """Return a change of a derivation: text that is appended begins elsewhere."""
+    return lambda found: Derived(found.whole, found.cut + change, found.rewritten)
 
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
-async def test_a_frame_that_is_wrong_takes_the_episode_out_of_training(tokenizer: Any, verify: Any) -> None:
+@pytest.mark.parametrize("change", [shift(1), shift(-1), shift(8)])
+async def test_a_wrong_delta_takes_the_episode_out_of_training(
+    tokenizer: Any, verify: Any, change: Any
+) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
-        await exchange(dialogue, 7)
-        frames = served.template._frames
-        assert frames
-        for key, frame in frames.items():
-            assert frame is not None
-            frames[key] = CutFrame(Frame((*frame.frame.pieces, " ")), served.template.encoder)
-        await exchange(dialogue, 20)
+        await exchange(dialogue, 3)
+        derive = served.template.deriver.derive
+        served.template.deriver.derive = lambda *args, **more: change(derive(*args, **more))  # type: ignore[method-assign]
+        await dialogue.reply(PARAMS)
+        served.template.deriver.derive = derive  # type: ignore[method-assign]
+        await exchange(dialogue, 2)
         await dialogue.settle()
-    assert dialogue.mismatches["delta"] >= 1
+    assert sum(dialogue.mismatches.values()) >= 1
     trajectories = dialogue.session.trajectories()
     assert sum(trajectory.trained_tokens for trajectory in trajectories) == 0
-    assert {turn.excluded for trajectory in trajectories for turn in trajectory.turns} == {"verification: delta"}
-    assert all(frame is None or frame.frame.pieces[-1] != " " for frame in served.template._frames.values())
+    excluded = {turn.excluded for trajectory in trajectories for turn in trajectory.turns}
+    assert all(str(reason).startswith("verification: ") for reason in excluded)
+
+
+@pytest.mark.parametrize("where", ["prompt", "delta"])
+async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: str) -> None:
+    """The text is right, and split into other tokens than the tokenizer splits it into."""
+    async with talking(tokenizer) as (dialogue, _, served):
+        encoder = served.template.encoder
+        encode, split = encoder.encode, []
+
+        def encoded(text: str, bodies: Any = (), *, previous: int | None = None) -> list[int]:
+            ids = encode(text, bodies, previous=previous)
+            if (previous is None) != (where == "prompt") or split:
+                return ids
+            at = next(at for at, index in enumerate(ids) if len(encoder.text_of(index)) > 1 and index not in encoder.control_ids)
+            split.append(at)
+            letters = [encode(letter, previous=0)[0] for letter in encoder.text_of(ids[at])]
+            return [*ids[:at], *letters, *ids[at + 1 :]]
+
+        encoder.encode = encoded  # type: ignore[method-assign]
+        await exchange(dialogue, 3)
+        await dialogue.settle()
+    assert split
+    assert dialogue.mismatches == {"prompt" if where == "prompt" else "delta: tokens": 1}
+    assert dialogue.session.trajectories()[0].trained_tokens == 0
 
 
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
@@ -233,7 +262,7 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
     release = threading.Event()
     async with talking(tokenizer, verify="always") as (dialogue, _, served):
-        served.template.check = lambda *args: str(release.wait(30))  # type: ignore[method-assign]
+        served.template.verifier.check = lambda given: str(release.wait(30))  # type: ignore[method-assign]
         await exchange(dialogue, 8)
         await dialogue.reply(PARAMS)
         [*_, under_way] = dialogue._checks

@@ -191,20 +191,20 @@ async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
         assert dialogue.tools == [TOOL]
 
 
-async def test_a_first_prompt_that_a_frame_got_wrong_is_not_trained(tokenizer: Any) -> None:
+async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:
     measuring = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
-    trained = []
     async with serving(tokenizer, chat_template=measuring) as served:
         for words in ["one", "two", "a question of many words", "another question of many words"]:
             dialogue = Dialogue(served, [{"role": "user", "content": words}], [], session_id=words, verify="always")
             await dialogue.reply({"max_new_tokens": 8})
             await dialogue.settle()
-            trained.append((dialogue.session.trajectories()[0].trained_tokens > 0, dict(dialogue.mismatches)))
-            if dict(dialogue.mismatches) == {}:
-                assert dialogue.session.input_ids.tolist()[: len(served.template.prompt(dialogue.messages[:1], []))] == (
-                    served.template.prompt(dialogue.messages[:1], [])
-                )
-    assert trained == [(True, {}), (True, {}), (False, {"prompt": 1}), (True, {})]
+            text = tokenizer.apply_chat_template(
+                dialogue.messages[:1], chat_template=measuring, add_generation_prompt=True, tokenize=False
+            )
+            assert text.startswith("LONG") == (len(words) > 3)
+            expected = tokenizer.encode(text, add_special_tokens=False)
+            assert dialogue.session.input_ids.tolist()[: len(expected)] == expected
+            assert dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
 
 
 def test_a_template_error_is_the_rollouts() -> None:

@@ -93,7 +93,6 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
     assert shown.exit_code == 0, shown.output
     assert "Tool calling is exact" in shown.output
     assert "<|im_end|>" in shown.output
-    assert "no render" in shown.output
 
 
 def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, tmp_path: Path) -> None:

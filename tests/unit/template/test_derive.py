@@ -1,4 +1,4 @@
-"""How many renders a delta costs that no frame makes, and that the quick way and the nonce agree."""
+"""How many renders a delta costs, and that the two ways to find its text agree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.template import ChatTemplate, chat_template
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.derive import Deriver
-from toolroll.rollout.template.features import History
 from toolroll.rollout.types import Message
 
 FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
@@ -27,7 +26,7 @@ COUNTING = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
 """
-"""Carries a counter through history, so that no frame is learned at once; it rewrites nothing."""
+"""Carries a counter through history; it rewrites nothing."""
 
 
 class Counted:
@@ -44,22 +43,16 @@ class Counted:
 
         self.template.renderer.render = counted  # type: ignore[method-assign]
 
-    def delta(self, messages: Sequence[Message], said: str, new: Sequence[Message], *, rendered: str | None = None) -> Any:
+    def delta(self, messages: Sequence[Message], said: str, new: Sequence[Message], *, served: str | None = None) -> Any:
         template = self.template
         ids = template.encoder.encode(said)
-        history = History(template.features)
-        history.extend(messages)
         self.renders = 0
-        return template.delta_after(
-            history.key, messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, rendered=rendered
-        )
+        return template.delta_after(messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, served=served)
 
 
 @pytest.fixture
 def counting(tokenizer: Any) -> Counted:
-    found = Counted(tokenizer, COUNTING)
-    assert not found.template.features.local
-    return found
+    return Counted(tokenizer, COUNTING)
 
 
 def text(counted: Counted, delta: Any) -> str:
@@ -78,7 +71,7 @@ def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(counting: Co
     assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
     assert delta.rendered == counting.template.renderer.render([*FIRST, TURN, *NEW], None, generate=True)
     again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
-    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, rendered=delta.rendered)
+    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, served=delta.rendered)
     assert counting.renders == 1
     assert text(counting, next_delta) == text(counting, delta)
 
@@ -105,23 +98,6 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
         assert text(counted, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
 
 
-def test_a_frame_is_learned_when_its_shape_has_come_often(counting: Counted) -> None:
-    turn: Message = {"role": "assistant", "content": "Hi."}
-    framed = [counting.delta([*FIRST, turn], "Hi.<|end|>", NEW).framed for _ in range(chat_template.WORTH_LEARNING + 2)]
-    assert framed == [False] * chat_template.WORTH_LEARNING + [True] * 2
-    assert counting.renders == 0
-
-
-def test_words_that_went_wrong_are_found_in_derived_text(counting: Counted) -> None:
-    """Derived text is made of words too; the first of it is compared with the tokenizer, and the second, and the fourth."""
-    turn: Message = {"role": "assistant", "content": "Hi."}
-    known = counting.template.encoder.encode_known
-    counting.template.encoder.encode_known = lambda text, bodies=(): known(text + " ", bodies)  # type: ignore[method-assign]
-    expected = "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
-    assert text(counting, counting.delta([*FIRST, turn], "Hi.<|end|>", NEW)) == expected
-    assert counting.template.encoder._text.words is None, "they are given up"
-
-
 def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting: Counted) -> None:
     """A template that shows a turn's text behind its calls would have it appended twice; a user who quotes it only costs renders."""
     quoted: list[Message] = [{"role": "user", "content": "What do you mean by Look: ?"}]
@@ -133,7 +109,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting:
 def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under all real templates: `tests/contract/test_templates.py`."""
     quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
-    monkeypatch.setattr(Deriver, "_rest", lambda *args: None)
+    monkeypatch.setattr(Deriver, "_end_of_turn", lambda *args: None)
     slow = counting.delta([*FIRST, TURN], COMPACT, NEW)
     assert counting.renders > 2
     assert slow.input_ids.tolist() == quick.input_ids.tolist()
@@ -159,36 +135,24 @@ ECHOES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("repeats", "is_local"), [(name, is_local) for name, source in ECHOES.items() for is_local in {False, "ns." not in source}]
-)
-def test_what_a_template_repeats_is_never_a_part_of_a_frame(tokenizer: Any, repeats: str, is_local: bool) -> None:
-    source = _BEGIN + ECHOES[repeats] + _END
-    if is_local:
-        source = source.replace("{%- set ns = namespace(last='') %}\n", "").replace(
-            "{%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}\n", ""
-        )
-    counted = Counted(tokenizer, source)
+@pytest.mark.parametrize("repeats", ECHOES)
+def test_what_a_template_repeats_is_that_of_this_conversation(tokenizer: Any, repeats: str) -> None:
+    counted = Counted(tokenizer, _BEGIN + ECHOES[repeats] + _END)
     template = counted.template
-    assert template.features.local == is_local
-    for number, (task, said) in enumerate([*[("Go.", "OK.")] * 6, ("Go.", "Yes."), ("Stop.", "OK."), ("Stop.", "No.")]):
+    tasks = [*[("Go.", "OK.")] * 3, ("Go.", "Yes."), ("Stop.", "OK."), ("Stop.", "No.")]
+    for number, (task, said) in enumerate(tasks):
         first: list[Message] = [{"role": "system", "content": task}, FIRST[1]]
         turn: Message = {"role": "assistant", "content": said}
         text_said = said
         if repeats == "a call":
             function = {"name": "look", "arguments": {"at": said}}
-            turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+            turn = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
+            }
             text_said = f"<tool_call>{json.dumps(function)}</tool_call>"
         delta = counted.delta([*first, turn], text_said + "<|end|>", NEW)
         whole = template.renderer.render([*first, turn, *NEW], None, generate=True)
-        assert template.renderer.render(first, None, generate=True) + text_said + "<|end|>" + text(counted, delta) == whole, number
-        assert not delta.framed
-
-
-def test_a_template_that_repeats_nothing_is_framed(tokenizer: Any) -> None:
-    """The same one without its echo: what the tests above would be red without."""
-    counted = Counted(tokenizer, _BEGIN + _END)
-    turn: Message = {"role": "assistant", "content": "OK.", "tool_calls": [CALL, CALL], "reasoning_content": "Hm."}
-    said = "OK." + '<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call>' * 2 + "<|end|>"
-    framed = [counted.delta([*FIRST, turn], said, NEW).framed for _ in range(chat_template.WORTH_LEARNING + 1)]
-    assert framed[-1]
+        prompt = template.renderer.render(first, None, generate=True)
+        assert prompt + text_said + "<|end|>" + text(counted, delta) == whole, number

@@ -1,0 +1,125 @@
+"""Control-token text in the bodies of messages: which parts of a render are text of somebody else (I6).
+
+The bodies are found by rendering twice: as they are, and with each control token's text replaced by a
+marker. What the markers replaced is ordinary text, whatever it spells. If a template treats the marked
+messages differently in anything else, the spans cannot be told, and the conversation is refused.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.encode import Encoder, Span
+
+_LETTERS = "甲乙丙丁戊己庚辛壬癸"
+"""Ten letters without case, for the digits of a marker: no template changes, escapes or strips them."""
+
+
+def _written(number: int) -> str:
+    return "".join(_LETTERS[int(digit)] for digit in str(number))
+
+
+_OPEN, _CLOSE = "子" + _written(secrets.randbelow(10**12)) + "丑", "寅"
+_MARKER = re.compile(f"{_OPEN}([{_LETTERS}]+){_CLOSE}")
+_GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""The tags that transformers adds to Jinja; they mark text and do not change it."""
+
+
+class BodyMasker:
+    """Replaces control-token text in messages and tools by markers, and finds its place in a render.
+
+    In a message of the assistant, only special tokens are replaced, and none that the template itself
+    looks for in a text: Qwen3's takes a thought out of a content by its `</think>`.
+    """
+
+    def __init__(self, encoder: Encoder, source: str) -> None:
+        self._pattern = encoder.pattern
+        looked_for = " ".join(_looked_for(source))
+        own = sorted((text for text in encoder.special if text not in looked_for), key=len)
+        self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)")
+
+    def mask(self, value: Any) -> tuple[Any, list[str]]:
+        """Return a copy of `value` (messages, tools: any JSON data) with markers, and the texts replaced.
+
+        The value itself is returned if nothing is replaced.
+        """
+        originals: list[str] = []
+
+        def marker(match: re.Match[str]) -> str:
+            originals.append(match.group())
+            return f"{_OPEN}{_written(len(originals) - 1)}{_CLOSE}"
+
+        def walk(item: Any, pattern: re.Pattern[str]) -> Any:
+            if isinstance(item, str):
+                return pattern.sub(marker, item)
+            if isinstance(item, dict):
+                used = self._own if item.get("role") == "assistant" else pattern
+                return {
+                    walk(name, pattern): entry if name == "role" else walk(entry, used)
+                    for name, entry in item.items()
+                }
+            if isinstance(item, list | tuple):
+                return [walk(entry, pattern) for entry in item]
+            return item
+
+        masked = walk(value, self._pattern)
+        return (masked, originals) if originals else (value, originals)
+
+
+def locate(masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
+    """Return the spans of `text` that the markers of the render `masked` stand for.
+
+    Raises `TemplateError` if the two renders differ in more than that.
+    """
+    spans: list[Span] = []
+    fixed, places = _taken_apart(masked)
+    at = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
+    for index, following in zip(places, fixed[1:], strict=True):
+        forms = _forms(originals[index])
+        form = next((form for form in forms if text.startswith(form + following, at)), None)
+        if form is None:
+            break
+        spans.append((at, at + len(form)))
+        at += len(form) + len(following)
+    if len(spans) == len(places) and at == len(text):
+        return tuple(spans)
+    raise TemplateError(
+        "a message holds the text of a control token, and the chat template renders the message "
+        "differently because of it: it cannot be encoded as plain text"
+    )
+
+
+def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
+    """Return the text between the markers, and the numbers of the markers."""
+    parts = _MARKER.split(masked)
+    numbers = ["".join(str(_LETTERS.index(letter)) for letter in part) for part in parts[1::2]]
+    return parts[::2], [int(number) for number in numbers]
+
+
+def _forms(text: str) -> list[str]:
+    """Return the forms in which a template may show `text`: as it is, or after a filter."""
+    forms = [text, text.upper(), text.lower(), text.capitalize(), text.title(), html.escape(text)]
+    return list(dict.fromkeys([*forms, html.escape(text).replace("&#x27;", "&#39;")]))
+
+
+def _looked_for(source: str) -> Iterator[str]:
+    """Yield the strings that a template compares texts with, or gives to a method, a filter or a test."""
+    try:
+        plain = _GENERATION.sub("", source)
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    except jinja2.TemplateSyntaxError:  # the first render says what is wrong
+        return
+    for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+        given = node.args if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else [node]
+        for part in given:
+            for constant in (part, *part.find_all(nodes.Const)):
+                if isinstance(constant, nodes.Const) and isinstance(constant.value, str):
+                    yield constant.value
