@@ -1,44 +1,65 @@
 """One chat template, rendered: messages and tools in, text out.
 
-Invariants: the text is exactly what `tokenizer.apply_chat_template(tokenize=False)` gives for the same messages, and where it is made
-in a quicker way, the two are compared again and again; one clock reading per `Renderer`, so that a template with the date in it
-renders the same prompt all session long; the form in which the template wants tool arguments (dict, or JSON text as DeepSeek-V3
-does) is learned once, by trying.
+Invariants: the text is what the installed `transformers` gives for the same messages with
+`tokenizer.apply_chat_template(tokenize=False)`, because it is `transformers`' own code that prepares
+the messages, the tools and the variables; only the compiled template is ours (`sandbox`), with one
+clock reading per `Renderer`, so that a template with the date in it renders the same prompt all
+session long. What the template can take (tool arguments as a dict or as JSON text, text parts or
+one string) is learned from fixed conversations, never from an episode's. No text has a surrogate.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import logging
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import partial
+from types import FunctionType
 from typing import Any, Literal
 
 import jinja2
-import orjson
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.sandbox import quick
+from toolroll.rollout.surrogates import without_surrogates
+from toolroll.rollout.template.sandbox import compile_template
 from toolroll.rollout.types import Message, Tool
-
-logger = logging.getLogger(__name__)
 
 HeadHook = Callable[[str], str]
 ArgumentForm = Literal["dict", "text"]
 
-_CHECK_EVERY = 256  # a check costs as much as what is checked, many times over
-# What a template or its sandbox may raise for messages that it does not take.
-_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template or its sandbox may raise for messages that it does not take."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_FIRST, _SECOND = "Pq1zP", "Pq2zP"
+"""ASCII letters and digits: no template strips, escapes or splits them."""
+_USER: Message = {"role": "user", "content": "x"}
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "x",
+        "description": "x",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
+    },
+}
 
 
 class Renderer:
     """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
 
-    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a template sees which asks for
-    it with `strftime_now`; default: the time of construction. `head_hook` rewrites the head of each render: the leading system
-    messages and the tools, which the template's author and the developer wrote, never a user's or a tool's text.
+    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a
+    template sees if it asks with `strftime_now` (default: the time of construction); a tokenizer
+    with an `apply_chat_template` of its own is left to read the clock itself. `head_hook` rewrites
+    the head of each render: the leading system messages and the tools, which the template's author
+    and the developer wrote, never a user's or a tool's text.
     """
 
     def __init__(
@@ -52,146 +73,173 @@ class Renderer:
     ) -> None:
         if chat_template is None and not tokenizer.chat_template:
             raise TemplateError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with chat_template=..., "
-                "or take the tokenizer of an instruction-tuned model"
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with "
+                "chat_template=..., or take the tokenizer of an instruction-tuned model"
             )
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.kwargs = dict(kwargs or {})
         self.now = now or datetime.now()
         self.head_hook = head_hook
-        self.argument_form: ArgumentForm | None = None
+        self._variables = without_surrogates(self.kwargs)
+        self._apply = _applier(tokenizer, self.now)
         self._heads: dict[str, tuple[str, str]] = {}
-        self._variables = {"strftime_now": self.now.strftime, **self.kwargs}
-        self._may_be_quick = as_it_comes(tokenizer, self._variables)
-        self._quick_renders = 0
-        self._compiled: dict[str, jinja2.Template | None] = {}
+        self._takes_parts: dict[str, bool] = {}
+        self.argument_form: ArgumentForm | None = self._find_argument_form()
+        """How the template takes a call's arguments; None if it does not show them."""
 
     @property
     def source(self) -> str:
-        """The template's Jinja text (of the variant for tools, where the tokenizer has several)."""
+        """The template's Jinja text (of the variant for tools, if the tokenizer has several)."""
         return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        """The conversation's text; with `generate`, the generation prompt at its end.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
+        """Return the conversation's text; with `generate`, the generation prompt at its end.
 
-        Raises `TemplateError` with the template's own words where it refuses the messages.
+        Raise `TemplateError` with the template's own message if it refuses the conversation.
         """
-        # A form that was learned from a turn whose calls the template left out can still turn out to be the wrong one.
-        forms: tuple[ArgumentForm, ...] = ("text", "dict") if self.argument_form == "text" else ("dict", "text")
-        failure: Exception | None = None
-        for form in forms:
-            try:
-                text = self._render(arguments_as(messages, form), tools, generate=generate)
-            except _RENDER_ERRORS as error:
-                failure = failure or error
-                continue
-            if any(message.get("tool_calls") for message in messages):
-                self.argument_form = form
-            return self._with_head(text, messages, tools)
-        roles = " ".join(str(message.get("role")) for message in messages[-8:])
-        raise TemplateError(
-            f"the chat template refuses this conversation of {len(messages)} messages (the last roles: {roles}): {failure}"
-        ) from failure
+        form = self.argument_form or "dict"
+        prepared = [_with_arguments(self._with_content(message), form) for message in messages]
+        prepared = without_surrogates(prepared)
+        tools = without_surrogates(list(tools)) if tools else None
+        text = self._render(prepared, tools, generate=generate)
+        return text if self.head_hook is None else self._with_head(text, prepared, tools)
 
-    def _with_head(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
-        if self.head_hook is None:
-            return text
-        lead = list(itertools.takewhile(lambda message: message.get("role") in ("system", "developer"), messages))
-        key = repr((lead, tools))
-        if key not in self._heads:
-            try:
-                head = self._render(lead, tools, generate=False)
-            except _RENDER_ERRORS:  # a template that asks for a user message has no head of its own
-                head = ""
-            self._heads = {key: (head, self.head_hook(head))}
-        head, hooked = self._heads[key]
-        return hooked + text[len(head) :] if text.startswith(head) else text
-
-    def _render(self, messages: list[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        offered = list(tools) if tools else None
-        quick = self._quickly(messages, offered, generate=generate)
-        if quick is not None:
-            self._quick_renders += 1
-            if not is_due(self._quick_renders):
-                return quick
-        text = str(
-            self.tokenizer.apply_chat_template(
+    def _render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str:
+        try:
+            text = self._apply(
                 messages,
-                tools=offered,
+                tools=tools,
                 chat_template=self.chat_template,
                 add_generation_prompt=generate,
                 tokenize=False,
                 **self._variables,
             )
-        )
-        if quick is not None and quick != text:
-            logger.warning("the chat template renders otherwise in the quick sandbox: from here on it is rendered by transformers")
-            self._may_be_quick = False
-        return text
+        except _RENDER_ERRORS as error:
+            roles = " ".join(str(message.get("role")) for message in messages[-8:])
+            raise TemplateError(
+                f"the chat template refuses this conversation of {len(messages)} messages "
+                f"(the last roles: {roles}): {error}"
+            ) from error
+        return str(text)
 
-    def _quickly(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str | None:
-        """The render in the quick sandbox; None where `transformers` must be asked, for the text or for the error."""
-        if not self._may_be_quick or not messages:
-            return None
-        source = self.tokenizer.get_chat_template(self.chat_template, tools)
-        if source not in self._compiled:
-            self._compiled[source] = compiled(source)
-        template = self._compiled[source]
-        if template is None:
-            return None
+    def _with_head(self, text: str, messages: list[Message], tools: list[Tool] | None) -> str:
+        assert self.head_hook is not None
+        lead = list(itertools.takewhile(_is_lead, messages))
+        key = repr((lead, tools))
+        if key not in self._heads:
+            try:
+                head = self._render(lead, tools, generate=False)
+            except TemplateError:  # a template that asks for a user message has no head of its own
+                head = ""
+            self._heads = {key: (head, self.head_hook(head))}
+        head, hooked = self._heads[key]
+        return hooked + text[len(head) :] if text.startswith(head) else text
+
+    # --- what the template takes -----------------------------------------------------------------
+
+    def _shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
+        """Return the text of `messages` if the template renders it with all of `texts`."""
         try:
-            return template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=generate,
-                **{**self.tokenizer.special_tokens_map, **self._variables},
-            )
-        except _RENDER_ERRORS:
+            text = self._render(messages, tools, generate=False)
+        except TemplateError:
             return None
+        return text if all(part in text for part in texts) else None
 
-
-@lru_cache(64)
-def compiled(source: str) -> jinja2.Template | None:
-    """The template as `transformers` compiles it, in the quick sandbox; None where it cannot be told how it does."""
-    from transformers.utils import chat_template_utils
-
-    compile_ = getattr(chat_template_utils, "_compile_jinja_template", None)
-    try:
-        return quick(compile_(source), source) if compile_ is not None else None
-    except jinja2.TemplateError:
+    def _find_argument_form(self) -> ArgumentForm | None:
+        """Return the form that shows the arguments of a call, a dict if both do."""
+        for talk, tools in itertools.product(_calls_in_context(), ([_TOOL], None)):
+            for form in ("dict", "text"):
+                if self._shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
+                    return form
         return None
 
+    def _with_content(self, message: Message) -> Message:
+        """Return `message` with text parts as the template takes them from its role."""
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            return message
+        parts = _text_parts(content)
+        role = str(message.get("role"))
+        if role not in self._takes_parts:
+            self._takes_parts[role] = self._shows_parts(role)
+        return {**message, "content": parts if self._takes_parts[role] else _joined(parts)}
 
-def as_it_comes(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
-    """Whether `tokenizer` renders templates as `transformers` does, with `variables` for the template alone: some tokenizers bring
-    another `apply_chat_template`, and some names are arguments of it."""
+    def _shows_parts(self, role: str) -> bool:
+        """Return whether the template itself renders a list of text parts in a message of `role`.
+
+        It does not if it raises, if it drops a part, or if the list is only turned to text as
+        Python prints it (`{{ message.content }}`).
+        """
+        parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
+        printed = repr(parts[0])
+        for talk, tools in itertools.product(_parts_in_context(role, parts), ([_TOOL], None)):
+            form = self.argument_form or "dict"
+            talk = [_with_arguments(message, form) for message in talk]
+            text = self._shows(talk, tools, _FIRST, _SECOND)
+            if text is not None:
+                return printed not in text
+        return False
+
+
+def _is_lead(message: Message) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+# --- transformers' renderer with our compiled template -----------------------------------------------
+
+
+def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
+    """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`.
+
+    It is `transformers`' own code with one name bound otherwise. If the tokenizer has a method of
+    its own, or this version of `transformers` does not compile templates where the others do, the
+    tokenizer's method is returned as it is: right too, but slower, and the clock goes on.
+    """
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
 
-    theirs = PreTrainedTokenizerBase.apply_chat_template
-    arguments = inspect.signature(theirs).parameters
-    own = getattr(getattr(tokenizer, "apply_chat_template", None), "__func__", None)  # a tokenizer may have been given one of its own
-    return own is theirs and not set(variables) & set(arguments)
+    given: Callable[..., Any] = tokenizer.apply_chat_template
+    function = PreTrainedTokenizerBase.apply_chat_template
+    if getattr(given, "__func__", None) is not function:
+        return given
+    compiler = partial(compile_template, now=now)
+    render = _rebound(chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler)
+    apply = _rebound(function, "render_jinja_template", render)
+    return given if render is None or apply is None else partial(apply, tokenizer)
 
 
-def is_due(count: int) -> bool:
-    """Whether what is done for the `count`th time is checked: the 1st, 2nd, 4th ... 128th, then one in 256."""
-    return count % _CHECK_EVERY == 0 or (count < _CHECK_EVERY and count & (count - 1) == 0)
+def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
+    """Return a copy of `function` that finds `value` under the global `name`; None if it has no
+    such name. The original is left alone: other threads use it."""
+    if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
+        return None
+    names = {**function.__globals__, name: value}
+    made = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
-def arguments_as(messages: Sequence[Message], form: ArgumentForm) -> list[Message]:
-    """`messages` with the arguments of all tool calls as dicts or as JSON text; what cannot be read stands as `{}`."""
-    return [_with_arguments(message, form) if message.get("tool_calls") else message for message in messages]
+# --- messages ----------------------------------------------------------------------------------------
 
 
 def _with_arguments(message: Message, form: ArgumentForm) -> Message:
+    """Return `message` with the arguments of its calls in `form`; `{}` for those that cannot be
+    read."""
+    if not message.get("tool_calls"):
+        return message
     calls = []
     for call in message["tool_calls"]:
         function = dict(call["function"])
         arguments = function.get("arguments")
         if form == "text" and not isinstance(arguments, str):
-            function["arguments"] = orjson.dumps(arguments or {}).decode()
+            function["arguments"] = json.dumps(
+                arguments or {}, ensure_ascii=False, separators=(",", ":")
+            )
         elif form == "dict" and not isinstance(arguments, Mapping):
             function["arguments"] = read_arguments(arguments)
         calls.append({**call, "function": function})
@@ -199,26 +247,87 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
 
 
 def read_arguments(arguments: Any) -> dict[str, Any]:
-    """Tool arguments as an object: JSON text decoded; `{}` for what is not an object (a malformed call kept in history)."""
+    """Return tool arguments as an object: JSON text decoded; `{}` for what is not an object (a
+    malformed call that is kept in the history)."""
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
             return {}
     return dict(arguments) if isinstance(arguments, Mapping) else {}
 
 
 def plain_content(message: Message) -> Message:
-    """`message` with a content of text parts joined to one string; other parts are refused with the field named."""
+    """Return `message` with a content of text parts joined to one string.
+
+    Raise `TemplateError` for a part of another type.
+    """
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
+    return {**message, "content": _joined(_text_parts(content))}
+
+
+def _text_parts(content: Any) -> list[dict[str, Any]]:
+    """Return the parts of a content, those of the Responses API as plain text parts.
+
+    Raise `TemplateError` with the field's name for anything but text parts.
+    """
     if not isinstance(content, list):
-        raise TemplateError(f"messages[].content must be text or a list of text parts, not {type(content).__name__}")
-    texts = []
+        kind = type(content).__name__
+        raise TemplateError(f"messages[].content must be text or a list of text parts, not {kind}")
+    parts = []
     for index, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "output_text"):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise TemplateError(f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be rendered")
-        texts.append(str(part["text"]))
-    return {**message, "content": "".join(texts)}
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+            raise TemplateError(
+                f"messages[].content[{index}] is a part of type {kind!r}: "
+                "only text parts can be rendered"
+            )
+        if not isinstance(part.get("text"), str):
+            raise TemplateError(f"messages[].content[{index}].text must be text")
+        parts.append({**part, "type": "text"})
+    return parts
+
+
+def _joined(parts: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts)
+
+
+# --- fixed conversations -----------------------------------------------------------------------------
+
+
+def _call(arguments: Mapping[str, Any], content: Any = "") -> Message:
+    function = {"name": "x", "arguments": arguments}
+    call = {"id": "callid000", "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def _result(content: Any = "x") -> Message:
+    return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
+
+
+def _calls_in_context() -> list[list[Message]]:
+    """Return conversations with a call, one of which every template takes that shows calls."""
+    call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
+    return [
+        [_USER, call, _result()],
+        [_USER, call],
+        [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
+    ]
+
+
+def _parts_in_context(role: str, parts: list[dict[str, str]]) -> list[list[Message]]:
+    """Return conversations that have a message of `role` with `parts` at its usual place."""
+    if role == "tool":
+        return [[_USER, _call({"x": "x"}), _result(parts)]]
+    message: Message = {"role": role, "content": parts}
+    if role == "assistant":
+        return [[_USER, message, _USER], [_USER, message]]
+    return [[message]] if role == "user" else [[message, _USER]]
+
+
+def is_due(count: int) -> bool:
+    """Return whether what is done for the `count`th time is checked: the 1st, 2nd, 4th ... 128th,
+    then one in 256. (Only for learned frames.)"""
+    return count % 256 == 0 or (count < 256 and count & (count - 1) == 0)

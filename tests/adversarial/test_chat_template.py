@@ -1,0 +1,78 @@
+"""Adversarial templates and random dialogues through `ChatTemplate`, one delta at a time.
+
+One `ChatTemplate` plays all dialogues of a template, so that whatever it remembers is put to the test.
+By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
+`TOOLROLL_ADVERSARIAL_SEED=7` other dialogues:
+
+    TOOLROLL_ADVERSARIAL=full python -m pytest tests/adversarial -q
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from support.adversarial.play import UNNEEDED, WRONG, Player, bad, counts
+from support.adversarial.size import FULL, SEED, sampled
+from support.adversarial.templates import Template, by_hand, generated
+
+pytestmark = pytest.mark.tokens
+
+BY_HAND = {template.name: template for template in by_hand()}
+GENERATED = {template.name: template for template in sampled(generated(), 30)}
+# The nonce of a derivation is not what such a template takes, or the turn's text decides what follows.
+FORKS_TOO_OFTEN = 0.02
+
+
+@pytest.fixture(scope="module")
+def total(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """The verdicts of this run, printed at its end."""
+    found: Counter[str] = Counter()
+    yield found
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if reporter is not None and capture is not None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"\nverdicts: {dict(found)}")
+
+
+def judge(template: Template, total: Counter[str], dialogues: int) -> None:
+    """Play `template` under both policies; with "preserve", a few dialogues."""
+    player = Player(template)
+    rows = player.play_all(SEED, each=3 if FULL else 1, limit=None if FULL else dialogues)
+    found = counts(rows)
+    kept = Player(template, "preserve")
+    kept.play_all(f"{SEED}/preserve", limit=10 if FULL else 1)
+    total.update(found)
+    total.update(counts(kept.rows))
+    assert sum(found.values()) > len({row.dialogue for row in rows}), "nothing was judged"
+    wrong = bad(rows) + bad(kept.rows)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_templates_written_by_hand(name: str, total: Counter[str]) -> None:
+    judge(BY_HAND[name], total, 4)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_templates_that_ask_one_question(name: str, total: Counter[str]) -> None:
+    judge(GENERATED[name], total, 3)
+
+
+def test_what_could_be_appended_is_appended() -> None:
+    """Forks and refusals that were not needed are rare, and only where the text of the turn decides."""
+    rows = []
+    for template in sampled(list(BY_HAND.values()), 15):
+        rows += Player(template).play_all(f"{SEED}/unneeded", limit=None if FULL else 3)
+    found = counts(rows)
+    unneeded = sum(found[verdict] for verdict in UNNEEDED)
+    assert unneeded <= FORKS_TOO_OFTEN * found["exact"], bad(rows, UNNEEDED)
+
+
+def test_there_are_enough_templates() -> None:
+    assert len(by_hand()) >= 80
+    assert len(generated()) >= 500
+    assert len({template.source for template in [*by_hand(), *generated()]}) >= 900
+    assert "wrong" in WRONG

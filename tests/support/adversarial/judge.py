@@ -1,0 +1,369 @@
+"""What is right for one template, one assistant turn and the messages that follow it.
+
+The judge is `tokenizer.apply_chat_template` and the tokenizer alone: nothing of toolroll is imported.
+
+A truth is `append` (the whole render begins with the prompt and the sampled text: its rest, encoded, is
+the only right answer), `drift` (the same but for what was not sampled, or white space), `rewrite` (what
+was served or sampled reads otherwise now: a fork is right), `raises` (the template refuses the
+conversation) or `unclear` (the bodies hold control-token text and the template reads it).
+
+Control tokens are those that the template writes. Which ones these are is seen in a render in which the
+letters of control-token text in bodies are replaced (ROT13): length, case and marks are the same, so a
+template that measures, cuts or transforms text does the same with it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from support.adversarial.dialogues import Message, Step, Tool
+from support.adversarial.templates import Template
+from tokenizers import Tokenizer
+
+Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
+Piece = tuple[str, bool]
+"""Text, and whether it is a control token of the template."""
+
+
+class Refused(Exception):
+    """The template refuses the conversation."""
+
+
+class Inapplicable(Exception):
+    """The step says nothing about this template; the text says why."""
+
+
+class Unclear(Exception):
+    """Which control tokens are the template's cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Render:
+    """A text and the places of the template's own control tokens in it."""
+
+    text: str
+    marks: tuple[tuple[int, int], ...]
+
+    def pieces(self, start: int = 0) -> list[Piece]:
+        """The text from `start` on, cut at the marks."""
+        found: list[Piece] = []
+        for begin, end in self.marks:
+            if begin < start:
+                continue
+            found += [(self.text[start:begin], False), (self.text[begin:end], True)]
+            start = end
+        return [piece for piece in [*found, (self.text[start:], False)] if piece[0]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sampled turn: its ids, its text, the stop token's text (empty: cut), the message for it."""
+
+    ids: list[int]
+    text: str
+    stop: str
+    turn: Message
+
+
+@dataclass(frozen=True)
+class Truth:
+    """`ids`: what to append, or the only right tail if a rewritten stream is kept. `careless`: what the
+    same text gives if control-token text in bodies becomes control tokens."""
+
+    kind: Kind
+    ids: list[int] | None = None
+    careless: list[int] | None = None
+    why: str = ""
+
+
+class Judge:
+    """Judges one template with one tokenizer, which has the template's control tokens."""
+
+    def __init__(self, tokenizer: Any, template: Template) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.control: dict[str, int] = tokenizer.get_added_vocab()
+        names = sorted(self.control, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, names)))
+        data = json.loads(tokenizer.backend_tokenizer.to_str())
+        data |= {"added_tokens": [], "post_processor": None}
+        self._plain = Tokenizer.from_str(json.dumps(data))
+
+    # --- renders ------------------------------------------------------------------------------------
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+        """The template's text. Arguments are given as dicts, or as JSON text if it takes no dicts."""
+        failure: Exception | None = None
+        for as_text in (False, True):
+            try:
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        [_with_arguments(message, as_text=as_text) for message in messages],
+                        tools=list(tools) if tools else None,
+                        chat_template=self.template.source,
+                        add_generation_prompt=generate,
+                        tokenize=False,
+                    )
+                )
+            except Exception as error:
+                failure = failure or error
+                if not any(message.get("tool_calls") for message in messages):
+                    break
+        raise Refused(str(failure)) from failure
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
+        """The template's text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
+        text = self.text(messages, tools, generate=generate)
+        masked_messages, masked_tools = self._masked(list(messages)), self._masked(list(tools or ()))
+        if (masked_messages, masked_tools) == (list(messages), list(tools or ())):
+            return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
+        try:
+            masked = self.text(masked_messages, masked_tools, generate=generate)
+        except Refused as error:
+            raise Unclear("the template reads control-token text in a body, and raises") from error
+        if len(masked) != len(text) or any(_rot13(a) != b for a, b in zip(text, masked, strict=True) if a != b):
+            raise Unclear("the template reads control-token text in a body")
+        spans = (found.span() for found in self.pattern.finditer(masked))
+        return Render(text, tuple((a, b) for a, b in spans if text[a:b] == masked[a:b]))
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.pattern.sub(lambda found: _rot13(found.group()), value)
+        if isinstance(value, dict):
+            return {key: item if key == "role" else self._masked(item) for key, item in value.items()}
+        return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
+
+    # --- ids ----------------------------------------------------------------------------------------
+
+    def ids(self, pieces: Sequence[Piece]) -> list[int]:
+        """The ids of text cut at the template's control tokens: no others are in it."""
+        found: list[int] = []
+        for text, is_control in pieces:
+            found += [self.control[text]] if is_control else self.plain(text)
+        return found
+
+    def plain(self, text: str) -> list[int]:
+        """The ids of text that holds no control token, whatever it reads like."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def careless(self, text: str) -> list[int]:
+        """The ids of text in which all that reads like a control token is one."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        """The ids of a first prompt."""
+        return self.ids(self.render(messages, tools, generate=True).pieces())
+
+    # --- what the model says --------------------------------------------------------------------------
+
+    def say(self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, rng: random.Random) -> Said:
+        """What the model samples for the turn of `step`. Raises `Inapplicable`."""
+        try:
+            served = self.render(before, tools, generate=True)
+            pieces, stop = self._region(before, step, tools, served)
+        except (Refused, Unclear) as error:
+            raise Inapplicable(f"the turn cannot be rendered: {error}") from error
+        turn = step.turn
+        if step.sampling == "cut":
+            text = "".join(text for text, _ in pieces[:-1])
+            if any(is_control for _, is_control in pieces[:-1]) or len(text.strip()) < 2:
+                raise Inapplicable("no plain text to cut")
+            text = text[: rng.randint(max(1, len(text) // 2), len(text))]
+            turn = {**turn, "content": text}
+            return Said(self.plain(text), text, "", turn)
+        if step.sampling == "spaced":
+            pieces = [*pieces[:-1], ("\n", False), pieces[-1]]
+        if step.sampling == "compact":
+            pieces = [(t if c else t.replace('": ', '":'), c) for t, c in pieces]
+        ids = self._split(pieces, rng) if step.sampling == "split" else self.ids(pieces)
+        return Said(ids, "".join(text for text, _ in pieces), stop, turn)
+
+    def _region(
+        self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, served: Render
+    ) -> tuple[list[Piece], str]:
+        """The pieces of the turn behind the generation prompt, stop token included."""
+        renders = [self.render([*before, step.turn], tools, generate=False)]
+        if len(self._ends(renders[0], len(served.text), self.template.stops)) > 1:
+            raise Inapplicable("the template writes this turn as several")
+        try:
+            renders.append(self.render([*before, step.turn, *step.new], tools, generate=True))
+        except (Refused, Unclear):
+            pass
+        if step.sampling == "history":
+            renders.reverse()
+        for render in renders:
+            end = self.turn_end(render, len(served.text))
+            if render.text.startswith(served.text) and end is not None:
+                return self._between(render, len(served.text), end[1]), render.text[slice(*end)]
+        start = self._start_in(renders[0], served)
+        end = self.turn_end(renders[0], start)
+        if end is None:
+            raise Inapplicable("the template does not render this turn behind its prompt")
+        pieces = self._between(renders[0], start, end[1])
+        opened = served.text.rstrip().endswith("<think>") and not any(t == "</think>" for t, _ in pieces)
+        lead: list[Piece] = [("Hm.\n", False), ("</think>", True), ("\n\n", False)]
+        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[slice(*end)]
+
+    def _start_in(self, alone: Render, served: Render) -> int:
+        """Where the turn begins in a render that does not begin with the prompt that was served: where
+        it leaves the prompt (which opens a thought that history drops), or behind its own header."""
+        start = _common(served.text, alone.text)
+        header = served.text[served.marks[-1][0] if served.marks else 0 :]
+        if len(served.text) - start > 60 and header in alone.text:
+            return alone.text.rindex(header) + len(header)
+        if len(served.text) - start > 60:
+            raise Inapplicable("the template does not render this turn behind its prompt")
+        return start
+
+    def turn_end(
+        self, render: Render, start: int, ends: Sequence[str] | None = None
+    ) -> tuple[int, int] | None:
+        """The place of the first stop token (of the first of `ends`) from `start` on."""
+        found = self._ends(render, start, ends or self.template.stops)
+        return found[0] if found else None
+
+    def _ends(self, render: Render, start: int, ends: Sequence[str]) -> list[tuple[int, int]]:
+        return [at for at in render.marks if at[0] >= start and render.text[slice(*at)] in ends]
+
+    def _between(self, render: Render, start: int, end: int) -> list[Piece]:
+        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(start)
+
+    def _split(self, pieces: Sequence[Piece], rng: random.Random) -> list[int]:
+        """Ids of the same text in token splits that the tokenizer would not choose."""
+        found: list[int] = []
+        for text, is_control in pieces:
+            if is_control:
+                found.append(self.control[text])
+                continue
+            at = 0
+            while at < len(text):
+                size = rng.randint(1, 5)
+                found += self.plain(text[at : at + size])
+                at += size
+        return found
+
+    # --- the truth ----------------------------------------------------------------------------------
+
+    def truth(
+        self, before: Sequence[Message], said: Said, new: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> Truth:
+        """What is right after `said` for `new`."""
+        messages = [*before, said.turn]
+        try:
+            served = self.text(before, tools, generate=True)
+            full = self.render([*messages, *new], tools, generate=True)
+        except Refused as error:
+            return Truth("raises", why=str(error))
+        except Unclear as error:
+            return Truth("unclear", why=str(error))
+        if full.text.startswith(served + said.text):
+            return self._tail(full, "append", len(served) + len(said.text))
+        if not full.text.startswith(served):
+            return self._rewritten(messages, new, tools, full, "the prompt reads otherwise")
+        end = self.turn_end(full, len(served), self.template.stops + self.template.closes)
+        if end is None:
+            return Truth("rewrite", why="the turn has no end in history")
+        at = end[1] if said.stop else end[0]
+        then = full.text[len(served) : end[0]]
+        content = str(said.turn.get("content") or "").strip()
+        said_anew = any(content in str(message.get("content")) for message in new)
+        if content and content not in then and content in full.text[at:] and not said_anew:
+            return Truth("rewrite", why="the text of the turn is moved behind it")
+        if self._reads_the_same(messages, tools, served, said, then):
+            return self._tail(full, "drift", at)
+        return replace(self._tail(full, "rewrite", at), why="the turn reads otherwise")
+
+    def _tail(self, full: Render, kind: Kind, at: int) -> Truth:
+        return Truth(kind, self.ids(full.pieces(at)), self.careless(full.text[at:]))
+
+    def _rewritten(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, full: Render, why: str
+    ) -> Truth:
+        """The tail if the stream is kept all the same: what follows the turn where the whole render goes
+        on from the render of the turn alone; else it is not defined."""
+        try:
+            alone = self.render(messages, tools, generate=False)
+        except (Refused, Unclear):
+            return Truth("rewrite", why=why)
+        ends = [at for at in alone.marks if alone.text[slice(*at)] in self.template.stops]
+        if not ends or not full.text.startswith(alone.text[: ends[-1][1]]):
+            return Truth("rewrite", why=why)
+        return replace(self._tail(full, "rewrite", ends[-1][1]), why=why)
+
+    def _reads_the_same(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, served: str, said: Said, then: str
+    ) -> bool:
+        """Whether history shows the turn as it was sampled (in other white space), or as the template
+        shows it at the end of a conversation (what was sampled never rendered so), or whether the two
+        differ only in what was not sampled."""
+        body = _squash(said.text.removesuffix(said.stop))
+        if body == _squash(then):
+            return True
+        try:
+            alone = self.render(messages, tools, generate=False)
+        except (Refused, Unclear):
+            return False
+        end = self.turn_end(alone, len(served))
+        if not alone.text.startswith(served) or end is None:
+            return False
+        last, shown = _squash(alone.text[len(served) : end[0]]), _squash(then)
+        if last == shown:
+            return True
+        begin = _common(last, shown)
+        differs = max(len(shown) - _common(last[begin:][::-1], shown[begin:][::-1]), begin + 1)
+        return body.startswith(shown[:differs])
+
+    # --- forks --------------------------------------------------------------------------------------
+
+    def fork_is_right(
+        self, ids: Sequence[int], stream: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> bool | None:
+        """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
+        encoded anew from there. None: it is unclear which control tokens are the template's."""
+        try:
+            full = self.render(messages, tools, generate=True)
+        except Unclear:
+            return None
+        ids, stream = list(ids), list(stream)
+        if ids == self.ids(full.pieces()):
+            return True
+        kept = next((n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream))
+        marks, texts = set(self.control.values()), self.decode
+        for at in range(min(kept, len(ids)) - 1, -1, -1):
+            if ids[at] in marks:
+                begin = texts(ids[: at + 1])
+                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(full.pieces(len(begin))):
+                    return True
+        return False
+
+
+def _common(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _squash(text: str) -> str:
+    return "".join(text.split())
+
+
+def _rot13(text: str) -> str:
+    return codecs.encode(text, "rot13")
+
+
+def _with_arguments(message: Message, *, as_text: bool) -> Message:
+    if not as_text or not message.get("tool_calls"):
+        return message
+    made = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False, separators=(",", ":"))
+        made.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": made}

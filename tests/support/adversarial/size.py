@@ -1,0 +1,19 @@
+"""How much of the adversarial suite is played: a seeded sample, or all of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+FULL = os.environ.get("TOOLROLL_ADVERSARIAL") == "full"
+SEED = os.environ.get("TOOLROLL_ADVERSARIAL_SEED", "0")
+
+
+def sampled(items: Sequence[T], count: int) -> list[T]:
+    """`count` of `items`, the same ones for the same seed; all of them if the whole suite is played."""
+    if FULL or count >= len(items):
+        return list(items)
+    return random.Random(SEED).sample(list(items), count)
