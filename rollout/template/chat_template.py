@@ -195,9 +195,8 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> tuple[str, Sequence[Span]]:
         """Return the render of the conversation, and its spans that are control-token text of a message."""
-        messages = [plain_content(message) for message in messages]
         text = self.renderer.render(messages, tools, generate=generate)
-        given = {"messages": messages, "tools": list(tools or ())}
+        given = {"messages": list(messages), "tools": list(tools or ())}
         masked, originals = self._bodies.mask(given)
         if not originals:
             return text, ()
@@ -246,8 +245,7 @@ class ChatTemplate:
         `served` is the text that the turn was sampled after (`Delta.rendered` of the turn before, or the
         text of `first_prompt`), if the caller has it.
         """
-        new = [plain_content(message) for message in new]
-        messages = [plain_content(message) for message in messages]
+        messages = [*messages[:-1], *map(plain_content, messages[-1:])]
         fork = self.history == "fork"
         derived = self.deriver.derive(messages, new, tools, sampled, served=served, fork=fork)
         if derived.rewritten is not None and fork:

@@ -18,6 +18,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
@@ -179,13 +180,23 @@ class Deriver:
         raise HistoryRewrittenError("the template does not show this assistant turn once messages follow it")
 
     def _close_in_history(self, after: str, close_at: int, own: str) -> str:
-        """The turn close as it stands when messages follow: gpt-oss writes `<|end|>` where `<|return|>` was sampled."""
-        if after.startswith(own, close_at):
-            return own
-        marker = self.encoder.pattern.match(after, close_at)
-        if marker is None:
+        """Return the turn close as it is when messages follow: gpt-oss writes `<|end|>` if `<|return|>` was sampled."""
+        close = next((mark for mark in (own, *self._other_closes) if after.startswith(mark, close_at)), None)
+        if close is None:
             raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
-        return marker.group()
+        return close
+
+    @cached_property
+    def _other_closes(self) -> tuple[str, ...]:
+        """The control token that follows a text turn in history, whatever the turn ended with. (What follows a turn with calls
+        may be the beginning of a tool result: Gemma puts results into the turn.)"""
+        user: Message = {"role": "user", "content": "x"}
+        try:
+            text = self.renderer.render([user, {"role": "assistant", "content": NONCE}, user], None, generate=True)
+        except TemplateError:
+            return ()
+        marker = self.encoder.pattern.search(text, text.rfind(NONCE))
+        return (marker.group(),) if marker is not None else ()
 
     # --- the verdict -------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class Verifier:
         self._kwargs = dict(kwargs)
         self._now = now
         self._head_changed = head_changed
+        self._shows_parts: dict[str, bool] = {}
         added = tokenizer.get_added_vocab()
         self._control = {index: text for text, index in added.items() if text.strip()}
         texts = sorted(self._control.values(), key=len, reverse=True)
@@ -218,8 +219,11 @@ class Verifier:
     def _prepared(self, message: Message) -> Message:
         """Return the message with its arguments and its content in the form that the template takes."""
         made = dict(message)
-        if isinstance(made.get("content"), list) and not self._takes_parts:
-            made["content"] = "".join(str(part["text"]) for part in made["content"])
+        if isinstance(made.get("content"), list):
+            parts = [{**part, "type": "text"} for part in made["content"]]
+            if not self._takes_parts(str(made.get("role"))):
+                parts = "".join(str(part["text"]) for part in parts)
+            made["content"] = parts
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
         return made
@@ -236,24 +240,25 @@ class Verifier:
     @cached_property
     def _takes_objects(self) -> bool:
         """True if the template takes tool arguments as objects (else as JSON text, as DeepSeek-V3's)."""
-        function = {"name": "f", "arguments": {"a": "b"}}
-        call = {"id": "callid000", "type": "function", "function": function}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            self._apply([{"role": "user", "content": "x"}, turn], None)
-        except Exception:  # noqa: BLE001 - a template raises what it likes
+            return "qxa" in self._apply([_USER, _calling({"x": "qxa"}), _result("x")], None)
+        except _RENDER_ERRORS:
             return False
-        return True
 
-    @cached_property
-    def _takes_parts(self) -> bool:
+    def _takes_parts(self, role: str) -> bool:
         """True if the template shows the texts of a content that is a list of parts."""
-        parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
-        try:
-            shown = self._apply([{"role": "user", "content": parts}], None)
-        except Exception:  # noqa: BLE001
-            return False
-        return "qxa" in shown and "qxb" in shown and not re.search(r"""['"]type['"]""", shown)
+        if role not in self._shows_parts:
+            parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
+            message = {"role": role, "content": parts}
+            call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
+            talks = {"user": [message], "tool": [_USER, call, _result(parts)]}
+            try:
+                shown = self._apply(talks.get(role, [message, _USER]), None)
+            except _RENDER_ERRORS:
+                shown = ""
+            found = "qxa" in shown and "qxb" in shown and repr(parts[0]) not in shown
+            self._shows_parts[role] = found
+        return self._shows_parts[role]
 
     @cached_property
     def _is_of_another_day(self) -> bool:
@@ -328,6 +333,19 @@ def _neutral(value: Any, pattern: re.Pattern[str], *, assistant: bool) -> Any:
     if isinstance(value, list | tuple):
         return [_neutral(item, pattern, assistant=assistant) for item in value]
     return value
+
+
+_USER: Message = {"role": "user", "content": "x"}
+
+
+def _calling(arguments: Any) -> Message:
+    function = {"name": "x", "arguments": arguments}
+    call = {"id": "callid000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(content: Any) -> Message:
+    return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
 
 
 def _as_object(given: Any) -> dict[str, Any]:

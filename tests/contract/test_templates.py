@@ -19,7 +19,8 @@ from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge
 from support.oracle_scenarios import Message, Tool, scenarios
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template import ChatTemplate, chat_template
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.derive import Deriver
 from toolroll.rollout.template.render import plain_content
 
 TEMPLATES = template_paths()
@@ -47,21 +48,24 @@ class UnderTest:
         return outcome_of(make, HistoryRewrittenError, TemplateError)
 
     def _both_ways(self, case: Case) -> None:
-        """Where the rest of the render is taken as the delta, the nonce finds the same."""
+        """Where the delta is the rest of the render after the sampled turn, comparing renders finds the same."""
         template = self.template
-        messages, new = [plain_content(dict(m)) for m in case.messages], [plain_content(dict(m)) for m in case.new]
+        messages = [*map(dict, case.messages[:-1]), plain_content(dict(case.messages[-1]))]
         sampled = template.sampled(case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids)
-        derive = template.deriver.derive
+        deriver = template.deriver
+        by_nonce = ByNonce(deriver.renderer, deriver.encoder, deriver.stops)
         try:
-            quick = derive(messages, new, case.tools, sampled)
+            found = deriver.derive(messages, case.new, case.tools, sampled)
         except (HistoryRewrittenError, TemplateError):
             return
-        assert quick == derive(messages, new, case.tools, sampled, by_nonce=True), case
+        assert found == by_nonce.derive(messages, case.new, case.tools, sampled), case
 
 
-@pytest.fixture(autouse=True)
-def frames_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "WORTH_LEARNING", 1)
+class ByNonce(Deriver):
+    """Finds every delta by comparing renders with a nonce in them."""
+
+    def _end_of_turn(self, *args: Any) -> None:
+        return None
 
 
 @lru_cache(maxsize=1)
