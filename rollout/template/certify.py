@@ -2,7 +2,8 @@
 
 A battery of probe conversations is rendered. For each, the model is taken to have said exactly what the template shows of its
 turn; then prompt + sampled + delta must be the ids of the whole conversation's render, token for token. What is not so is a
-rewrite of history (a fork, or preserved on request) or a refusal of the template's own; it is reported, never assumed.
+rewrite of history (a fork, or preserved on request) or a refusal of the template's own; it is reported, never assumed. One more
+conversation has twelve calls in a row, and is checked as an episode is: by `Verifier`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import orjson
@@ -19,13 +20,26 @@ import orjson
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
-from toolroll.rollout.template.probes import HALF, OTHER, TOOLS, USER, Probe, probes, with_control
+from toolroll.rollout.template.encode import as_ids
+from toolroll.rollout.template.probes import (
+    BASE,
+    BODIES,
+    HALF,
+    OTHER,
+    TOOLS,
+    USER,
+    Probe,
+    calls_in_a_row,
+    probes,
+    with_control,
+)
 from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message, Tool
 
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
-CORE = ("tool", "cycles", "tool_control_text")
+CORE = ("tool", "cycles", "tool_control_text", "twelve_calls")
 """The probes that must append for tool calling to be exact in one sequence."""
 
 
@@ -65,11 +79,13 @@ class TemplateReport:
     dated: bool
     tools_change: str
     probes: tuple[ProbeResult, ...]
+    tokenizer: str = ""
+    """How the tokenizer encodes a text otherwise than this library does; empty if it does not."""
 
     @property
     def exact(self) -> bool:
         """Whether every core probe is appended."""
-        return all(probe.outcome == "append" for probe in self.probes if probe.name in CORE)
+        return not self.tokenizer and all(probe.outcome == "append" for probe in self.probes if probe.name in CORE)
 
     def remarks(self) -> list[str]:
         """What somebody who trains with this template must know, one line for each reason why a probe is not appended."""
@@ -77,7 +93,8 @@ class TemplateReport:
         for probe in self.probes:
             if probe.outcome != "append":
                 found.setdefault((probe.outcome, probe.detail), []).append(probe.what)
-        return [f"{'; '.join(what)}: {detail} ({_THEN[outcome]})" for (outcome, detail), what in found.items()]
+        lines = [f"{'; '.join(what)}: {detail} ({_THEN[outcome]})" for (outcome, detail), what in found.items()]
+        return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for `--json`."""
@@ -90,6 +107,7 @@ class TemplateReport:
             "arguments": self.arguments,
             "dated": self.dated,
             "tools_change": self.tools_change,
+            "tokenizer": self.tokenizer,
             "probes": [asdict(probe) for probe in self.probes],
         }
 
@@ -135,7 +153,8 @@ def _certified(subject: _Subject) -> TemplateReport:
         head_hook=renderer.head_hook,
         encoder=given.encoder,
     )
-    tried = tuple(_tried(template, probe) for probe in probes(opens_reasoning=_opens_reasoning(template)))
+    thinks = _opens_reasoning(template)
+    tried = (*(_tried(template, probe) for probe in probes(opens_reasoning=thinks)), _tried_loop(template, thinks=thinks))
     return TemplateReport(
         fingerprint=subject.fingerprint,
         stop_tokens={template.encoder.decode([index]): index for index in template.stop_token_ids},
@@ -145,6 +164,7 @@ def _certified(subject: _Subject) -> TemplateReport:
         dated=_dated(template),
         tools_change=_tools_change(template),
         probes=tried,
+        tokenizer=_tokenizer(template),
     )
 
 
@@ -171,6 +191,38 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     if whole[-len(delta) :] != delta or not _reads_as(template, [*stream, *said], whole[: -len(delta)]):
         return result("wrong", "prompt + sampled + delta are not the render of the whole conversation")
     return result("append")
+
+
+def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
+    """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier` judge them."""
+    messages: list[Message] = list(BASE)
+    stream = ids = _encoded(template, messages, TOOLS)
+    spans: list[TurnSpan] = []
+    result = partial(ProbeResult, "twelve_calls", "twelve calls in a row, with other names, arguments, ids and results")
+    try:
+        for turn, answer in calls_in_a_row(12, thinks=thinks):
+            probe = Probe("", "", (*messages, turn), (answer,))
+            text, finish_reason = _said(template, probe, TOOLS)
+            said = template.encoder.encode(text, previous=ids[-1])
+            delta = template.delta(probe.messages, probe.new, tools=TOOLS, sampled_ids=said, finish_reason=finish_reason)
+            spans.append(TurnSpan(len(stream), len(stream) + len(said), len(messages)))
+            stream = [*stream, *said, *delta]
+            messages += [turn, answer]
+    except HistoryRewrittenError as error:
+        return result("fork", f"{error.reason} (call {len(spans) + 1})", preserved=_preserved(template, probe, TOOLS))
+    except TemplateError as error:
+        return result("refuse", str(error.__cause__ or error))
+    found = template.verifier.check(ServedSequence(as_ids(stream), tuple(spans), messages, TOOLS))
+    return result("append") if found is None else result("wrong", f"the finished sequence is not the render: {found}")
+
+
+def _tokenizer(template: ChatTemplate) -> str:
+    """How the tokenizer encodes a text with control tokens otherwise than `Encoder` does; empty if it does not."""
+    marks = [template.encoder.decode([index]) for index in template.stop_token_ids] or [""]
+    text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
+    encoder, tokenizer = template.encoder, template.tokenizer
+    theirs = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return "" if encoder.encode(text) == list(theirs) else "its ids for a text are not those of the text's pieces"
 
 
 def _encoded(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:

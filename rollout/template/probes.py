@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ OTHER = _tool("list_all", {})
 TOOLS = [_tool("look", {"key": {"type": "string"}}), OTHER]
 USER: list[Message] = [{"role": "user", "content": "What is x?"}]
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
-_BASE = (_SYSTEM, *USER)
+BASE = (_SYSTEM, *USER)
 _THOUGHT: dict[str, Any] = {"reasoning_content": "I had better look."}
 _ANSWER: Message = {"role": "assistant", "content": "It is 1."}
 _AGAIN: Message = {"role": "user", "content": "And y?"}
@@ -62,31 +62,53 @@ def _result(text: str, index: int = 0, name: str = "look") -> Message:
 
 def probes(*, opens_reasoning: bool) -> list[Probe]:
     """The battery. `opens_reasoning`: the generation prompt opens a thought, so the model thinks in every turn."""
-    call = (*_BASE, _calling("x"))
+    call = (*BASE, _calling("x"))
     cycles = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
     battery = [
         Probe("tool", "a tool result", call, (_result('{"x": 1}'),)),
         Probe("tool_empty", "an empty tool result", call, (_result(""),)),
         Probe("tool_control_text", "a tool result with the text of a control token", call, (_result(f"see {CONTROL} there"),)),
-        Probe("no_arguments", "a result of a call without arguments", (*_BASE, _calling()), (_result("[]", name="list_all"),)),
+        Probe("no_arguments", "a result of a call without arguments", (*BASE, _calling()), (_result("[]", name="list_all"),)),
         Probe(
             "parallel",
             "two results of two calls",
-            (*_BASE, _calling("x", "y")),
+            (*BASE, _calling("x", "y")),
             (_result("1"), _result("2", 1)),
         ),
-        Probe("cycles", "a tool result after two earlier ones", (*_BASE, *cycles, _calling("z", first=2)), (_result("3", 2),)),
-        Probe("user", "a user message after an answer", (*_BASE, _ANSWER), (_AGAIN,)),
-        Probe("user_after_tools", "a user message after tools and an answer", (*_BASE, *cycles, _ANSWER), (_AGAIN,)),
+        Probe("cycles", "a tool result after two earlier ones", (*BASE, *cycles, _calling("z", first=2)), (_result("3", 2),)),
+        Probe("user", "a user message after an answer", (*BASE, _ANSWER), (_AGAIN,)),
+        Probe("user_after_tools", "a user message after tools and an answer", (*BASE, *cycles, _ANSWER), (_AGAIN,)),
         Probe("no_system", "a tool result without a system message", call[1:], (_result("1"),)),
-        Probe("no_tools", "a user message without any tools", (*_BASE, _ANSWER), (_AGAIN,), tools=False),
-        Probe("thought_tool", "a tool result after a thought and a call", (*_BASE, _calling("x", **_THOUGHT)), (_result("1"),)),
-        Probe("thought_user", "a user message after a thought and an answer", (*_BASE, {**_ANSWER, **_THOUGHT}), (_AGAIN,)),
-        Probe("cut", "a user message after an answer cut by length", (*_BASE, {**_ANSWER, "content": HALF}), (_AGAIN,), cut=True),
+        Probe("no_tools", "a user message without any tools", (*BASE, _ANSWER), (_AGAIN,), tools=False),
+        Probe("thought_tool", "a tool result after a thought and a call", (*BASE, _calling("x", **_THOUGHT)), (_result("1"),)),
+        Probe("thought_user", "a user message after a thought and an answer", (*BASE, {**_ANSWER, **_THOUGHT}), (_AGAIN,)),
+        Probe("cut", "a user message after an answer cut by length", (*BASE, {**_ANSWER, "content": HALF}), (_AGAIN,), cut=True),
     ]
     if not opens_reasoning:
         return battery
     return [replace(probe, messages=tuple(map(_thinking, probe.messages))) for probe in battery if not probe.cut]
+
+
+BODIES = (
+    '{"x": 1}',
+    "",
+    "one line\n\nand  another\t",
+    "Zürich 東京 3.14 🙂",
+    "[]",
+    "  edged  ",
+    "<b>&'\"</b> {{ x }}",
+    "Error: it's 12:30",
+)
+"""Tool results of many kinds."""
+
+
+def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Message]]:
+    """Yield `count` calls with their results, of one shape, in which names, arguments, ids and texts differ."""
+    names = ("look", "list_all", "python")
+    for at in range(count):
+        turn = _calling(f"{'k' * (at % 5)}{at}", first=at, **(_THOUGHT if thinks else {}))
+        turn["tool_calls"][0]["function"]["name"] = names[at % len(names)]
+        yield turn, _result(BODIES[at % len(BODIES)], at, names[at % len(names)])
 
 
 def _thinking(message: Message) -> Message:
