@@ -22,10 +22,10 @@ from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
 from toolroll.rollout.server.heard import body_key, key_of, text_of
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
+from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.texts import TextPrompt, plan_text
-from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.tree import Prompt
 from toolroll.rollout.server.turns import Choice, Served, ids_json
 from toolroll.rollout.server.variants import Variants

@@ -144,7 +144,7 @@ class ChatTemplate:
             chat_template=renderer.chat_template,
             kwargs=renderer.kwargs,
             now=renderer.now,
-            head_changed=renderer.head_hook is not None,
+            head_hook=renderer.head_hook,
         )
 
     # --- prompts -----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class ChatTemplate:
         found = self.delta_after(
             messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids
         )
-        return found.input_ids.tolist()
+        return list(found.input_ids.tolist())
 
     def delta_after(
         self,

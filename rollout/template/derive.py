@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.encode import Encoder

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
@@ -91,7 +91,7 @@ class Encoder:
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
         self._eating_ids = frozenset(self.control[text] for text in self._eats_right)
         self._blank = [flags[text] for text in added if not is_control[text]]
-        self._match_checked = _refuse_flags(self.control, flags, fast, bool(self._blank))
+        self._match_checked = _refuse_flags(self.control, flags, fast, has_blank=bool(self._blank))
         self._texts: dict[int, str] = {}
         self._pieces: dict[tuple[str, str], array[int]] = {}
         self._room = _CACHED
@@ -124,11 +124,13 @@ class Encoder:
         begin = 0
         for match in self._controls(text, bodies):
             token = match.group()
-            piece = _stripped(text[begin : match.start()], eaten, token in self._eats_left)
+            piece = _stripped(
+                text[begin : match.start()], left=eaten, right=token in self._eats_left
+            )
             ids += self._ids_of(piece, place)
             ids.append(self.control[token])
             begin, place, eaten = match.end(), "control", token in self._eats_right
-        ids += self._ids_of(_stripped(text[begin:], eaten, False), place)
+        ids += self._ids_of(_stripped(text[begin:], left=eaten, right=False), place)
         return ids
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
@@ -186,7 +188,7 @@ class Encoder:
         return self._without_control(made.normalizer, made.pre_tokenizer)
 
     def _without_control(self, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
-        made = Tokenizer(self._fast.model)
+        made = Tokenizer(self._fast.model)  # type: ignore[no-untyped-call]
         if normalizer is not None:
             made.normalizer = normalizer
         if pre_tokenizer is not None:
@@ -197,11 +199,9 @@ class Encoder:
     @cached_property
     def _renumbered(self) -> dict[int, int]:
         """The ids that `_plain` gives to added tokens of white space -> their own."""
-        found = {
-            self._plain.token_to_id(token.content): self._fast.token_to_id(token.content)
-            for token in self._blank
-        }
-        return found if any(made != own for made, own in found.items()) else {}
+        own = self.tokenizer.get_added_vocab()
+        found = {self._plain.token_to_id(token.content): own[token.content] for token in self._blank}
+        return {made: index for made, index in found.items() if made is not None and made != index}
 
     def _check_normalized(self, text: str) -> None:
         """Some control tokens match normalized text: it must hold the same ones as the text does."""
@@ -312,7 +312,7 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
     return {name: changed.get(name, value) for name, value in state.items()}
 
 
-def _stripped(piece: str, left: bool, right: bool) -> str:
+def _stripped(piece: str, *, left: bool, right: bool) -> str:
     """Return `piece` without the white space that the control tokens beside it eat."""
     if left:
         piece = piece[_LEFT_SPACE.match(piece).end() :]  # type: ignore[union-attr]
@@ -321,7 +321,9 @@ def _stripped(piece: str, left: bool, right: bool) -> str:
     return piece
 
 
-def _refuse_flags(control: Iterable[str], flags: Any, fast: Tokenizer, has_blank: bool) -> bool:
+def _refuse_flags(
+    control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
+) -> bool:
     """Refuse control tokens that are not found where their text is.
 
     Return True if some match normalized text, so that each text must be checked.

@@ -13,7 +13,8 @@ from toolroll.rollout.types import Message, Tool
 class Probe:
     """A conversation, and what is appended to it.
 
-    `messages`: the last one is the assistant turn that is taken as sampled. `cut`: whether the turn ended by length, without a stop token.
+    `messages`: the last one is the assistant turn that is taken as sampled. `cut`: True if the turn ended by length, without a
+    stop token.
     """
 
     name: str

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import jinja2
@@ -62,7 +63,8 @@ class ServedSequence:
 class Verifier:
     """Checks sequences served under one chat template. Safe to use in threads.
 
-    `head_changed`: a hook rewrites the head of each prompt, so first prompts are not compared.
+    `head_hook` is the published hook that rewrites the head of a prompt: leading system messages and
+    tools.
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class Verifier:
         chat_template: str | None,
         kwargs: Mapping[str, Any],
         now: datetime,
-        head_changed: bool = False,
+        head_hook: Callable[[str], str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._kwargs = dict(kwargs)
         self._now = now
-        self._head_changed = head_changed
+        self._head_hook = head_hook
         self._shows_parts: dict[str, bool] = {}
         added = tokenizer.get_added_vocab()
         self._control = {index: text for text, index in added.items() if text.strip()}
@@ -90,11 +92,15 @@ class Verifier:
         if not served.turns:
             return None
         try:
-            return self._check_preserved(served) if served.preserved else self._check_all(served)
+            if served.preserved:
+                self._check_preserved(served)
+            else:
+                self._check_all(served)
         except _Mismatch as found:
             return found.kind
         except _RENDER_ERRORS as error:
             return f"render: {error}"
+        return None
 
     # --- one render for the whole sequence ---------------------------------------------------------
 
@@ -117,21 +123,23 @@ class Verifier:
             whole, neutral, begin = forms
             self._check_deltas(served, _Shown(whole, neutral, len(begin)))
 
-    def _check_prompt(self, served: ServedSequence, text: str) -> None:
-        if self._head_changed or self._is_of_another_day:
+    def _check_prompt(self, served: ServedSequence, shown: str) -> None:
+        if self._is_of_another_day:
             return
+        text = self._hooked(shown, served)
         start = served.turns[0].start
         ids, expected = served.input_ids[:start].tolist(), self._encode(text)
         if ids == expected:
             return
         stop = served.turns[0].message
-        neutral = self._neutral(served, stop, text)
+        neutral = self._hooked(self._neutral(served, stop, shown), served)
         if not served.forked and neutral == text:
             raise _Mismatch("prompt")
         if self._decode(ids) != self._decode(expected):
             raise _Mismatch("prompt")
-        for shown in (neutral, self._neutral(served, stop, text, assistant=True)):
-            if self._controls(ids) == self._controls(self._encode(shown)):
+        others = self._hooked(self._neutral(served, stop, shown, assistant=True), served)
+        for form in (neutral, others):
+            if self._controls(ids) == self._controls(self._encode(form)):
                 return
         raise _Mismatch("prompt: control tokens")
 
@@ -156,9 +164,9 @@ class Verifier:
         start = shown.find(text, at)
         if start < 0:
             raise _Mismatch("delta")
-        closed = not sampled or sampled[-1] not in self._control
+        ended = bool(sampled) and sampled[-1] in self._control
         turn = shown[at:start]
-        if not closed and not any(turn.endswith(mark) for mark in self._control.values()):
+        if ended and not any(turn.endswith(mark) for mark in self._control.values()):
             raise _Mismatch("delta: the turn does not end there")
         return start
 
@@ -204,13 +212,15 @@ class Verifier:
         shown = [self._prepared(message) for message in messages]
         return self._apply(shown, list(tools) or None)
 
-    def _apply(self, messages: list[Message], tools: list[Tool] | None) -> str:
+    def _apply(
+        self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
                 chat_template=self._chat_template,
-                add_generation_prompt=True,
+                add_generation_prompt=generate,
                 tokenize=False,
                 **self._kwargs,
             )
@@ -220,10 +230,10 @@ class Verifier:
         """Return the message with its arguments and its content in the form that the template takes."""
         made = dict(message)
         if isinstance(made.get("content"), list):
-            parts = [{**part, "type": "text"} for part in made["content"]]
-            if not self._takes_parts(str(made.get("role"))):
-                parts = "".join(str(part["text"]) for part in parts)
-            made["content"] = parts
+            if self._takes_parts(str(made.get("role"))):
+                made["content"] = [{**part, "type": "text"} for part in made["content"]]
+            else:
+                made["content"] = "".join(str(part["text"]) for part in made["content"])
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
         return made
@@ -303,6 +313,20 @@ class Verifier:
         if len(shown) != len(text):
             raise _Mismatch("control-token text changes the render")
         return shown
+
+    def _hooked(self, text: str, served: ServedSequence) -> str:
+        """Return the render of a prompt as the hook changes it."""
+        if self._head_hook is None:
+            return text
+        lead = takewhile(lambda message: message["role"] in ("system", "developer"), served.messages)
+        shown = [self._prepared(message) for message in lead]
+        try:
+            head = self._apply(shown, list(served.tools) or None, generate=False)
+        except _RENDER_ERRORS:  # the template asks for a user message
+            head = ""
+        if not text.startswith(head):
+            return text
+        return self._head_hook(head) + text[len(head) :]
 
 
 @dataclass(frozen=True, slots=True)
