@@ -47,7 +47,10 @@ _TOOL: Tool = {
     "function": {
         "name": "x",
         "description": "x",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "x"}},
+        },
     },
 }
 
@@ -206,7 +209,9 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     if getattr(given, "__func__", None) is not function:
         return given
     compiler = partial(compile_template, now=now)
-    render = _rebound(chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler)
+    render = _rebound(
+        chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler
+    )
     apply = _rebound(function, "render_jinja_template", render)
     return given if render is None or apply is None else partial(apply, tokenizer)
 

@@ -1,63 +1,38 @@
-"""The quick sandbox: the same text, the same refusals, as the one that `transformers` renders in."""
+"""The caching sandbox: the same values, refusals and errors as Jinja's own."""
 
 from __future__ import annotations
 
-import enum
 import itertools
-import json
-import logging
-import uuid
-from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 from markupsafe import Markup
-from support.qwen import all_templates
+from transformers.utils import chat_template_utils
 
-from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import sandbox
-from toolroll.rollout.template.render import Renderer, arguments_as, compiled
-from toolroll.rollout.template.sandbox import QuickSandbox, RememberedJson, quick
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.template.sandbox import CachingSandbox, compile_template
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "look", "description": "Look – 見る.", "parameters": {"type": "object", "properties": {}}},
-    }
-]
-CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
-TALK = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Look."},
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "call00001", "name": "look", "content": "a frog"},
-    {"role": "assistant", "content": "A frog."},
-    {"role": "user", "content": "Thanks."},
-]
+pytestmark = pytest.mark.tokens
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)
 
 
-def plain() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
-    made.filters["tojson"] = lambda value, **settings: json.dumps(value, ensure_ascii=False, **settings)
-    return made
+def shared(source: str) -> jinja2.Template:
+    """The template that `transformers` itself renders with."""
+    template: jinja2.Template = chat_template_utils._compile_jinja_template(source)
+    return template
 
 
 def both(source: str, **given: Any) -> tuple[Any, Any]:
-    """What it renders to, or the error, in Jinja's sandbox and in ours."""
-    template = plain().from_string(source)
-    other = quick(template, source)
-    assert other is not None
-    assert type(other.environment) is QuickSandbox
+    """What it renders to, or the error, in transformers' environment and in ours."""
     found: list[Any] = []
-    for one in (template, other):
+    for template in (shared(source), compile_template(source, NOW)):
         try:
-            found.append(one.render(**given))
+            found.append(template.render(**given))
         except Exception as error:
             found.append((type(error), str(error)))
     return found[0], found[1]
@@ -75,228 +50,133 @@ class Record(dict):  # type: ignore[type-arg]
     role = "attribute"
 
 
+class Room(Namespace):
+    """A namespace of another type, as newer versions of transformers have one."""
+
+
 OBJECTS = {
-    "a dict": {"role": "user", "items": 1, "get": 2, "_x": 3, "__class__": 4, "content": None, 1: "number"},
+    "a dict": {"role": "user", "items": 1, "get": 2, "_x": 3, "__class__": 4, "content": None},
     "an empty dict": {},
     "a string": "a {0} b",
     "markup": Markup("<b>{0}</b>"),
     "another string": Text("x"),
     "another dict": Record(role="key", other=1),
     "a list": [1, 2],
+    "a tuple": (1, 2),
     "a number": 7,
+    "a float": 7.5,
+    "a boolean": True,
     "nothing": None,
-    "a namespace": Namespace(a=1, text="x {0}", _hidden=2, method="x".format),
+    "a set": {1},
+    "a loop": LoopContext([1, 2], Undefined),
+    "a namespace": Namespace(a=1, text="x {0}", _hidden=2, method="x".format, clear=3),
+    "another namespace": Room(a=1, text="x {0}", _hidden=2, method="x".format, clear=3),
     "a method": "x".upper,
+    "a function": both,
     "a type": dict,
+    "a generator": (x for x in ()),
+    "undefined": Undefined(name="x"),
 }
-ODD_NAMES = {"role", "content", "_x", "_hidden", "secret", "other", "a", "text", "method", "gone", "mro", "index0"}
-NAMES = sorted({*dir(dict), *dir(str), *dir(list), *ODD_NAMES})
+ODD = {"role", "content", "_x", "_hidden", "secret", "other", "a", "text", "method", "gone", "mro"}
+KINDS = (dict, str, list, int, set, LoopContext, Namespace, Macro)
+NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame", "__globals__"})
+
+
+def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
+    theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
+    assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
+    assert ours.filters == theirs.filters
+    assert ours.tests == theirs.tests
+    clock = {"strftime_now": None}
+    assert {**ours.globals, **clock} == {**theirs.globals, **clock}
+    assert list(ours.extensions) == list(theirs.extensions)
+    assert ours.globals["strftime_now"]("%Y-%m-%d") == "2026-03-04"
+    assert theirs.globals["strftime_now"].__module__ == chat_template_utils.__name__
 
 
 @pytest.mark.parametrize("what", OBJECTS)
-def test_every_attribute_is_the_sandboxs_own(what: str) -> None:
-    ours = quick(plain().from_string(""), "")
-    assert ours is not None
+def test_every_attribute_is_the_one_that_jinja_gives(what: str) -> None:
+    theirs, ours = shared("").environment, compile_template("", NOW).environment
+    obj = OBJECTS[what]
+    for name, read in itertools.product(NAMES, ("getattr", "getitem")):
+        found: list[Any] = []
+        for environment in (theirs, ours):
+            try:
+                found.append(getattr(environment, read)(obj, name))
+            except Exception as error:
+                found.append((type(error), str(error)))
+        expected, own = found
+        assert type(own) is type(expected), name
+        if isinstance(expected, jinja2.Undefined):
+            assert own._undefined_message == expected._undefined_message
+            assert own._undefined_exception is expected._undefined_exception
+            assert own._undefined_name == expected._undefined_name
+        elif hasattr(expected, "__wrapped__"):  # a wrapped `format`
+            assert own.__wrapped__ == expected.__wrapped__
+        else:
+            assert own == expected, name
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_every_attribute_is_as_safe_as_for_jinja(what: str) -> None:
+    theirs, ours = shared("").environment, compile_template("", NOW).environment
+    assert isinstance(theirs, ImmutableSandboxedEnvironment)
+    assert isinstance(ours, CachingSandbox)
     obj = OBJECTS[what]
     for name in NAMES:
-        theirs, own = plain().getattr(obj, name), ours.environment.getattr(obj, name)
-        assert type(own) is type(theirs), name
-        if isinstance(theirs, jinja2.Undefined):
-            assert (own._undefined_message, own._undefined_exception) == (theirs._undefined_message, theirs._undefined_exception)
-        elif hasattr(theirs, "__wrapped__"):  # a wrapped `format`
-            assert own.__wrapped__ == theirs.__wrapped__
-        else:
-            assert own == theirs, name
+        expected = theirs.is_safe_attribute(obj, name, None)
+        assert ours.is_safe_attribute(obj, name, None) is expected, name
+
+
+SOURCES = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ m.__class__ }}",
+    "{{ m.update({'a': 1}) }}",
+    "{{ m.pop('role') }}{{ m.clear() }}",
+    "{{ l.append(1) }}",
+    "{{ '{0.__class__}'.format(m) }}",
+    "{{ ('{0.__class__}'.format)(m) }}",
+    "{{ '{0.role} {0.gone}'.format(m) }}",
+    "{% set ns = namespace(f='{0.__class__}'.format) %}{{ ns.f(m) }}",
+    "{% set ns = namespace(f=m) %}{{ ns.f.clear() }}",
+    "{% set ns = namespace(f=m) %}{% set ns.g = 2 %}{{ ns.g }}{{ ns.h }}{{ ns._f }}{{ ns.__init__ }}",
+    "{% set ns = namespace(_f=m) %}{{ ns._f }}",
+    "{% for f in ['{0.__class__}'.format, 1] %}{{ loop.previtem or loop.nextitem }}{% endfor %}",
+    "{% for f in l %}{{ loop.__init__ }}{{ loop._iterable }}{% endfor %}",
+    "{% for f in [1, 2] %}{{ loop._length }}{{ loop.index }}{{ loop.cycle('a', 'b') }}{% endfor %}",
+    "{{ m.gone.further }}",
+    "{{ 'x'.encode }}",
+    "{{ 'abc'.startswith('a', 1) }}{{ 'a,b'.split(',', maxsplit=1) }}{{ ' x '.strip().upper() }}",
+    "{{ 'abc'.startswith() }}",
+    "{{ 'x'.join(range(3)) }}",
+    "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}"
+    "{% call f(m) %}{{ 'A'.lower() }}{% endcall %}",
+    "{% for a in l recursive %}{{ loop.depth }}{{ a.x is defined }}{{ loop.last }}{% endfor %}",
+    "{{ m['__class__'] }}{{ m['items'] }}{{ m.items() | list }}",
+    "{{ range(1000000) }}",
+    "{{ dict(a=1).a }}{{ dict.fromkeys(['a']) }}{{ dict.mro() }}",
+    "{{ m | tojson }}{{ l | tojson(indent=2) }}{{ 'é<' | tojson }}",
+    "{% generation %}{{ m.role }}{% endgeneration %}{% for a in l %}{% break %}{% endfor %}",
+    "{{ raise_exception('no') }}",
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_refused_and_what_is_given_are_the_same(source: str) -> None:
+    expected, own = both(source, m={"role": "user", "n": {"x": 1}}, l=[{"x": 1}, {"x": None}, {}])
+    assert own == expected
 
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ m.__class__ }}",
-        "{{ m.update({'a': 1}) }}",
-        "{{ m.pop('role') }}{{ m.clear() }}",
-        "{{ l.append(1) }}",
-        "{{ '{0.__class__}'.format(m) }}",
-        "{{ ('{0.__class__}'.format)(m) }}",
-        "{% set ns = namespace(f='{0.__class__}'.format) %}{{ ns.f(m) }}",
-        "{% set ns = namespace(f=m) %}{{ ns.f.clear() }}",
-        "{% for f in ['{0.__class__}'.format, 1] %}{{ (loop.previtem or loop.nextitem) }}{{ loop.__init__ }}{% endfor %}",
-        "{% for f in [1, 2] %}{{ loop._length }}{{ loop.index }}{{ loop.changed(f) }}{{ loop.cycle('a', 'b') }}{% endfor %}",
-        "{{ m.gone.further }}",
-        "{{ 'x'.encode }}",
-        "{{ 'abc'.startswith('a', 1) }}{{ 'a,b'.split(',', maxsplit=1) }}{{ ' x '.strip().upper() }}",
-        "{{ 'abc'.startswith() }}",
-        "{{ 'x'.join(range(3)) }}",
-        "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}{% call f(m) %}{{ 'A'.lower() }}{% endcall %}",
-        "{% for a in l recursive %}{{ loop.depth }}{{ a.x is defined }}{{ loop.last }}{% endfor %}",
-        "{{ m['__class__'] }}{{ m['items'] }}{{ m.items() | list }}",
-        "{{ range(1000000) }}",
-        "{{ m | tojson }}{{ l | tojson(indent=2) }}{{ 'é' | tojson }}",
-    ],
+    ["{{ ''.__class__.mro() }}", "{{ m.update(a=1) }}", "{{ '{0.__class__.x}'.format(m) }}"],
 )
-def test_what_is_refused_and_what_is_given_are_the_same(source: str) -> None:
-    theirs, ours = both(source, m={"role": "user", "n": {"x": 1}}, l=[{"x": 1}, {"x": None}, {}])
-    assert ours == theirs
+def test_the_sandbox_is_one(source: str) -> None:
+    assert both(source, m={})[1][0] is SecurityError
 
 
-def test_the_sandbox_is_one() -> None:
-    refused = [
-        both(source, m={})[1] for source in ("{{ ''.__class__.mro() }}", "{{ m.update(a=1) }}", "{{ '{0.__class__.x}'.format(m) }}")
-    ]
-    assert {found[0] for found in refused} == {SecurityError}
-
-
-# --- JSON that was written before --------------------------------------------------------------------------------------
-
-
-class Colour(enum.Enum):
-    """No JSON."""
-
-    RED = "red"
-
-
-def dumped(value: Any, **settings: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **settings)
-
-
-def test_values_that_are_equal_and_written_otherwise_are_kept_apart() -> None:
-    write = RememberedJson(dumped)
-    values: list[Any] = [1, 1.0, True, None, float("nan"), float("inf"), "1", -0.0, 0.0, (1,), [1], 10**30]
-    for _ in range(2):
-        for value in values:
-            assert write({"a": [value]}) == dumped({"a": [value]})
-    assert write({"a": 1, "b": 2}) != write({"b": 2, "a": 1})
-    assert write({"a": 1}, indent=2) == dumped({"a": 1}, indent=2)
-    with pytest.raises(TypeError):
-        write({"a": 1}, indent=2.0)
-    assert write({1: "a"}) == write({"1": "a"}) == '{"1": "a"}'
-
-
-def test_a_value_that_was_changed_is_written_anew() -> None:
-    write, tool = RememberedJson(dumped), {"name": "a", "parameters": {"x": 1}}
-    before = write(tool)
-    tool["parameters"]["x"] = 2  # type: ignore[index]
-    assert write(tool) != before
-    assert write(tool) == dumped(tool)
-
-
-@pytest.mark.parametrize("odd", [Colour.RED, uuid.UUID(int=1), object(), {1, 2}])
-def test_what_is_no_json_is_refused_however_often(odd: Any) -> None:
-    write = RememberedJson(dumped)
-    write({"a": "red"})
-    for _ in range(2):
-        with pytest.raises(TypeError):
-            write({"a": odd})
-
-
-def test_a_string_of_another_type_is_written_as_ever() -> None:
-    assert RememberedJson(dumped)({"a": Text("x")}) == '{"a": "x"}'
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(JSON)
-def test_any_value_is_written_alike(value: Any) -> None:
-    write = RememberedJson(dumped)
-    assert write(value) == write(value) == dumped(value)
-
-
-def test_little_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_REMEMBERED", 50_000)
-    monkeypatch.setattr(sandbox, "_LONGEST", 1000)
-    write, most = RememberedJson(dumped), 0
-    for at in range(1000):
-        write([at])
-        most = max(most, len(write._known))
-    assert 50 < most < 50_000 / 200
-    before = len(write._known)
-    assert write(["x" * 2000]) == dumped(["x" * 2000])
-    assert len(write._known) == before, "what is long is not kept"
-
-
-# --- the renderer ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", all_templates())
-def test_every_template_is_rendered_quickly_and_alike(tokenizer: Any, name: str) -> None:
-    source = all_templates()[name]
-    renderer = Renderer(tokenizer, chat_template=source, kwargs={"bos_token": "<b>"})  # Llama 3's asks for one
-    assert compiled(source) is not None
-    texts: list[tuple[str, str]] = []
-    for begin, end in itertools.combinations(range(len(TALK) + 1), 2):
-        for generate in (True, False):
-            talk = TALK[begin:end]
-            try:
-                text = renderer.render(talk, TOOLS, generate=generate)
-            except TemplateError:
-                with pytest.raises((jinja2.TemplateError, TypeError, ValueError, AttributeError)):
-                    by_transformers(tokenizer, renderer, talk, generate=generate)
-                continue
-            texts.append((text, by_transformers(tokenizer, renderer, talk, generate=generate)))
-    assert [text for text, _ in texts] == [expected for _, expected in texts]
-    assert renderer._quick_renders >= len(texts)
-    assert renderer._may_be_quick
-    assert len(texts) >= 6 or "llava" in name, "llava's take no plain strings"
-
-
-def by_transformers(tokenizer: Any, renderer: Renderer, talk: Sequence[Any], *, generate: bool) -> str:
-    """The same talk, rendered by `transformers`."""
-    return str(
-        tokenizer.apply_chat_template(
-            arguments_as(talk, renderer.argument_form or "dict"),
-            tools=TOOLS,
-            chat_template=renderer.chat_template,
-            tokenize=False,
-            add_generation_prompt=generate,
-            strftime_now=renderer.now.strftime,
-            **renderer.kwargs,
-        )
-    )
-
-
-def test_a_quick_render_that_differs_is_found_and_the_last(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    renderer = Renderer(tokenizer)
-    truth = renderer.render(TALK, TOOLS, generate=True)
-    renderer._compiled[renderer.source] = jinja2.Template("wrong")
-    with caplog.at_level(logging.WARNING):
-        found = [renderer.render(TALK, TOOLS, generate=True) for _ in range(5)]
-    assert found == [truth] * 5, "the second render is checked"
-    assert "the chat template renders otherwise in the quick sandbox" in caplog.text
-    assert caplog.text.count("quick sandbox") == 1
-
-
-def test_a_tokenizer_with_a_way_of_its_own_is_asked() -> None:
-    mine = load_embedded_tokenizer()
-
-    class Own(type(mine)):  # type: ignore[misc]
-        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            return "mine: " + super().apply_chat_template(*args, **kwargs)
-
-    mine.__class__ = Own
-    assert Renderer(mine).render(TALK, TOOLS, generate=True).startswith("mine: ")
-    given = load_embedded_tokenizer()
-    theirs = given.apply_chat_template
-    given.apply_chat_template = lambda *args, **kwargs: "given: " + theirs(*args, **kwargs)
-    renderer = Renderer(given)
-    assert renderer.render(TALK, TOOLS, generate=True).startswith("given: ")
-    assert renderer._quick_renders == 0
-
-
-def test_switches_that_are_arguments_of_transformers_are_left_to_it(tokenizer: Any) -> None:
-    source = "{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].content }}"
-    renderer = Renderer(tokenizer, chat_template=source, kwargs={"documents": [{"title": "t", "text": "doc "}]})
-    assert renderer.render(TALK, None, generate=True) == "doc Be brief."
-    assert renderer._quick_renders == 0
-
-
-def test_a_refusal_is_told_in_the_templates_words(tokenizer: Any) -> None:
-    source = "{% if messages | length > 1 %}{{ raise_exception('only one') }}{% endif %}{{ messages[0].content }}"
-    renderer = Renderer(tokenizer, chat_template=source)
-    assert renderer.render(TALK[:1], None, generate=True) == "Be brief."
-    with pytest.raises(TemplateError, match="only one"):
-        renderer.render(TALK, None, generate=True)
+def test_each_clock_has_a_template_of_its_own() -> None:
+    source = "{{ strftime_now('%Y') }}"
+    years = [compile_template(source, datetime(year, 1, 1)).render() for year in (2001, 2002, 2001)]
+    assert years == ["2001", "2002", "2001"]
+    assert shared(source).environment.globals["strftime_now"] != datetime(2001, 1, 1).strftime
