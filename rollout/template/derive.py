@@ -190,12 +190,15 @@ class Deriver:
         """The control token that follows a text turn in history, whatever the turn ended with. (What follows a turn with calls
         may be the beginning of a tool result: Gemma puts results into the turn.)"""
         user: Message = {"role": "user", "content": "x"}
-        try:
-            text = self.renderer.render([user, {"role": "assistant", "content": NONCE}, user], None, generate=True)
-        except TemplateError:
-            return ()
-        marker = self.encoder.pattern.search(text, text.rfind(NONCE))
-        return (marker.group(),) if marker is not None else ()
+        found = []
+        for following in (user, {"role": "system", "content": "x"}):
+            try:
+                text = self.renderer.render([user, {"role": "assistant", "content": NONCE}, following], None, generate=True)
+            except TemplateError:
+                continue
+            marker = self.encoder.pattern.search(text, text.rfind(NONCE))
+            found += [marker.group()] if marker is not None else []
+        return tuple(dict.fromkeys(found))
 
     # --- the verdict -------------------------------------------------------------------------------------------------
 

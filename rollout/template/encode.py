@@ -138,8 +138,11 @@ class Encoder:
         found = list(self.pattern.finditer(text))
         if not bodies:
             return found
-        inside = lambda at: any(start <= at.start() and at.end() <= stop for start, stop in bodies)
-        return [match for match in found if not inside(match)]
+
+        def is_real(match: re.Match[str]) -> bool:
+            return not any(start <= match.start() and match.end() <= stop for start, stop in bodies)
+
+        return list(filter(is_real, found))
 
     def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
         if not piece:
@@ -188,7 +191,7 @@ class Encoder:
         return self._without_control(made.normalizer, made.pre_tokenizer)
 
     def _without_control(self, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
-        made = Tokenizer(self._fast.model)  # type: ignore[no-untyped-call]
+        made = Tokenizer(self._fast.model)
         if normalizer is not None:
             made.normalizer = normalizer
         if pre_tokenizer is not None:

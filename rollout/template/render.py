@@ -279,8 +279,8 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
     Raise `TemplateError` with the field's name for anything but text parts.
     """
     if not isinstance(content, list):
-        kind = type(content).__name__
-        raise TemplateError(f"messages[].content must be text or a list of text parts, not {kind}")
+        given = type(content).__name__
+        raise TemplateError(f"messages[].content must be text or a list of text parts, not {given}")
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -317,6 +317,7 @@ def _calls_in_context() -> list[list[Message]]:
     call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
         [_USER, call, _result()],
+        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3 shows no call beside a text
         [_USER, call],
         [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
     ]

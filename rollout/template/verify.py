@@ -250,10 +250,14 @@ class Verifier:
     @cached_property
     def _takes_objects(self) -> bool:
         """True if the template takes tool arguments as objects (else as JSON text, as DeepSeek-V3's)."""
-        try:
-            return "qxa" in self._apply([_USER, _calling({"x": "qxa"}), _result("x")], None)
-        except _RENDER_ERRORS:
-            return False
+        for content in ("", None):  # DeepSeek-V3 shows no call beside a text
+            call = {**_calling({"x": "qxa"}), "content": content}
+            try:
+                if "qxa" in self._apply([_USER, call, _result("x")], None):
+                    return True
+            except _RENDER_ERRORS:
+                continue
+        return False
 
     def _takes_parts(self, role: str) -> bool:
         """True if the template shows the texts of a content that is a list of parts."""
