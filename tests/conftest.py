@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from toolroll.rollout.testing import load_embedded_tokenizer
+
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""
 
@@ -35,3 +37,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def _allowed(item: pytest.Item, report: Any) -> bool:
     marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
     return marked or ALLOWED in str(report.longrepr)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The embedded tokenizer."""
+    return load_embedded_tokenizer()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures that passed tests recorded with `record_property("figure", ...)`."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "figure":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")

@@ -131,7 +131,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting:
 
 
 def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under all real templates: `tests/contract/test_templates.py`."""
+    """Under all real templates: `tests/unit/template/test_conformance.py`."""
     quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
     monkeypatch.setattr(Deriver, "_rest", lambda *args: None)
     slow = counting.delta([*FIRST, TURN], COMPACT, NEW)

@@ -1,6 +1,6 @@
 """Random conversations under every template: each prompt of a `Dialogue`, whose frames fill as it goes on, is judged by the oracle.
 
-Where `test_templates.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
+Where `test_conformance.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
 another, forks behind forks, odd token splits in the middle of history (I1-I6).
 """
 

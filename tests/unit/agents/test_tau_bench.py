@@ -301,7 +301,7 @@ assert dict(os.environ) == before
 
 
 def test_the_package_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     which = "mini" if tau is MINI else "real"
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT, which],
