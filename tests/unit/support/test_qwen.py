@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from support.qwen import (
     trl_template,
     trl_templates,
 )
-from support.tiny_model import tiny_model
 
 QWEN3 = qwen3_tokenizer()
 TEMPLATES = all_templates()
@@ -129,24 +126,6 @@ def test_an_unknown_template_is_named() -> None:
     with pytest.raises(KeyError, match=r"no template 'qwen9'; it has .*qwen3"):
         trl_template("qwen9")
     assert len(trl_templates()) >= 40
-
-
-def test_neither_wheel_is_imported() -> None:
-    code = "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} & set(sys.modules))"
-    folder = Path(__file__).parents[2]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
-    assert (ran.returncode, ran.stdout) == (0, b"\n"), ran.stderr
-
-
-def test_the_saved_tokenizer_is_the_same_for_who_loads_it() -> None:
-    """transformers builds its own class for the model's type: the ids must not change by that."""
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(tiny_model())
-    texts = ["Hello, 2026!\n\n  x = 1\r\n", "<|im_start|>user\nHi<|im_end|>\n<think>\n", "cafe\u0301 東京 🙂 I'll"]
-    assert [loaded.encode(text) for text in texts] == [QWEN3.encode(text) for text in texts]
-    assert loaded.chat_template == QWEN3.chat_template
-    assert loaded.eos_token_id == 151645
 
 
 def test_the_vocabulary_is_the_reference_one() -> None:
