@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from support.chat import completion, endpoint
+from support.patience import PATIENCE
 
 from toolroll.rollout.registry import find_environment
 from toolroll.rollout.store import read_episodes
@@ -42,11 +43,11 @@ def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: sig
         command = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
         command += ["--tasks", "0-5", "--out", str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
             process.send_signal(number)
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 128 + number, errors
         assert "Traceback" not in errors
         assert "Stopped early; the same command goes on from here." in out
@@ -54,7 +55,7 @@ def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: sig
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
         assert [(found.result.status, found.result.info) for found in read_episodes(tmp_path) if not found.result.reward] == []
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
 
@@ -97,12 +98,12 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
 def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE
         file = tmp_path / "demo" / "episodes.jsonl"
         while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, errors
     assert "bfcl/multi_turn_base" in out
     assert "desk" not in out
@@ -119,7 +120,7 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+            line = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode()
             url = re.search(r"http://127\.0\.0\.1:\d+", line)
             assert url, line
             async with AsyncOpenAI(base_url=f"{url.group()}/sessions/s/v1", api_key="unused") as client:
@@ -127,5 +128,5 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
             assert reply.choices[0].message.content == "Hello."
         finally:
             process.send_signal(signal.SIGTERM)
-            code = await asyncio.wait_for(process.wait(), 30)
+            code = await asyncio.wait_for(process.wait(), PATIENCE)
         assert code == 0

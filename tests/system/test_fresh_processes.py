@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 from support.source import ROOT
 
 from toolroll.rollout.errors import UsageError
@@ -27,7 +28,7 @@ async def main():
     executor.close()
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
@@ -58,5 +59,5 @@ def test_the_example_prints_what_the_readme_shows() -> None:
     script = ROOT / "examples" / "quickstart.py"
     code, shown = re.search(r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL).groups()  # type: ignore[union-attr]
     assert code in script.read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == shown

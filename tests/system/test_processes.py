@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support import spread_ponds
+from support.patience import PATIENCE
 from support.ponds import PondFactory, look
 from support.results import content
 from support.wire import until
@@ -111,12 +112,10 @@ async def test_an_error_that_cannot_be_sent_is_told_in_its_words(ponds: Embedded
 
 async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_path: Path) -> None:
     mark = tmp_path / "forked"
-    began = time.monotonic()
     with pytest.raises(ExceptionGroup) as group:
         await played(partial(spread_ponds.open_and_fork, mark), 2, processes=1)
-    os.kill(int(mark.read_text()), signal.SIGKILL)
+    os.kill(int(mark.read_text()), signal.SIGKILL)  # it is alive: nobody waited for it
     assert group.group_contains(UsageError, match="^the second process says so$")
-    assert time.monotonic() - began < 50, "nobody waited for the forked one"
 
 
 async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, impatient: None) -> None:
@@ -138,7 +137,7 @@ async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, imp
     try:
         await runner.run(PondFactory(30).tasks("test"), take)
         assert deaths == 4
-        await until(closed, "the files of five processes closed", seconds=20)  # the engine's connections are in this process too
+        await until(closed, "the files of five processes closed", seconds=PATIENCE)  # the engine's connections are in this process too
     finally:
         gc.enable()
 
@@ -233,12 +232,12 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
         subprocess.Popen(command(engine, tmp_path), **pipes) as process,
     ):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE
         while len(children.read_text().split()) < 3 and time.monotonic() < deadline:  # the resource tracker is one
             time.sleep(0.005)
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, errors
     assert "Traceback" not in errors
 
@@ -250,21 +249,21 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
         words = command(engine, tmp_path)
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
             if how == "terminal":
                 os.killpg(process.pid, signal.SIGINT)
             else:
                 process.kill()
-            out, errors = process.communicate(timeout=60)  # ends when the last one that writes there is gone
+            out, errors = process.communicate(timeout=PATIENCE)  # ends when the last one that writes there is gone
         assert len(stuck) == 3
         assert "Traceback" not in errors
         if how == "terminal":
             assert process.returncode == 128 + signal.SIGINT, errors
             assert "the run is not finished: 3 of 6 episodes" in out
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
 

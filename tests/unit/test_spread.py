@@ -16,7 +16,7 @@ from toolroll.rollout.types import Episode
 Key = tuple[str, int]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause before a worker's episodes are given out again."""
     monkeypatch.setattr(spreading, "_PAUSE", 0.0)

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from support.client import FACTS, client, embedded, request
 from support.http import completion, http_server, says
+from support.patience import PATIENCE
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.testing import PolicyRequest, Reply
@@ -60,7 +61,7 @@ async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer:
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), 30)
+        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), PATIENCE)
         hold.set()
         assert (await kept).finish_reason == "stop"
         assert calls._in_flight == set()

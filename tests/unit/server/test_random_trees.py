@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.patience import PATIENCE
 from support.worlds import TOOL
 
 from toolroll.rollout.server.heard import NOTHING, Hearings
@@ -232,7 +233,7 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
     split=st.sampled_from(["canonical", "random"]),
 )
 def test_what_is_handed_out_is_trained_once(program: list[list[Step]], grace: float, split: Any) -> None:
-    asyncio.run(asyncio.wait_for(run(program, grace, split), 60))
+    asyncio.run(asyncio.wait_for(run(program, grace, split), PATIENCE))
 
 
 async def outcome(program: list[Step]) -> Any:
@@ -257,10 +258,10 @@ NEVER_CUT = STEPS.map(lambda step: replace(step, fate="answered" if step.fate ==
 @settings(max_examples=25, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
 @given(program=st.lists(NEVER_CUT, min_size=2, max_size=9))
 def test_nothing_hangs_on_what_was_heard_before(program: list[Step]) -> None:
-    remembered = asyncio.run(asyncio.wait_for(outcome(program), 60))
+    remembered = asyncio.run(asyncio.wait_for(outcome(program), PATIENCE))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hearings, "begin", lambda self, text: NOTHING)
-        assert asyncio.run(asyncio.wait_for(outcome(program), 60)) == remembered
+        assert asyncio.run(asyncio.wait_for(outcome(program), PATIENCE)) == remembered
 
 
 def test_the_model_sees_what_is_wrong() -> None:
