@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from toolroll.rollout.template import ChatTemplate
@@ -40,7 +40,6 @@ WORDS = ["<|turn|>", "<|end|>", " ", "\n", "word", " words", "}", "é", "<tool_r
 PIECES = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.tuples(st.sampled_from(["A", "B"]), PIECES, st.booleans()), min_size=2, max_size=10))
 def test_the_ids_are_those_of_the_whole_prompt(encoder: Counting, parts: list[tuple[str, str, bool]]) -> None:
     """Prompts with one of two heads, interleaved; user text with control-token characters, as text and as the template's own."""

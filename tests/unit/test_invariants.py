@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import agent, call, judge, serving
 from support.worlds import ListedWorld
@@ -20,8 +20,6 @@ from support.worlds import ListedWorld
 from toolroll.rollout.errors import ActionError, UserSimulatorError
 from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
-
-PROPERTY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 BODIES = st.one_of(
     st.text(max_size=40),
@@ -70,7 +68,6 @@ async def play(
 # --- I1, I2, I3, I4, I6 ------------------------------------------------------------------------------------------------
 
 
-@PROPERTY
 @given(
     users=st.lists(BODIES, min_size=1, max_size=4),
     tools=st.lists(BODIES, max_size=6),
@@ -93,7 +90,6 @@ async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
         assert later.input_ids[: len(whole)].tolist() == whole
 
 
-@PROPERTY
 @given(users=st.lists(BODIES, min_size=1, max_size=3), tools=st.lists(BODIES, max_size=4), said=st.lists(SAID, max_size=6))
 async def test_i4_i6_the_stream_reads_like_the_canonical_render(
     tokenizer: Any, users: list[str], tools: list[str], said: list[str]
@@ -118,7 +114,6 @@ async def test_i4_i6_the_stream_reads_like_the_canonical_render(
 # --- truncation, aborts, faults ----------------------------------------------------------------------------------------
 
 
-@PROPERTY
 @given(limit=st.integers(1, 12), on_length=st.sampled_from(["stop", "continue"]), seed=st.integers(0, 99))
 async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: int, on_length: str, seed: int) -> None:
     said = ["The first of many words that will be cut off somewhere.", call(at="the far end of the corridor"), "Bye."]
@@ -143,7 +138,6 @@ async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: 
                 assert not trajectory.loss_mask[turn.stop : following.start].any()
 
 
-@PROPERTY
 @given(after=st.integers(0, 6), resumes=st.integers(0, 2), seed=st.integers(0, 99))
 async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after: int, resumes: int, seed: int) -> None:
     aborted: list[int] = []

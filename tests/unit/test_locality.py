@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.qwen import all_templates, tokenizer_for
 
@@ -110,7 +110,6 @@ def template(request: pytest.FixtureRequest) -> ChatTemplate:
     return ChatTemplate(tokenizer_for(all_templates()[request.param]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=conversations(), body=TEXT)
 def test_a_frame_of_another_history_gives_what_this_one_renders(template: ChatTemplate, messages: list[Message], body: str) -> None:
     calls = messages[-1].get("tool_calls")

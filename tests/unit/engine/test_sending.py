@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.client import client, embedded, request
 from support.http import completion, http_server, says
 from support.patience import PATIENCE
+from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
@@ -23,7 +24,7 @@ from toolroll.rollout.types import GenerateRequest
 # --- what is sent ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@costly(2)
 @given(ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300), spliced=st.booleans(), logprobs=st.booleans())
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
     text = orjson.dumps(ids)[1:-1] if spliced else None

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.patience import PATIENCE
+from support.tiers import costly
 from support.worlds import TOOL
 
 from toolroll.rollout.server.heard import NOTHING, Hearings
@@ -226,7 +227,7 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
 """A program that fails is shown as it is: to make it smaller takes minutes."""
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
+@settings(costly(2), phases=WHOLE)
 @given(
     program=st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=1, max_size=7),
     grace=st.sampled_from([0.0, 20.0]),
@@ -255,7 +256,7 @@ async def outcome(program: list[Step]) -> Any:
 NEVER_CUT = STEPS.map(lambda step: replace(step, fate="answered" if step.fate == "hangs up" else step.fate))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
+@settings(costly(2), phases=WHOLE)
 @given(program=st.lists(NEVER_CUT, min_size=2, max_size=9))
 def test_nothing_hangs_on_what_was_heard_before(program: list[Step]) -> None:
     remembered = asyncio.run(asyncio.wait_for(outcome(program), PATIENCE))

@@ -17,6 +17,7 @@ from support.oracle import Case, Oracle, Refused, Truth
 from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, table, verdict
 from support.oracle_scenarios import Message, Tool, scenarios
+from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, chat_template
@@ -89,7 +90,7 @@ def bad(rows: list[Row]) -> str:
 
 
 # A template is judged by both tests before the next one, so that its tokenizer is built once.
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", by_tier(TEMPLATES))
 def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str, Counter[str]]) -> None:
     oracle = oracle_for(name)
     failures = []

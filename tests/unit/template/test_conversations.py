@@ -7,19 +7,19 @@ another, forks behind forks, odd token splits in the middle of history (I1-I6).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import judge_tokens
 from support.oracle import Case, Inapplicable, Oracle, Truth
 from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling, Scenario, call, calls, result, said, user
+from support.tiers import by_tier, costly
 
 from toolroll.parsers.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -31,7 +31,6 @@ from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
 TEMPLATES = template_paths()
-EXAMPLES = int(os.environ.get("TOOLROLL_EXAMPLES", "8"))
 
 BODY = st.one_of(
     st.text(max_size=30),
@@ -93,8 +92,8 @@ def reply_of(message: Message) -> ParsedReply:
     return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@pytest.mark.parametrize("name", by_tier(TEMPLATES))
+@costly(10)
 @given(turns=st.lists(TURN, min_size=1, max_size=6), system=st.booleans())
 async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, turns: list[dict[str, Any]], *, system: bool) -> None:
     oracle, template = subject(name)

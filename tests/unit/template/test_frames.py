@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle_data import tokenizer_for
 
@@ -35,7 +35,6 @@ TOKENIZER = tokenizer_for(TEMPLATE.format(body="m.content"))
 
 
 @pytest.mark.parametrize("body", BODIES)
-@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(TEXT, min_size=2, max_size=12))
 def test_each_delta_and_prompt_is_the_renders(body: str, texts: list[str]) -> None:
     """Nothing is checked on the way, and one template sees all the texts: each frame is used as it was learned."""

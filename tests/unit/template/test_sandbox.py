@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 from markupsafe import Markup
 from support.qwen import all_templates
+from support.tiers import by_tier
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import sandbox
@@ -222,7 +223,7 @@ def test_little_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the renderer ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", all_templates())
+@pytest.mark.parametrize("name", by_tier(all_templates()))
 def test_every_template_is_rendered_quickly_and_alike(tokenizer: Any, name: str) -> None:
     source = all_templates()[name]
     renderer = Renderer(tokenizer, chat_template=source, kwargs={"bos_token": "<b>"})  # Llama 3's asks for one

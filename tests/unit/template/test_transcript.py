@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.oracle_data import template_paths, tokenizer_for
+from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, last_message_delta, tokenize_conversation
@@ -95,7 +96,7 @@ def assert_as_a_rollout(template: ChatTemplate, messages: list[Message], tools: 
         assert delta == ids[span.stop : trained[then].start]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", by_tier(TEMPLATES))
 def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -> None:
     """A turn that a model cannot have sampled where the template shows it is excluded, and says why; all others are trained."""
     template = chat_template(name)
@@ -127,7 +128,10 @@ def test_a_close_that_no_model_samples_is_not_trained() -> None:
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "kimi_k2"])
 def test_every_turn_of_an_appending_template_is_trained(name: str) -> None:
-    template = chat_template(next(known for known in TEMPLATES if known.split("/")[-1].startswith(name)))
+    known = next((known for known in TEMPLATES if known.split("/")[-1].startswith(name)), None)
+    if known is None:
+        pytest.skip(f"the chat template {name} is in TOOLROLL_TEST_DATA, which is not set")
+    template = chat_template(known)
     found = tokens_of(template, CONVERSATION, TOOLS)
     assert [turn.excluded for turn in found.turns] == [None] * 4
     assert_as_a_rollout(template, CONVERSATION, TOOLS, found)

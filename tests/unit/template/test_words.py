@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.qwen import all_templates, qwen3_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -89,7 +89,6 @@ def test_the_ids_are_the_tokenizers_own_whatever_cuts(way: str) -> None:
     assert found is not None
     assert cut is not None
 
-    @settings(max_examples=300, deadline=None)
     @given(TEXTS)
     def same(text: str) -> None:
         given_ids = found.ids(text)
@@ -280,7 +279,6 @@ def test_control_tokens_are_where_the_template_wrote_them(name: str) -> None:
         ["<|im_start|>", "<|im_end|>", "<tool_call>", "</think>", "user", "\n", "a b", "é", "日本", "<", "|im_end|>", " "]
     )
 
-    @settings(max_examples=300, deadline=None)
     @given(st.lists(pieces, max_size=14), st.integers(0, 60), st.integers(0, 60))
     def same(parts: list[str], one: int, other: int) -> None:
         text = "".join(parts)
@@ -296,7 +294,6 @@ def test_texts_of_ids_are_joined_only_where_that_is_decoding() -> None:
     fast = encoder.tokenizer.backend_tokenizer
     assert encoder._joins
 
-    @settings(max_examples=500, deadline=None)
     @given(st.lists(st.one_of(st.integers(0, 151_668), st.integers(151_640, 151_668), st.integers(90, 260)), max_size=12))
     def same(given_ids: list[int]) -> None:
         assert encoder.decode(given_ids) == fast.decode(given_ids, skip_special_tokens=False)
