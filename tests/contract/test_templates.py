@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 from support.oracle import Case, Oracle, Refused, Truth
-from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, table, verdict
 from support.oracle_scenarios import Message, Tool, scenarios
+from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.template.render import plain_content
 
-TEMPLATES = template_paths()
+TEMPLATES = tool_templates()
 
 
 class UnderTest:
@@ -66,7 +66,7 @@ def frames_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @lru_cache(maxsize=1)
 def oracle_for(name: str) -> Oracle:
-    return Oracle(tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8")))
+    return Oracle(tokenizer_for(TEMPLATES[name]))
 
 
 @pytest.fixture(scope="session")
