@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import pytest
 from support.oracle import Case, Oracle, Refused, Truth
 from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, table, verdict
 from support.oracle_scenarios import Message, Tool, scenarios
-from support.qwen import tokenizer_for, tool_templates
+from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.template.render import plain_content
 
 TEMPLATES = tool_templates()
+POLICIES: tuple[History, ...] = ("fork", "preserve")
 
 
 class UnderTest:
@@ -35,7 +35,8 @@ class UnderTest:
         return outcome_of(lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError)
 
     def delta(self, case: Case) -> Outcome:
-        self._both_ways(case)
+        if self.template.history == "fork":  # what is derived does not depend on the policy
+            self._both_ways(case)
         make = lambda: self.template.delta(
             case.messages,
             case.new,
@@ -64,11 +65,6 @@ def frames_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "WORTH_LEARNING", 1)
 
 
-@lru_cache(maxsize=1)
-def oracle_for(name: str) -> Oracle:
-    return Oracle(tokenizer_for(TEMPLATES[name]))
-
-
 @pytest.fixture(scope="session")
 def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
     """Verdicts by template and policy, printed when the run ends."""
@@ -88,15 +84,14 @@ def bad(rows: list[Row]) -> str:
     return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in rows if row.verdict in BAD)
 
 
-# A template is judged by both tests before the next one, so that its tokenizer is built once.
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str, Counter[str]]) -> None:
-    oracle = oracle_for(name)
+def judge(name: str, ranks: int, counts: dict[str, Counter[str]]) -> None:
+    """Judge both policies with one template and Qwen's BPE of so many ranks; write the verdicts to `counts`."""
+    oracle = Oracle(tokenizer_for(TEMPLATES[name], ranks=ranks))
+    implementations: dict[History, UnderTest] = {history: UnderTest(oracle.tokenizer, history) for history in POLICIES}
+    deltas, prompts_by_policy = judge_deltas(oracle, implementations), judge_prompts(oracle, implementations)
     failures = []
-    for history in ("fork", "preserve"):
-        implementation = UnderTest(oracle.tokenizer, history)
-        rows = judge_deltas(oracle, implementation, history)
-        prompts = judge_prompts(oracle, implementation)
+    for history, rows in deltas.items():
+        prompts = prompts_by_policy[history]
         counts[f"{name} {history}"] = Counter(row.verdict for row in rows)
         failures += [text for text in (bad(rows), bad(prompts)) if text]
         applicable = [row for row in rows if row.verdict != "inapplicable"]
@@ -106,6 +101,16 @@ def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str,
         assert len(applicable) >= (40 if shows_calls else 12), [row for row in rows if row.verdict == "inapplicable"]
         assert any(row.verdict == "exact" for row in prompts)
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str, Counter[str]]) -> None:
+    judge(name, FEW_RANKS, counts)
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "glm4moe", "gptoss"])
+def test_the_same_with_the_whole_vocabulary(name: str) -> None:
+    judge(name, N_RANKS, {})
 
 
 def test_scenario_names_are_unique() -> None:
