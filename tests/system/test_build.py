@@ -17,7 +17,9 @@ from support.patience import PATIENCE
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 FLOORS = ("parsers", "rollout", "agents")
-OPENAI_AGENTS = next(line for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines() if line.startswith("openai-agents"))
+OPENAI_AGENTS = next(
+    line for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines() if line.startswith("openai-agents")
+)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.oracle_data import template_paths, tokenizer_for
+from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier
 from typer.testing import CliRunner
 
@@ -18,13 +18,13 @@ from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint
 from toolroll.rollout.template.probes import probes
 
-TEMPLATES = template_paths()
+TEMPLATES = tool_templates()
 # Templates of which somebody who trains must know that tool results are not appended, and why.
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
 
 
 def source(name: str) -> str:
-    return TEMPLATES[name].read_text(encoding="utf-8")
+    return TEMPLATES[name]
 
 
 def outcomes(report: TemplateReport) -> dict[str, str]:

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import judge_tokens
 from support.oracle import Case, Inapplicable, Oracle, Truth
-from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling, Scenario, call, calls, result, said, user
+from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
 from toolroll.parsers.hermes import HermesParser
@@ -30,7 +30,7 @@ from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
-TEMPLATES = template_paths()
+TEMPLATES = tool_templates()
 
 BODY = st.one_of(
     st.text(max_size=30),
@@ -59,7 +59,7 @@ def frames_are_learned_at_once() -> Iterator[None]:
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
     """The oracle and the chat template under test; the template's frames stay from one conversation to the next."""
-    tokenizer = tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8"))
+    tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.oracle_data import tokenizer_for
+from support.qwen import tokenizer_for
 
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from support.oracle_data import template_paths, tokenizer_for
+from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
@@ -35,8 +35,7 @@ def counted(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> list[int
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss"])
 def test_a_known_shape_costs_no_render_and_is_the_templates_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = next(path for known, path in template_paths().items() if known.split("/")[-1] == name)
-    tokenizer = tokenizer_for(path.read_text(encoding="utf-8"))
+    tokenizer = tokenizer_for(trl_template(name))
     template = ChatTemplate(tokenizer)
     texts = [f"How many {n} are there? <|im_end|> {'x' * n}" for n in range(12)]
     expected = [ChatTemplate(tokenizer).prompt(asked(text)) for text in texts]
