@@ -77,7 +77,7 @@ async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         tasks = [asyncio.create_task(calls.generate(request(session=str(at)))) for at in range(150)]
-        await asyncio.wait_for(engine.until(lambda e: e.held == 150), 30)
+        await asyncio.wait_for(engine.until(lambda e: e.held == 150), 60)
         release.set()
         await asyncio.gather(*tasks)
     assert len(engine.log) == 150
@@ -87,7 +87,7 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(tok
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         under_way = asyncio.create_task(calls.generate(request()))
-        await asyncio.wait_for(engine.until(lambda e: e.held == 1), 30)
+        await asyncio.wait_for(engine.until(lambda e: e.held == 1), 60)
         await calls.aclose()
         with pytest.raises(EngineError, match="closed before the answer was whole"):
             await under_way
