@@ -34,7 +34,7 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
             assert reply.choices[0].message.content == "Hello."
         finally:
             process.send_signal(signal.SIGTERM)
-            code = await asyncio.wait_for(process.wait(), 30)
+            code = await asyncio.wait_for(process.wait(), 60)
         assert code == 0
 
 

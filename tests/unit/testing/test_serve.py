@@ -64,7 +64,7 @@ async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str
     path = tmp_path / "script.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r'script\.json is no script.*"routing key".*"replies"'):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await serve("embedded", host="127.0.0.1", port=0, script_file=path, context_length=100, latency=0.0)
 
 
