@@ -162,7 +162,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     process.wait(30)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while members(group) and time.monotonic() < deadline:
         time.sleep(0.05)
 

@@ -137,7 +137,7 @@ async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, imp
     try:
         await runner.run(PondFactory(30).tasks("test"), take)
         assert deaths == 4
-        await until(closed, "the files of five processes closed", seconds=PATIENCE)  # the engine's connections are in this process too
+        await until(closed, "the files of five processes closed")  # the engine's connections are in this process too
     finally:
         gc.enable()
 

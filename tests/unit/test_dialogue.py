@@ -233,7 +233,7 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
     release = threading.Event()
     async with talking(tokenizer, verify="always") as (dialogue, _, served):
-        served.template.check = lambda *args: str(release.wait(30))  # type: ignore[method-assign]
+        served.template.check = lambda *args: str(release.wait(60))  # type: ignore[method-assign]
         await exchange(dialogue, 8)
         await dialogue.reply(PARAMS)
         [*_, under_way] = dialogue._checks

@@ -205,21 +205,16 @@ async def test_i7_i9_one_failing_episode_touches_no_other(tokenizer: Any, fault:
 
 
 async def test_i7_cancelling_aborts_at_the_engine(tokenizer: Any) -> None:
-    async with serving(tokenizer, lambda request: "x", latency=30.0) as (engine, served):
+    async with serving(tokenizer, lambda request: "x", latency=3600.0) as (engine, served):
         world = ListedWorld()
         task = asyncio.create_task(agent(served).asolve(world, task=Task("t", 0), session_id="s"))
-        while not engine.log:
-            await asyncio.sleep(0.01)
+        await engine.until(lambda engine: bool(engine.log))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert world.closed == 1
         await served.engine.aclose()
-        for _ in range(500):
-            if engine.log[0].aborted:
-                break
-            await asyncio.sleep(0.01)
-        assert engine.log[0].aborted
+        await asyncio.wait_for(engine.until(lambda engine: engine.log[0].aborted), 60)
 
 
 # --- I8, I9 ------------------------------------------------------------------------------------------------------------
@@ -237,7 +232,7 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
 
     def block(action: Any) -> None:
         waiting.set()
-        assert release.wait(30)
+        assert release.wait(60)
 
     async with serving(tokenizer, lambda request: "Hello.") as (_, served):
         slow = asyncio.create_task(agent(served).asolve(ListedWorld(on_step=block), task=Task("t", 0), session_id="slow"))

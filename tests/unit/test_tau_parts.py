@@ -8,7 +8,6 @@ import json
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.memory import peak
 from support.tau import MINI
 
 from toolroll.agents.tau_bench import TauBenchUsers
@@ -82,9 +82,8 @@ def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
     ],
 )
 def test_calculate_is_bounded(expression: str) -> None:
-    began = time.process_time()
-    assert Calculate.invoke({}, expression).startswith(("Error: ", "-1.0"))
-    assert time.process_time() - began < 1.0
+    assert Calculate.invoke({}, expression).startswith("Error: ")
+    assert peak(lambda: Calculate.invoke({}, expression)) < 1_500_000
 
 
 def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
@@ -314,7 +313,7 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         vars(module)["calls"].append((model, custom_llm_provider, [dict(message) for message in messages]))
         gate = vars(module)["gate"]
         if gate is not None:
-            gate.wait(20)
+            gate.wait(60)
         reply = vars(module)["replies"].pop(0) if vars(module)["replies"] else "Something."
         if isinstance(reply, Exception):
             raise reply
