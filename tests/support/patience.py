@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 PATIENCE = 240.0
-"""Seconds. It is below pytest's own timeout, so that a test that hangs fails with its own words."""
+"""In seconds. It is below pytest's own timeout, so that a test that hangs fails with its own words."""
