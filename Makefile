@@ -21,11 +21,11 @@ test: $(VENV)/.quick
 
 # Everything that a package index has: processes, the real SGLang server and router, Ray, all templates.
 test-all: $(VENV)/.all
-	HYPOTHESIS_PROFILE=ci $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
 
 # The tests that prove tokens; TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
 test-tokens: $(VENV)/.all
-	HYPOTHESIS_PROFILE=ci $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
 
 # What needs packages that are on GitHub only. One that cannot be installed is reported and skipped. PEERS may name local checkouts.
 test-peers: $(VENV)/.all tests/requirements-peers.txt

@@ -15,6 +15,8 @@ from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.template import ChatTemplate
 
+pytestmark = pytest.mark.tokens
+
 pytest.importorskip("renderers", reason="the peer `renderers` is not installed")
 
 EXTRA = ("<think>", "</think>", "<|end_of_text|>", "<|eom_id|>", "<eos>", "<|endoftext|>")

@@ -22,6 +22,8 @@ from toolroll.rollout.template.frames import Frame
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 
+pytestmark = pytest.mark.tokens
+
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
 

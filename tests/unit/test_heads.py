@@ -14,6 +14,8 @@ from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.template.heads import HeadCache
 from toolroll.rollout.types import Tool
 
+pytestmark = pytest.mark.tokens
+
 LONG = "Some rules of conduct, with all their exceptions. " * 40
 
 

@@ -21,6 +21,8 @@ from toolroll.rollout.errors import ActionError, UserSimulatorError
 from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
 
+pytestmark = pytest.mark.tokens
+
 BODIES = st.one_of(
     st.text(max_size=40),
     st.sampled_from(

@@ -21,6 +21,8 @@ from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
+pytestmark = pytest.mark.tokens
+
 BYE = Action("Goodbye.")
 
 

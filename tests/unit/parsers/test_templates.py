@@ -18,6 +18,8 @@ from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.template.chat_template import ChatTemplate
 
+pytestmark = pytest.mark.tokens
+
 PARALLEL, ONE = True, False
 FAMILIES: dict[str, tuple[str, bool]] = {
     "qwen2_5": ("hermes", PARALLEL),

@@ -28,6 +28,8 @@ from support.worlds import TOOL
 from toolroll.rollout.server.heard import NOTHING, Hearings
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
+pytestmark = pytest.mark.tokens
+
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """A reply: the ids that it was sampled from, and its own."""
 Echo = Literal["as it is", "thoughts dropped", "ids regenerated", "keys reordered"]

@@ -21,6 +21,8 @@ from support.qwen import (
     trl_templates,
 )
 
+pytestmark = pytest.mark.tokens
+
 TEMPLATES = ("qwen3_5_think", "gptoss", "gemma4")
 """Qwen's own control tokens, those of another family, and markers of unlike shapes."""
 TOOL = {

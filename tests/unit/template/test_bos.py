@@ -11,6 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message
 
+pytestmark = pytest.mark.tokens
+
 ASK: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}]
 SAID: Message = {"role": "assistant", "content": "1"}
 MORE: list[Message] = [{"role": "user", "content": "Two?"}]

@@ -18,6 +18,8 @@ from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint
 from toolroll.rollout.template.probes import probes
 
+pytestmark = pytest.mark.tokens
+
 TEMPLATES = tool_templates()
 # Templates of which somebody who trains must know that tool results are not appended, and why.
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")

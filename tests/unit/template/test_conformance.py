@@ -22,6 +22,8 @@ from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.template.render import plain_content
 
+pytestmark = pytest.mark.tokens
+
 TEMPLATES = tool_templates()
 POLICIES: tuple[History, ...] = ("fork", "preserve")
 

@@ -30,6 +30,8 @@ from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
+pytestmark = pytest.mark.tokens
+
 TEMPLATES = tool_templates()
 
 BODY = st.one_of(

@@ -14,6 +14,8 @@ from toolroll.rollout.template.derive import Deriver
 from toolroll.rollout.template.features import History
 from toolroll.rollout.types import Message
 
+pytestmark = pytest.mark.tokens
+
 FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
 NEW: list[Message] = [{"role": "user", "content": "And now?"}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": "here", "far": True}}}

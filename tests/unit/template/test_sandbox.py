@@ -26,6 +26,8 @@ from toolroll.rollout.template.render import Renderer, arguments_as, compiled
 from toolroll.rollout.template.sandbox import QuickSandbox, RememberedJson, quick
 from toolroll.rollout.testing import load_embedded_tokenizer
 
+pytestmark = pytest.mark.tokens
+
 TOOLS = [
     {
         "type": "function",

@@ -17,6 +17,8 @@ from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, last_message_delta, tokenize_conversation
 from toolroll.rollout.types import Message, Trajectory
 
+pytestmark = pytest.mark.tokens
+
 TEMPLATES = tool_templates()
 RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
 TOOLS = [

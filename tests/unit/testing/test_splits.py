@@ -14,6 +14,8 @@ from support.qwen import qwen3_tokenizer
 from toolroll.rollout.testing import TokenSplitter, random_split
 from toolroll.rollout.testing.tokenizer_files import CONTROL_TOKENS, load_embedded_tokenizer
 
+pytestmark = pytest.mark.tokens
+
 SENTENCE = 'The account was updated. {"name": "get_flight", "arguments": {"order_id": 17}}'
 TOKENIZERS = {"embedded": load_embedded_tokenizer, "qwen3": qwen3_tokenizer}
 
