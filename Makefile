@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each makes its own virtual environment in .venv and installs what it needs.
+# `make demo` and `make test` are the two to know. Each target makes its own virtual environment in .venv and installs what it needs.
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
@@ -6,25 +6,45 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
 	git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515
+# A process for each core, up to eight; a file of tests is run by one process.
+XDIST ?= -n logical --maxprocesses 8
+PYTEST := $(VENV)/bin/python -m pytest
 
-.PHONY: demo test test-peers check bench clean
+.PHONY: demo test test-all test-tokens test-peers fuzz check bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
 
-test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest tests -m "not peers" $(PYTEST_ARGS)
+# The quick tier: minutes, and no torch. It ends by saying what it leaves out.
+test: $(VENV)/.quick
+	$(PYTEST) tests/unit -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)
 
-# What needs packages that are on GitHub only; one that cannot be installed is said and skipped. PEERS may name local checkouts.
-test-peers: $(VENV)/.test tests/requirements-peers.txt
+# Everything that a package index has: processes, the real SGLang server and router, Ray, all templates.
+test-all: $(VENV)/.all
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
+
+# The tests that prove tokens; TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
+test-tokens: $(VENV)/.all
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
+
+# What needs packages that are on GitHub only. One that cannot be installed is reported and skipped. PEERS may name local checkouts.
+test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
-	$(VENV)/bin/python -m pytest tests -m peers $(PYTEST_ARGS)
+	$(PYTEST) tests -m peers $(PYTEST_ARGS)
 
-check: $(VENV)/.test
+# 100,000 random texts for each parser; PYTEST_ARGS="-k NAME" for one.
+fuzz: $(VENV)/.quick
+	TOOLROLL_FUZZ=$${TOOLROLL_FUZZ:-100000} $(PYTEST) tests/unit/parsers/test_fuzz.py --timeout=0 $(XDIST) $(PYTEST_ARGS)
+
+check: $(VENV)/.check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
+
+# Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
+bench: $(VENV)/.all $(VENV)/.peers
+	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/speed.md $(BENCH_ARGS)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
@@ -36,18 +56,23 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 	$(PIP) install -q --no-deps $(BFCL)
 	touch $@
 
-# torch first and pinned: an open range draws several gigabytes of CUDA packages on most indexes.
-$(VENV)/.test: $(VENV)/.base tests/requirements.txt tests/requirements-no-deps.txt
-	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q -e ".[bfcl,test,dev]" -r tests/requirements.txt
-	$(PIP) install -q --no-deps -r tests/requirements-no-deps.txt
+$(VENV)/.quick: $(VENV)/.base tests/requirements.txt tests/requirements-data.txt
+	$(PIP) install -q -e ".[bfcl,test]" -r tests/requirements.txt
+	$(PIP) install -q --no-deps -r tests/requirements-data.txt
 	touch $@
 
-# Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
-bench: $(VENV)/.test $(VENV)/.peers
-	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/speed.md $(BENCH_ARGS)
+$(VENV)/.check: $(VENV)/.base
+	$(PIP) install -q -e ".[bfcl,openai,dev]"
+	touch $@
 
-$(VENV)/.peers: $(VENV)/.test benchmarks/requirements-peers.txt
+# torch first and pinned: an open range draws several gigabytes of CUDA packages on most indexes.
+$(VENV)/.all: $(VENV)/.quick $(VENV)/.check tests/requirements-all.txt tests/requirements-all-no-deps.txt
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q -e ".[bfcl,test,dev]" -r tests/requirements.txt -r tests/requirements-all.txt
+	$(PIP) install -q --no-deps -r tests/requirements-all-no-deps.txt
+	touch $@
+
+$(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
 	$(PIP) install -q --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
 	touch $@
 

@@ -1,15 +1,40 @@
-"""What every test runs under."""
+"""What every test runs under: the tiers, the distribution over processes, and what a skip may be."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.tiers import load_profile
+
+from toolroll.rollout.testing import load_embedded_tokenizer
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+load_profile()
 
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""
+
+LEFT_OUT = """\
+The quick tier has passed over:
+  tests/unit       the marker `slow`: all chat templates but six
+  tests/system     processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
+  tests/contract   other projects' clients and types: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers ...
+  tests/integration  the real SGLang server and router, Ray
+`make test-all` runs all of it, and more examples of each property; `make test-peers` what is on GitHub only."""
+
+BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
+"""Files with one costly case a template: each template is a scope of its own."""
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The embedded tokenizer."""
+    return load_embedded_tokenizer()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,3 +60,35 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def _allowed(item: pytest.Item, report: Any) -> bool:
     marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
     return marked or ALLOWED in str(report.longrepr)
+
+
+def scope_of(nodeid: str) -> str:
+    """What one process runs in a row: a file with its fixtures, all files that share the real servers, or one template."""
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/integration/"):
+        return "tests/integration"
+    if path.endswith(BY_PARAMETER) and "[" in nodeid:
+        return f"{path}[{nodeid.partition('[')[2]}"
+    return path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """pytest-xdist's scheduler with the scopes of `scope_of`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByScope(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return ByScope(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the figures that passed tests recorded with `record_property("figure", ...)`, and what the quick tier leaves out."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "figure":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
+    if "not slow" in config.option.markexpr:
+        terminalreporter.write_line(LEFT_OUT)

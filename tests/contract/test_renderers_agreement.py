@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from support.oracle import Inapplicable, Oracle
-from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_scenarios import scenarios
+from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.template import ChatTemplate
+
+pytestmark = pytest.mark.tokens
 
 pytest.importorskip("renderers", reason="the peer `renderers` is not installed")
 
@@ -31,7 +33,7 @@ FAMILIES = {
     "data/kimi_k2_5": "kimi-k2.5",
     "data/minimax_m2_5": "minimax-m2",
 }
-TEMPLATES = template_paths()
+TEMPLATES = tool_templates()
 # Kind of disagreement -> the scenarios it may occur in (a prefix of their names); docs/tokens.md says why.
 EXPLAINED = {
     "none": ("",),
@@ -73,7 +75,7 @@ def test_disagreements_are_explained(name: str) -> None:
         for config in vars(configs).values()
         if isinstance(config, type) and issubclass(config, configs.BaseRendererConfig) and "name" in config.model_fields
     }
-    oracle = Oracle(tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8"), EXTRA))
+    oracle = Oracle(tokenizer_for(TEMPLATES[name], EXTRA))
     renderer = base.create_renderer(oracle.tokenizer, known[FAMILIES[name]]())
     template = ChatTemplate(oracle.tokenizer, history="fork")
     agreed, unexplained = 0, []

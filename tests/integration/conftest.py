@@ -9,13 +9,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.processes import START_DEADLINE, Server, memory_mib
+from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import router, sglang_server
 from support.wire import Wire
 
 _HERE = Path(__file__).parent
-_NOTES = pytest.StashKey[list[str]]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))  # the first test of a fixture waits for its servers
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_NOTES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for note in config.stash.get(_NOTES, []):
-        terminalreporter.write_line(note)
-
-
 @pytest.fixture(scope="session")
 def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the servers write their logs."""
@@ -61,23 +51,21 @@ def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sglang_float32(log_folder: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def sglang_float32(log_folder: Path) -> Iterator[Server]:
     """SGLang with the tiny model in float32."""
     with sglang_server(log_folder, name="sglang-float32") as server:
         yield server
-        _note(pytestconfig, server)
 
 
 @pytest.fixture(scope="session")
-def sglang_bf16(log_folder: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def sglang_bf16(log_folder: Path) -> Iterator[Server]:
     """SGLang with the tiny model in bfloat16."""
     with sglang_server(log_folder, dtype="bfloat16", name="sglang-bf16") as server:
         yield server
-        _note(pytestconfig, server)
 
 
 @pytest.fixture(scope="session")
-def routed_sglang(sglang_float32: Server, log_folder: Path, pytestconfig: pytest.Config) -> Iterator[RoutedSglang]:
+def routed_sglang(sglang_float32: Server, log_folder: Path) -> Iterator[RoutedSglang]:
     """sglang-router over `sglang_float32` and a second server of its kind."""
     with ExitStack() as stack:
         second = stack.enter_context(sglang_server(log_folder, name="sglang-float32-second"))
@@ -85,8 +73,6 @@ def routed_sglang(sglang_float32: Server, log_folder: Path, pytestconfig: pytest
         proxies = tuple(stack.enter_context(counting_proxy(worker.url)) for worker in workers)
         front = stack.enter_context(router([proxy.url for proxy in proxies], log_folder))
         yield RoutedSglang(front, workers, proxies)
-        _note(pytestconfig, second)
-        _note(pytestconfig, front)
 
 
 @pytest.fixture
@@ -105,7 +91,3 @@ def float32(http: aiohttp.ClientSession, sglang_float32: Server) -> Wire:
 @pytest.fixture
 def bf16(http: aiohttp.ClientSession, sglang_bf16: Server) -> Wire:
     return Wire(http, sglang_bf16.url)
-
-
-def _note(config: pytest.Config, server: Server) -> None:
-    config.stash[_NOTES].append(f"{server.log.stem}: answered after {server.seconds:.1f} s, {memory_mib(server):.0f} MiB")

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from support.formats import Call, Format
-
-_SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
-
-
-def examples(number: int) -> settings:
-    """Settings for `number` examples, or for as many as the environment's TOOLROLL_EXAMPLES says."""
-    return settings(max_examples=int(os.environ.get("TOOLROLL_EXAMPLES", number)), deadline=None, suppress_health_check=_SLOW)
-
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,15}", fullmatch=True)
 _EDGES = (0, -1, 2**31, 2**53 + 1, -(2**63), 0.1, -1.5, 1e22, 1e-7, 5e-324, 1.7976931348623157e308, 2**64)

@@ -64,7 +64,7 @@ class Bench:
 async def endpoint(tokenizer: Any, policy: Any, *, settings: dict[str, Any] | None = None, **engine: Any) -> AsyncIterator[Bench]:
     """A served endpoint on a free port."""
     async with serving(tokenizer, policy, **engine) as (embedded, served):
-        core = Endpoint(served, EndpointSettings(**{"port": 0, "grace": 5.0, "verify": "always", **(settings or {})}))
+        core = Endpoint(served, EndpointSettings(**{"port": 0, "grace": 60.0, "verify": "always", **(settings or {})}))
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             bench = Bench(embedded, served, core, server, http)
             yield bench

@@ -70,11 +70,18 @@ class Oracle:
         self.tokenizer = tokenizer
         self.control: dict[str, int] = tokenizer.get_added_vocab()
         self.pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))))
+        self._renders: dict[str, str] = {}
 
     # --- renders and ids ----------------------------------------------------------------------------------------------
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        """The template's text. Arguments are given as dicts, or as JSON text where it takes no dicts."""
+        """The template's text, remembered. Arguments are given as dicts, or as JSON text if it takes no dicts."""
+        key = repr((messages, tools, generate))
+        if key not in self._renders:
+            self._renders[key] = self._rendered(messages, tools, generate=generate)
+        return self._renders[key]
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
         failure: Exception | None = None
         for form in (_as_dict, _as_text):
             try:
@@ -136,7 +143,6 @@ class Oracle:
 
     def _ids(self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
         """The ids of the last `length` characters of `text`, the render of `messages` with a generation prompt."""
-        text[len(text) - length :]
         masked = self.render(self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True)
         if self.restore(masked) != text:
             raise Inapplicable("the template tests for control text in a body: the body cannot be masked")

@@ -6,8 +6,7 @@ implementation cannot pass by refusing; every exception that is neither a fork n
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -51,36 +50,42 @@ def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
     return "injected" if truth.careless_ids is not None and value == truth.careless_ids else "wrong"
 
 
-def judge_deltas(oracle: Oracle, implementation: Implementation, history: History) -> list[Row]:
-    """A row for each scenario; those that say nothing about the template are `inapplicable`."""
-    rows = []
+def judge_deltas(oracle: Oracle, implementations: Mapping[History, Implementation]) -> dict[History, list[Row]]:
+    """By policy, a row for each scenario; those that say nothing about the template are `inapplicable`."""
+    rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in scenarios(sorted(oracle.control)):
         try:
             case, truth = oracle.judge(scenario)
         except (Inapplicable, Refused) as reason:
-            rows.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
+            for judged in rows.values():
+                judged.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
             continue
-        outcome = implementation.delta(case)
-        word = verdict(truth, outcome, history)
-        rows.append(Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else ""))
+        for history, implementation in implementations.items():
+            rows[history].append(_row(oracle, scenario, truth, implementation.delta(case), history))
     return rows
 
 
-def judge_prompts(oracle: Oracle, implementation: Implementation) -> list[Row]:
-    """A row for each different first prompt among the scenarios."""
-    rows = []
+def judge_prompts(oracle: Oracle, implementations: Mapping[History, Implementation]) -> dict[History, list[Row]]:
+    """By policy, a row for each different first prompt among the scenarios. The policy has no say in what is right."""
+    rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in _prompts(scenarios(sorted(oracle.control))):
-        outcome = implementation.prompt(list(scenario.history), list(scenario.tools) if scenario.tools else None)
         try:
             truth = Truth("append", oracle.prompt(scenario.history, scenario.tools))
         except Refused:
             truth = Truth("raises")
         except Inapplicable as reason:
-            rows.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
+            for judged in rows.values():
+                judged.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
             continue
-        word = verdict(truth, outcome, "fork")
-        rows.append(Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else ""))
+        for history, implementation in implementations.items():
+            outcome = implementation.prompt(list(scenario.history), list(scenario.tools) if scenario.tools else None)
+            rows[history].append(_row(oracle, scenario, truth, outcome, "fork"))
     return rows
+
+
+def _row(oracle: Oracle, scenario: Scenario, truth: Truth, outcome: Outcome, history: History) -> Row:
+    word = verdict(truth, outcome, history)
+    return Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else "")
 
 
 def _prompts(all_scenarios: Iterable[Scenario]) -> list[Scenario]:
@@ -108,14 +113,3 @@ def _detail(oracle: Oracle, truth: Truth, outcome: Outcome) -> str:
     got = oracle.tokenizer.decode(value) if what == "append" else f"{type(value).__name__}: {value}"
     same = " (the same text in other tokens)" if got == expected else ""
     return f"{truth.kind}: expected {expected!r:.400}, got {what} {got!r:.400}{same}"
-
-
-def table(counts: dict[str, Counter[str]]) -> list[str]:
-    """The counts by template as lines of text."""
-    width = max((len(name) for name in counts), default=8)
-    lines = [f"{'template':{width}} " + " ".join(f"{word:>16}" for word in VERDICTS)]
-    for name, count in sorted(counts.items()):
-        lines.append(f"{name:{width}} " + " ".join(f"{count[word]:16}" for word in VERDICTS))
-    total: Counter[str] = sum(counts.values(), Counter())
-    lines.append(f"{'all':{width}} " + " ".join(f"{total[word]:16}" for word in VERDICTS))
-    return lines

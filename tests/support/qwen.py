@@ -1,8 +1,12 @@
-"""Real tokenizers for tests, out of two pinned wheels and without a model hub.
+r"""Real tokenizers and chat templates for tests, out of two pinned wheels and without a model hub.
 
-The vocabulary is Qwen's (`qwen.tiktoken` in dashscope 1.24.6: the BPE of Qwen2, Qwen2.5 and Qwen3), the special tokens are
-Qwen3's, and the chat templates are those that trl 1.16.0 ships. Invariants: neither wheel is imported (they are read as data);
-each text that a template's model reads as one control token is one added token of the tokenizer made for it.
+The BPE is Qwen's (`qwen.tiktoken` in dashscope 1.24.6: that of Qwen2, Qwen2.5 and Qwen3), the special tokens are Qwen3's, and
+the chat templates are those that trl 1.16.0 ships. `tokenizer_for` takes the first 4,096 of the 151,643 ranks unless it is
+asked for all of them. These are a complete BPE, with Qwen's own merges across the edges of message bodies (`}\n`, `\n\n`),
+and a tokenizer is made of them in milliseconds, not in a second.
+
+Invariants: neither wheel is imported (they are read as data), nor anything of toolroll; each text that a template's model reads
+as one control token is one added token of the tokenizer made for it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import base64
 import importlib.metadata
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +25,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 N_RANKS = 151_643
+FEW_RANKS = 4_096
 # Qwen3's added tokens in the order of their ids, which begin at N_RANKS; True: skipped by skip_special_tokens.
 QWEN3_ADDED: tuple[tuple[str, bool], ...] = (
     ("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True), ("<|object_ref_start|>", True),
@@ -33,14 +39,17 @@ QWEN3_ADDED: tuple[tuple[str, bool], ...] = (
 _QWEN3_TEXTS = frozenset(text for text, _ in QWEN3_ADDED)
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Control tokens with bars: <|x|>, DeepSeek's full-width ones, and Gemma's pairs <|x> and <x|>.
-_BARRED = re.compile(r"<\|[A-Za-z0-9_\"]+\|>|<｜[^｜\s]+｜>|<\|[a-z_]+>|<[a-z_]+\|>")
+# Control tokens with bars: <|x|>, DeepSeek's full-width ones, and Gemma's pairs <|x> and <x|>; MiniMax's, Seed's, Nemotron's.
+_BARRED = re.compile(
+    r"<\|[^|<>'\"\s{}]+\|>|<\|\"\|>|<｜[^｜\s]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\]~!?b\[|\]~b\]|\[e~\["
+    r"|</?seed:[a-z_]+>|<SPECIAL_\d+>|<(?:beginning|end)_of_sentence>|<sep>"
+)
 # Control tokens in other shapes. Tags that are not here (<tools>, <function=, <parameter>, <IMPORTANT>) are ordinary text.
 _OTHER_SHAPES = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",  # Qwen, GLM, Nemotron
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[gMASK]", "<sop>",  # GLM
     "<start_of_turn>", "<end_of_turn>", "<start_of_image>",  # Gemma 3
-    "]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>",  # MiniMax
+    "<minimax:tool_call>", "</minimax:tool_call>",  # MiniMax
     "<end_of_utterance>", "<image>",  # Idefics, SmolVLM, LFM2-VL
     "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "</s>",  # Mistral
@@ -61,6 +70,10 @@ _FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("[INST]", "</s>", "<s>"),  # Mistral, Llama 2
     ("<|im_start|>", "<|im_end|>", "<|startoftext|>"),  # Qwen, LFM2, Nemotron
     ("<|im_end|>", "<|im_end|>", None),  # Kimi
+    ("<|end_of_text|>", "<|end_of_text|>", None),  # Granite
+    ("<SPECIAL_12>", "<SPECIAL_12>", None),  # Nemotron
+    ("<end_of_sentence>", "<end_of_sentence>", None),
+    ("<seed:eos>", "<seed:eos>", "<seed:bos>"),  # Seed
 )
 
 
@@ -71,7 +84,7 @@ def wheel_folder(name: str) -> Path:
     """The folder of an installed package, found without importing it."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(f"the wheel {name} is not installed: pip install --no-deps -r tests/requirements-no-deps.txt")
+        raise RuntimeError(f"the wheel {name} is not installed: pip install --no-deps -r tests/requirements-data.txt")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -90,26 +103,36 @@ def trl_template(name: str) -> str:
     return found[name]
 
 
-def extra_templates() -> dict[str, str]:
-    """Name -> source of the chat templates in `TOOLROLL_TEST_DATA/templates`; none where the variable is not set."""
-    folder = os.environ.get("TOOLROLL_TEST_DATA")
-    paths = sorted((Path(folder) / "templates").glob("*.jinja")) if folder else []
+def extra_templates(variable: str = "TOOLROLL_TEST_DATA", sub: str = "templates") -> dict[str, str]:
+    """Name -> source of the chat templates in the folder that `variable` names; none if it is not set."""
+    folder = os.environ.get(variable)
+    paths = sorted((Path(folder) / sub).glob("*.jinja")) if folder else []
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
+@cache
 def all_templates() -> dict[str, str]:
-    """trl's templates and the extra ones whose text differs from all of trl's, those named `data/NAME`."""
+    """trl's templates, and those of `TOOLROLL_TEST_DATA` and `TOOLROLL_EXTRA_TEMPLATES` whose text is another one, as `data/NAME`
+    and `extra/NAME`."""
     found = dict(trl_templates())
-    known = set(found.values())
-    return found | {f"data/{name}": source for name, source in extra_templates().items() if source not in known}
+    for prefix, more in (("data", extra_templates()), ("extra", extra_templates("TOOLROLL_EXTRA_TEMPLATES", ""))):
+        known = set(found.values())
+        found |= {f"{prefix}/{name}": source for name, source in more.items() if source not in known}
+    return found
+
+
+def tool_templates() -> dict[str, str]:
+    """Those of `all_templates` that mention tools."""
+    return {name: source for name, source in all_templates().items() if "tool" in source}
 
 
 # --- tokenizers ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def qwen3_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
-    """Qwen3's tokenizer with `template` (default: trl's `qwen3`) as its chat template."""
-    return _wrapped(_base(added=True), "<|im_end|>", None, trl_template("qwen3") if template is None else template)
+    """Qwen3's real tokenizer with `template` (default: trl's `qwen3`) as its chat template; shared, so not to be changed."""
+    return tokenizer_for(trl_template("qwen3") if template is None else template, ranks=N_RANKS)
 
 
 def markers(source: str) -> list[str]:
@@ -117,19 +140,23 @@ def markers(source: str) -> list[str]:
     return sorted({*_BARRED.findall(source), *(text for text in _OTHER_SHAPES if text in source)})
 
 
-def tokenizer_for(source: str) -> PreTrainedTokenizerFast:
-    """Qwen's BPE with the control tokens of the template `source` added, and `source` as its chat template.
+def tokenizer_for(source: str, extra: Sequence[str] = (), *, ranks: int = FEW_RANKS) -> PreTrainedTokenizerFast:
+    """A new tokenizer: Qwen's BPE of so many ranks with the control tokens of the template `source` (and `extra`) added, and
+    `source` as its chat template.
 
-    Qwen3's own added tokens, with their own ids, for a template that has no others; else the template's and its family's.
+    Qwen3's own added tokens for a template that has no others (with all ranks, these have their own ids); else the template's
+    and its family's.
     """
     found = markers(source)
     end, begin = next(((end, begin) for mark, end, begin in _FAMILIES if mark in found), ("<|endoftext|>", None))
-    if set(found) <= _QWEN3_TEXTS and "bos_token" not in source:
-        return qwen3_tokenizer(source)
+    backend = _base(ranks)
+    if set(found) <= _QWEN3_TEXTS and "bos_token" not in source and not extra:
+        for text, special in QWEN3_ADDED:  # in the order of their ids
+            (backend.add_special_tokens if special else backend.add_tokens)([_added(text, special=special)])
+        return _wrapped(backend, "<|im_end|>", None, source)
     if "<|im_start|>" in found and "bos_token" not in source:
         begin = None
-    backend = _base(added=False)
-    texts = [*found, end, "<|endoftext|>", *([begin] if begin else [])]
+    texts = [*found, end, "<|endoftext|>", *([begin] if begin else []), *extra]
     backend.add_special_tokens([_added(text, special=True) for text in dict.fromkeys(texts)])
     return _wrapped(backend, end, begin, source)
 
@@ -156,33 +183,32 @@ def _added(text: str, *, special: bool) -> AddedToken:
     return AddedToken(text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False)
 
 
-def _base(*, added: bool) -> Tokenizer:
-    name = "qwen3.json" if added else "bare.json"
-    return Tokenizer.from_file(str(_built() / name))
+def _base(ranks: int) -> Tokenizer:
+    """Qwen's BPE of so many ranks, without added tokens."""
+    return Tokenizer.from_str(_in_json(ranks))
 
 
 @cache
-def _built() -> Path:
-    """The folder with Qwen's BPE as `bare.json` and, with Qwen3's added tokens, as `qwen3.json`."""
-    ranks = (wheel_folder("dashscope") / "resources" / "qwen.tiktoken").read_bytes()
-    key = (ranks, Path(__file__).read_bytes(), importlib.metadata.version("tokenizers"))
-    return cached_folder("qwen", key, lambda folder: _build(ranks, folder))
+def _in_json(ranks: int) -> str:
+    data = (wheel_folder("dashscope") / "resources" / "qwen.tiktoken").read_bytes()
+    if ranks < N_RANKS:
+        return _built(data, ranks).to_str()
+    key = (data, Path(__file__).read_bytes(), importlib.metadata.version("tokenizers"))
+    folder = cached_folder("qwen", key, lambda folder: _built(data, ranks).save(str(folder / "bare.json")))
+    return (folder / "bare.json").read_text(encoding="utf-8")
 
 
-def _build(data: bytes, folder: Path) -> None:
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in data.splitlines() if line.strip())}
-    if sorted(ranks.values()) != list(range(N_RANKS)):
-        raise RuntimeError(f"qwen.tiktoken holds {len(ranks)} ranks, not {N_RANKS}: is this dashscope 1.24.6?")
+def _built(data: bytes, count: int) -> Tokenizer:
+    lines = [line.split() for line in data.splitlines() if line.strip()][:count]
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    if sorted(ranks.values()) != list(range(count)):
+        raise RuntimeError(f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 1.24.6?")
     backend = Tokenizer(_bpe(ranks))
     backend.normalizer = normalizers.NFC()
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_SPLIT), "isolated"), byte_level])
     backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "bare.json"))
-    for text, special in QWEN3_ADDED:
-        token = _added(text, special=special)
-        (backend.add_special_tokens if special else backend.add_tokens)([token])
-    backend.save(str(folder / "qwen3.json"))
+    return backend
 
 
 def _bpe(ranks: dict[bytes, int]) -> models.BPE:

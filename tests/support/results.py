@@ -77,3 +77,17 @@ def content(found: Episode, *, circumstances: bool = True) -> dict[str, Any]:
 
 
 _CIRCUMSTANCE = re.compile("seconds$|^cached_tokens$|^reruns$|^engine_retries$")
+
+
+def exported() -> list[Episode]:
+    """Episodes of a run to export: a fork, and everything that may not be trained on."""
+    untrained = trajectory()
+    untrained.loss_mask[:] = 0
+    return [
+        episode("t-0", 0, 1.0, trajectories=[trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")]),
+        episode("t-0", 1, 0.0),
+        episode("t-1", 0, 0.5, trajectories=[untrained]),
+        episode("t-1", 1, 0.5, trajectories=[trajectory(source="transcript")]),
+        episode("t-2", 0, reason=StopReason.ENGINE_ERROR),
+        episode("t-2", 1, 1.0, trajectories=[], info={"trainable": False}),
+    ]

@@ -1,6 +1,6 @@
 """slime's types as its rollouts see them, after slime at commit 624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
 
-`tests/contract/test_slime.py` compares it with the real ones where slime is installed, and checks samples by slime's rules.
+`tests/unit/adapters/test_slime.py` compares it with the real ones where slime is installed, and checks samples by slime's rules.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from support.patience import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Wire:
         return [item[0] for item in items[1:]]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = 90.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = PATIENCE) -> None:
     """Ask `condition` until it holds; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not await condition():

@@ -6,12 +6,15 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 from support.episodes import serving
 from support.worlds import ListedWorld
 
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.types import StepResult, Task
+
+pytestmark = pytest.mark.tokens
 
 
 def _agent(served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent) -> TrainableToolCallingAgent:

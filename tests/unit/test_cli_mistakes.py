@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat import completion, endpoint
 from support.results import episode
 from typer.testing import CliRunner
 
@@ -22,7 +17,6 @@ from toolroll.rollout.report import report
 from toolroll.rollout.store import FILE_NAME, to_line
 from toolroll.rollout.types import Status, StopReason, status_of
 
-MAIN = "from toolroll.rollout.cli import main; main()"
 SHOWN = {
     "--model": "required",
     "--engine": "default http://127.0.0.1:30000",
@@ -93,23 +87,6 @@ def test_a_mistake_is_one_line(
     assert words in refused(arguments, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("reruns", ["0", "2"])
-async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(reruns: str) -> None:
-    async with endpoint(completion("Hello.")) as server:
-        arguments = [*RUN, "--endpoint", server.url.removesuffix("/v1"), "--tasks", "0-1", "--reruns", reruns, "--give-up-after", "3"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", MAIN, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        out, errors = (part.decode() for part in await process.communicate())
-    assert "answers 404: does the address end in /v1?)" in out + errors
-    if reruns == "2":
-        assert (process.returncode, "toolroll: 3 attempts at episodes failed in a row" in errors) == (2, True)
-        return
-    assert process.returncode == 1
-    assert "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1" in out
-    assert "WARNING: 2 of 2 episodes were aborted and count in no reward: engine_error 2" in out
-
-
 def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     summary = Summary("pond")
     for number, reason in enumerate(found for found in StopReason if status_of(found) is Status.ABORTED):
@@ -117,22 +94,6 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
     assert "template_error 1" in warning
     assert warning.count(" 1") == summary.episodes
-
-
-def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 90
-        file = tmp_path / "demo" / "episodes.jsonl"
-        while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT, errors
-    assert "bfcl/multi_turn_base" in out
-    assert "desk" not in out
-    assert "Stopped early." in out
-    assert "goes on from here" not in out
 
 
 def test_help_shows_the_defaults_and_the_version_is_told() -> None:

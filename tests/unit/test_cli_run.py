@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,7 @@ from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import find_environment
 from toolroll.rollout.store import read_episodes
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, play_references, reference_policy, serve_in_thread
-
-MAIN = "from toolroll.rollout.cli import main; main()"
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
 
 
 @pytest.fixture(scope="module")
@@ -152,44 +146,3 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(engine: EmbeddedEng
     assert "The chat template does not append tool results to what was served:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout
     assert summary(tmp_path / "out")["forks"] > 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: signal.Signals) -> None:
-    import asyncio
-
-    desk = find_environment("desk")
-    plain = reference_policy(play_references(desk, desk.tasks("test"), samples=1))
-    stuck: list[PolicyRequest] = []
-
-    def policy(request: PolicyRequest) -> Any:
-        task = request.routing_key.split("/")[1].split("#")[0]
-        if task in {found.id for found in desk.tasks("test")[3:6]} and len(stuck) < 3:
-            stuck.append(request)
-            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
-        return plain(request)
-
-    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
-        command = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
-        command += ["--tasks", "0-5", "--out", str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-            deadline = time.monotonic() + 90
-            while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            process.send_signal(number)
-            out, errors = process.communicate(timeout=60)
-        assert process.returncode == 128 + number, errors
-        assert "Traceback" not in errors
-        assert "Stopped early; the same command goes on from here." in out
-        assert "the run is not finished: 3 of 6 episodes" in out
-        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
-        assert [(found.result.status, found.result.info) for found in read_episodes(tmp_path) if not found.result.reward] == []
-        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "desk: 3 episodes are in" in done.stdout
-        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
-
-
-def _lines(folder: Path) -> int:
-    file = folder / "episodes.jsonl"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0

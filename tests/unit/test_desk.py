@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -335,7 +335,6 @@ ACTIONS = st.builds(Action, st.text(max_size=20), st.lists(CALLS, max_size=3).ma
 
 
 @given(st.lists(ACTIONS, max_size=8), st.sampled_from(list(TASKS.values())))
-@settings(max_examples=150, deadline=None)
 def test_no_action_raises_anything_but_action_error(actions: list[Action], task: Task) -> None:
     async def run() -> None:
         env = DESK.make(EnvironmentOptions())

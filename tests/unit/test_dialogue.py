@@ -21,6 +21,8 @@ from toolroll.rollout.template.derive import Derived
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 
+pytestmark = pytest.mark.tokens
+
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
 
@@ -262,7 +264,7 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
     release = threading.Event()
     async with talking(tokenizer, verify="always") as (dialogue, _, served):
-        served.template.verifier.check = lambda given: str(release.wait(30))  # type: ignore[method-assign]
+        served.template.verifier.check = lambda given: str(release.wait(60))  # type: ignore[method-assign]
         await exchange(dialogue, 8)
         await dialogue.reply(PARAMS)
         [*_, under_way] = dialogue._checks

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import PATIENCE
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.hermes import HermesParser
@@ -120,7 +121,7 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
 
     release = Event()
     try:
-        async with serving(tokenizer, threads=1) as served, asyncio.timeout(60):
+        async with serving(tokenizer, threads=1) as served, asyncio.timeout(PATIENCE):
             result = await agent(served, step_timeout=0.2).asolve(Sleeper(release), task=TASK)
             release.set()
     finally:

@@ -7,11 +7,9 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-import datasets
 import pytest
-from support.results import episode, trajectory
+from support.results import episode, exported, trajectory
 from support.tau import REAL
 from typer.testing import CliRunner
 
@@ -19,57 +17,26 @@ from toolroll.agents.tau_bench.package import import_module, installed
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.export import tau_bench_results, write_dataset
+from toolroll.rollout.export import tau_bench_results
+from toolroll.rollout.export.samples import sample_rows
 from toolroll.rollout.metrics import summarize
 from toolroll.rollout.rates import pass_hat_k
 from toolroll.rollout.run_folder import RunFolder
 from toolroll.rollout.types import Episode, StopReason
 
 
-def episodes() -> list[Episode]:
-    untrained = trajectory()
-    untrained.loss_mask[:] = 0
-    return [
-        episode("t-0", 0, 1.0, trajectories=[trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")]),
-        episode("t-0", 1, 0.0),
-        episode("t-1", 0, 0.5, trajectories=[untrained]),
-        episode("t-1", 1, 0.5, trajectories=[trajectory(source="transcript")]),
-        episode("t-2", 0, reason=StopReason.ENGINE_ERROR),
-        episode("t-2", 1, 1.0, trajectories=[], info={"trainable": False}),
-    ]
-
-
-def load(folder: Path, cache: Path) -> Any:
-    return datasets.load_dataset(str(folder), split="train", cache_dir=str(cache))
-
-
-def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
-    assert write_dataset(episodes(), tmp_path / "set", rows_of_a_file=2) == 3
-    names = sorted(file.name for file in (tmp_path / "set" / "data").iterdir())
-    assert names == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
-    rows = load(tmp_path / "set", tmp_path / "cache")
+def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
+    rows = list(sample_rows(exported()))
     assert [(row["task_id"], row["sample"], row["sequence"], row["reward"]) for row in rows] == [
         ("t-0", 0, 0, 1.0),
         ("t-0", 0, 1, 1.0),
         ("t-0", 1, 0, 0.0),
     ]
-    first, fork = rows[0], rows[1]
     part = trajectory()
-    assert first["input_ids"] == part.input_ids.tolist()
-    assert first["loss_mask"] == part.loss_mask.tolist()
-    assert first["logprobs"] == [None if value != value else value for value in part.logprobs.tolist()]
-    assert first["weight_versions"] == [{"version": "v0", "start": 4, "stop": 7}, {"version": "v1", "start": 9, "stop": 12}]
-    assert json.loads(first["messages"])[1] == {"role": "assistant", "content": "Goodbye."}
-    assert (first["prompt_length"], first["fork_reason"], fork["fork_reason"], fork["prompt_length"]) == (4, None, "rewritten", 6)
-
-
-def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to be trained on"):
-        write_dataset(episodes()[2:], tmp_path / "set")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "set").mkdir()
-    with pytest.raises(UsageError, match="is there already"):
-        write_dataset(episodes(), tmp_path / "set")
+    assert rows[0]["input_ids"] == part.input_ids.tolist()
+    assert rows[0]["loss_mask"] == part.loss_mask.tolist()
+    assert rows[0]["logprobs"] == [None if value != value else value for value in part.logprobs.tolist()]
+    assert (rows[0]["fork_reason"], rows[1]["fork_reason"]) == (None, "rewritten")
 
 
 def trials() -> list[Episode]:
@@ -108,14 +75,12 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for env in ("pond", "lake"):
         with RunFolder(run, env, {}) as folder:
             for sample in range(2):
                 folder.append(episode("t-0", sample, env=env))
-    done = CliRunner().invoke(app, ["export", str(run), "--out", str(tmp_path / "set")], env={"COLUMNS": "300"})
-    assert "4 training samples; datasets.load_dataset(" in done.stdout
     arguments = ["export", str(run), "--format", "tau-bench", "--env", "pond", "--out", str(tmp_path / "tau.json")]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert "tau.json: 2 results of 1 tasks" in done.stdout

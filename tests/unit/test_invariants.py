@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import agent, call, judge, serving
 from support.worlds import ListedWorld
@@ -21,7 +21,7 @@ from toolroll.rollout.errors import ActionError, UserSimulatorError
 from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
 
-PROPERTY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+pytestmark = pytest.mark.tokens
 
 BODIES = st.one_of(
     st.text(max_size=40),
@@ -70,7 +70,6 @@ async def play(
 # --- I1, I2, I3, I4, I6 ------------------------------------------------------------------------------------------------
 
 
-@PROPERTY
 @given(
     users=st.lists(BODIES, min_size=1, max_size=4),
     tools=st.lists(BODIES, max_size=6),
@@ -93,7 +92,6 @@ async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
         assert later.input_ids[: len(whole)].tolist() == whole
 
 
-@PROPERTY
 @given(users=st.lists(BODIES, min_size=1, max_size=3), tools=st.lists(BODIES, max_size=4), said=st.lists(SAID, max_size=6))
 async def test_i4_i6_the_stream_reads_like_the_canonical_render(
     tokenizer: Any, users: list[str], tools: list[str], said: list[str]
@@ -118,7 +116,6 @@ async def test_i4_i6_the_stream_reads_like_the_canonical_render(
 # --- truncation, aborts, faults ----------------------------------------------------------------------------------------
 
 
-@PROPERTY
 @given(limit=st.integers(1, 12), on_length=st.sampled_from(["stop", "continue"]), seed=st.integers(0, 99))
 async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: int, on_length: str, seed: int) -> None:
     said = ["The first of many words that will be cut off somewhere.", call(at="the far end of the corridor"), "Bye."]
@@ -143,7 +140,6 @@ async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: 
                 assert not trajectory.loss_mask[turn.stop : following.start].any()
 
 
-@PROPERTY
 @given(after=st.integers(0, 6), resumes=st.integers(0, 2), seed=st.integers(0, 99))
 async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after: int, resumes: int, seed: int) -> None:
     aborted: list[int] = []
@@ -211,21 +207,16 @@ async def test_i7_i9_one_failing_episode_touches_no_other(tokenizer: Any, fault:
 
 
 async def test_i7_cancelling_aborts_at_the_engine(tokenizer: Any) -> None:
-    async with serving(tokenizer, lambda request: "x", latency=30.0) as (engine, served):
+    async with serving(tokenizer, lambda request: "x", latency=3600.0) as (engine, served):
         world = ListedWorld()
         task = asyncio.create_task(agent(served).asolve(world, task=Task("t", 0), session_id="s"))
-        while not engine.log:
-            await asyncio.sleep(0.01)
+        await engine.until(lambda engine: bool(engine.log))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert world.closed == 1
         await served.engine.aclose()
-        for _ in range(500):
-            if engine.log[0].aborted:
-                break
-            await asyncio.sleep(0.01)
-        assert engine.log[0].aborted
+        await asyncio.wait_for(engine.until(lambda engine: engine.log[0].aborted), 60)
 
 
 # --- I8, I9 ------------------------------------------------------------------------------------------------------------
@@ -243,7 +234,7 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
 
     def block(action: Any) -> None:
         waiting.set()
-        assert release.wait(30)
+        assert release.wait(60)
 
     async with serving(tokenizer, lambda request: "Hello.") as (_, served):
         slow = asyncio.create_task(agent(served).asolve(ListedWorld(on_step=block), task=Task("t", 0), session_id="slow"))

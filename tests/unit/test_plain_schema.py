@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -41,7 +41,6 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(schema=SCHEMAS, value=VALUES)
 def test_a_yes_is_the_validators(schema: dict[str, Any], value: Any) -> None:
     fits = plain_fits(schema)

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_example_prints_what_the_readme_shows() -> None:
-    script = ROOT / "examples" / "quickstart.py"
-    code, shown = re.search(r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", README, re.DOTALL).groups()  # type: ignore[union-attr]
-    assert code in script.read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == shown
 
 
 def test_it_is_short() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,26 +106,4 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
 def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=words), RunFolder(tmp_path, "pond", SETTINGS):
-        pass
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from toolroll.rollout.run_folder import RunFolder
-with RunFolder(Path(sys.argv[1]), "pond", {}):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match="another process is writing into"), RunFolder(tmp_path, "pond", {}):
-            pass
-        holder.kill()  # however it ends, the folder is free
-    with RunFolder(tmp_path, "pond", {}):
         pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.clock import skip
 from support.episodes import agent, serving
 from support.ponds import PondFactory, look
 from support.results import content
@@ -59,21 +61,21 @@ async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
 
 
 async def test_no_more_than_the_limit_at_once(tokenizer: Any) -> None:
-    running, most = Counter[str](), 0
+    running, most, three = Counter[str](), 0, asyncio.Barrier(3)
 
     class Watched:
         async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
             nonlocal most
             running["now"] += 1
             most = max(most, running["now"])
-            await asyncio.sleep(0.002)
+            await three.wait()
             running["now"] -= 1
             return InteractionResult("", 1.0, [], {})
 
-    factory = PondFactory(20)
+    factory = PondFactory(21)
     episodes: list[Episode] = []
     await Runner(factory, Watched, RunSettings(concurrency=3)).run(factory.tasks("test"), episodes.append)
-    assert (len(episodes), most) == (20, 3)
+    assert (len(episodes), most) == (21, 3)
 
 
 async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_been(tokenizer: Any) -> None:
@@ -140,40 +142,51 @@ async def test_an_episode_has_its_time(tokenizer: Any) -> None:
     def slow(request: Any) -> Any:
         return Reply(look(request), hold=hold, hold_after=2) if "pond t-1," in request.text else look(request)
 
+    factory = PondFactory(3)
+    found: list[Episode] = []
     async with serving(tokenizer, slow) as (engine, served):
-        episodes = await play(PondFactory(3), served, episode_timeout=0.5)
+        playing = asyncio.create_task(runner(factory, served, episode_timeout=600).run(factory.tasks("test"), found.append))
+        await engine.until(lambda engine: engine.held == 1)
+        while len(found) < 2:
+            await asyncio.sleep(0)
+        skip(601)
+        await playing
         await served.engine.aclose()  # the aborts are through
         assert engine.held == 0
+    episodes = sorted(found, key=lambda episode: episode.task_index)
     late = episodes[1].result
     assert (late.status, late.stop_reason, late.reward) == (Status.ABORTED, StopReason.TIME_LIMIT, None)
-    assert "took more than 0.5 s" in late.info["error"]["message"]
+    assert "took more than 600 s" in late.info["error"]["message"]
     assert [episodes[at].result.status for at in (0, 2)] == [Status.COMPLETED] * 2
     assert [entry.aborted for entry in engine.log if entry.routing_key == "pond/t-1#0"] == [True]
 
 
 async def test_a_step_has_its_time(tokenizer: Any) -> None:
-    import threading
-
-    free = threading.Event()
+    stands, free = threading.Event(), threading.Event()
 
     def stuck(task: Task, action: Action) -> None:
         if task.id == "t-2":
-            free.wait(10)
+            stands.set()
+            free.wait(60)
 
     factory = PondFactory(3, stuck)
     async with serving(tokenizer, look) as (_, served):
 
         def make() -> Any:
             found = agent(served)
-            found.step_timeout = 0.2
+            found.step_timeout = 600
             return found
 
         episodes: list[Episode] = []
-        await Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append)
+        playing = asyncio.create_task(Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append))
+        while len(episodes) < 2 or not stands.is_set():
+            await asyncio.sleep(0.001)
+        skip(601)
+        await playing
         free.set()
     late = next(found.result for found in episodes if found.task_id == "t-2")
     assert (late.stop_reason, late.reward) == (StopReason.TIME_LIMIT, None)
-    assert "Pond.step took more than 0.2 s" in late.info["error"]["message"]
+    assert "Pond.step took more than 600 s" in late.info["error"]["message"]
     assert sum(found.result.status is Status.COMPLETED for found in episodes) == 2
 
 

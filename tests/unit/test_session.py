@@ -15,6 +15,8 @@ from toolroll.rollout.errors import TokenError
 from toolroll.rollout.session import CONTEXT, Session
 from toolroll.rollout.types import Completion, WeightVersion
 
+pytestmark = pytest.mark.tokens
+
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 

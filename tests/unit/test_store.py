@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from support.results import content, episode, trajectory
@@ -48,7 +48,6 @@ def test_logprobs_of_what_was_not_sampled_are_null() -> None:
     assert content(episode())["trajectories"][0]["logprobs"][:5] == [None, None, None, None, -0.25]
 
 
-@settings(max_examples=40, deadline=None)
 @given(cut=st.integers(min_value=0))
 def test_a_file_cut_at_any_byte_loses_the_line_in_flight_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     folder = tmp_path_factory.mktemp("run")

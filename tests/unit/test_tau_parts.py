@@ -8,14 +8,14 @@ import json
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.memory import peak
 from support.tau import MINI
 
 from toolroll.agents.tau_bench import TauBenchUsers
@@ -48,7 +48,6 @@ OPERATORS = st.sampled_from(["+", "-", "*", "/", "//", " + ", " - ", "*-", "**2*
 
 
 @given(st.lists(st.tuples(NUMBERS, OPERATORS, st.booleans()), min_size=1, max_size=8), NUMBERS)
-@settings(max_examples=150, deadline=None)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, str, bool]], last: str) -> None:
     text = "".join(f"({number}){operator}" if bracket else number + operator for number, operator, bracket in parts) + last
@@ -61,7 +60,6 @@ def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, st
 @example("0(*())")
 @example("1.5(*1/0)")
 @example("0(1)(*2)")
-@settings(max_examples=300, deadline=None)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
     if text.count("**") > 1 or any(len(part) > 4 for part in text.replace("**", "^").split("^")[1:]):
@@ -84,9 +82,8 @@ def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
     ],
 )
 def test_calculate_is_bounded(expression: str) -> None:
-    began = time.process_time()
-    assert Calculate.invoke({}, expression).startswith(("Error: ", "-1.0"))
-    assert time.process_time() - began < 1.0
+    assert Calculate.invoke({}, expression).startswith("Error: ")
+    assert peak(lambda: Calculate.invoke({}, expression)) < 1_500_000
 
 
 def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
@@ -156,7 +153,6 @@ EDITS = st.lists(
 
 
 @given(DATA, EDITS, EDITS)
-@settings(max_examples=200, deadline=None)
 def test_copies_are_databases_and_changes_decide_as_the_hash_does(data: dict[str, Any], one: Any, two: Any) -> None:
     database = _database(data)
     copies, plain = [], []
@@ -317,7 +313,7 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         vars(module)["calls"].append((model, custom_llm_provider, [dict(message) for message in messages]))
         gate = vars(module)["gate"]
         if gate is not None:
-            gate.wait(20)
+            gate.wait(60)
         reply = vars(module)["replies"].pop(0) if vars(module)["replies"] else "Something."
         if isinstance(reply, Exception):
             raise reply

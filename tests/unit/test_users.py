@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
+from support.clock import skip
 
 from toolroll.agents.users import (
     STOP_MARKER,
@@ -177,13 +178,13 @@ async def test_retries_end() -> None:
 
 
 async def test_retry_after_is_respected() -> None:
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
     replies = fails(429, Retry_After="7"), fails(503, Retry_After=soon), fails(503, Retry_After="later"), says("hi")
     async with serve(*replies) as server, server.users() as users:
         assert await users.make().reset("x") == "hi"
         seven, date, unreadable = server.slept
         assert seven == 7
-        assert 10 < date <= 20
+        assert 4 < date <= 29
         assert unreadable == 4
 
 
@@ -199,11 +200,16 @@ async def hangs(request: web.Request) -> web.StreamResponse:
     raise AssertionError
 
 
+async def takes_ten_minutes(request: web.Request) -> web.StreamResponse:
+    skip(600)
+    return await hangs(request)
+
+
 async def test_a_time_out_is_tried_again_then_an_error() -> None:
-    async with serve(hangs, says("hi")) as server, server.users(timeout=0.3) as users:
+    async with serve(takes_ten_minutes, says("hi")) as server, server.users(timeout=599) as users:
         assert await users.make().reset("x") == "hi"
-    async with serve(hangs) as server, server.users(timeout=0.05, retries=1) as users:
-        with pytest.raises(UserSimulatorError, match=r"2 attempts: no answer within 0.05 s"):
+    async with serve(takes_ten_minutes) as server, server.users(timeout=599, retries=1) as users:
+        with pytest.raises(UserSimulatorError, match=r"2 attempts: no answer within 599.0 s"):
             await users.make().reset("x")
 
 
@@ -278,13 +284,13 @@ async def test_cancelled_passes_through() -> None:
 
 
 async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
-    running, most = 0, 0
+    running, most, three = 0, 0, asyncio.Barrier(3)
 
     async def count(request: web.Request) -> web.StreamResponse:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        await three.wait()
         running -= 1
         system = (await request.json())["messages"][0]["content"]
         return await says("I am " + system)(request)

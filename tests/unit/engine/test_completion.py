@@ -17,6 +17,8 @@ from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
+pytestmark = pytest.mark.tokens
+
 ASKED = GenerateRequest(np.array([1, 2, 3], dtype=np.int32), {}, "s")
 LOGPROB = st.floats(-50, 0, width=32)
 SAMPLED = st.lists(st.tuples(st.integers(0, 2**31 - 1), LOGPROB), min_size=1, max_size=50)

@@ -9,7 +9,9 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import FACTS, client, embedded, request
+from support.clock import skip
 from support.http import completion, http_server, says
+from support.patience import PATIENCE
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.testing import PolicyRequest, Reply
@@ -24,8 +26,11 @@ async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer:
     def policy(seen: PolicyRequest) -> Reply:
         return Reply("Hello.", hold=hold) if seen.index == 0 else Reply("Hello.")
 
-    async with embedded(tokenizer, policy, config={"attempt_timeout": 0.3}) as (engine, calls):
-        answer = await calls.generate(request())
+    async with embedded(tokenizer, policy, config={"attempt_timeout": 600}) as (engine, calls):
+        task = asyncio.create_task(calls.generate(request()))
+        await engine.until(lambda e: e.held == 1)
+        skip(601)
+        answer = await task
     assert answer.attempts == 2 and answer.output_ids.tolist() == engine.log[1].output_ids
     first, second = engine.log
     assert first.aborted and not second.aborted
@@ -35,10 +40,12 @@ async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer:
 async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt() -> None:
     """SGLang notices a client that has left only seconds later."""
     order: list[tuple[str, str]] = []
+    arrived = asyncio.Event()
 
     async def generate(http: web.Request) -> web.StreamResponse:
         order.append(("generate", orjson.loads(await http.read())["rid"]))
         if len(order) == 1:
+            arrived.set()
             await asyncio.Event().wait()
         return web.Response(body=orjson.dumps(completion([3])))
 
@@ -46,8 +53,11 @@ async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
         order.append(("abort", orjson.loads(await http.read())["rid"]))
         return web.Response()
 
-    async with http_server({"/generate": generate, "/abort_request": abort}) as url, client(url, attempt_timeout=0.3) as calls:
-        await calls.generate(request())
+    async with http_server({"/generate": generate, "/abort_request": abort}) as url, client(url, attempt_timeout=600) as calls:
+        task = asyncio.create_task(calls.generate(request()))
+        await arrived.wait()
+        skip(601)
+        await task
     assert [what for what, _ in order] == ["generate", "abort", "generate"]
     assert order[0][1] == order[1][1] != order[2][1]
 
@@ -60,7 +70,7 @@ async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer:
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), 30)
+        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), PATIENCE)
         hold.set()
         assert (await kept).finish_reason == "stop"
         assert calls._in_flight == set()
@@ -82,7 +92,7 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     async def generate(http: web.Request) -> web.StreamResponse:
         arrived.rid = orjson.loads(await http.read())["rid"]  # type: ignore[attr-defined]
         arrived.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return web.Response()
 
     async with http_server({"/abort_request": worker("a")}) as first, http_server({"/abort_request": worker("b")}) as second:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.client import Pauses, client, request
+from support.tiers import costly
 
 from toolroll.rollout.engine import generate_resumed
 from toolroll.rollout.engine.resume import join
@@ -24,7 +25,7 @@ def aborting(cuts: list[int]) -> FaultPlan:
     return fault_at({at: Fault(abort_after=cut) for at, cut in enumerate(cuts)})
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@costly(2)
 @given(cuts=st.lists(st.integers(0, 9), max_size=3), resumes=st.integers(0, 4), limit=st.integers(1, 40))
 async def test_the_parts_are_what_one_answer_would_have_been(tokenizer: Any, cuts: list[int], resumes: int, limit: int) -> None:
     engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting(cuts), stop_token_ids=[IDS[-1]])

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.client import client, embedded, request
 from support.http import completion, http_server, says
+from support.patience import PATIENCE
+from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
@@ -22,7 +24,7 @@ from toolroll.rollout.types import GenerateRequest
 # --- what is sent ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@costly(2)
 @given(ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300), spliced=st.booleans(), logprobs=st.booleans())
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
     text = orjson.dumps(ids)[1:-1] if spliced else None
@@ -77,7 +79,7 @@ async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         tasks = [asyncio.create_task(calls.generate(request(session=str(at)))) for at in range(150)]
-        await asyncio.wait_for(engine.until(lambda e: e.held == 150), 30)
+        await asyncio.wait_for(engine.until(lambda e: e.held == 150), PATIENCE)
         release.set()
         await asyncio.gather(*tasks)
     assert len(engine.log) == 150
@@ -87,7 +89,7 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(tok
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         under_way = asyncio.create_task(calls.generate(request()))
-        await asyncio.wait_for(engine.until(lambda e: e.held == 1), 30)
+        await asyncio.wait_for(engine.until(lambda e: e.held == 1), PATIENCE)
         await calls.aclose()
         with pytest.raises(EngineError, match="closed before the answer was whole"):
             await under_way

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
+from support.patience import PATIENCE
+
 from toolroll.rollout.engine.turnstile import AT_ONCE, Turnstile
 
 
@@ -45,9 +47,9 @@ async def test_who_gives_up_is_passed_over() -> None:
     await asyncio.sleep(0)
     for task in tasks[AT_ONCE::2]:
         task.cancel()
-    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
     assert [isinstance(one, asyncio.CancelledError) for one in done] == [False] * AT_ONCE + [True, False] * (3 * AT_ONCE // 2)
-    await asyncio.wait_for(turnstile.enter(), 10)
+    await asyncio.wait_for(turnstile.enter(), PATIENCE)
 
 
 def test_another_event_loop_finds_it_open() -> None:
@@ -63,4 +65,4 @@ def test_another_event_loop_finds_it_open() -> None:
     loop.run_forever()
     loop.close()
     assert crowded.done()
-    asyncio.run(asyncio.wait_for(turnstile.enter(), 10))
+    asyncio.run(asyncio.wait_for(turnstile.enter(), PATIENCE))

@@ -1,20 +1,19 @@
-"""No text makes a parser raise, lose text, or read it otherwise in pieces. TOOLROLL_FUZZ says how many texts a format (1,000)."""
+"""No text makes a parser raise, lose text, or read it otherwise in pieces (`make fuzz`: 100,000 texts for each format)."""
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 from support.calls import ordinary_calls
 from support.formats import FORMATS, tools_for
 from support.parsing import in_pieces, lost
+from support.tiers import fuzz_texts
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import ParsedReply
 
-NUMBER = int(os.environ.get("TOOLROLL_FUZZ", "1000"))
 COMMON = (
     "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "a", "name",
     '"name"', '"arguments"', "null", "1",
@@ -68,7 +67,7 @@ def test_no_text_breaks_a_parser(kind: type[ToolCallParser]) -> None:
     parser = kind()
     picks = random.Random(kind.name)
     statuses = set()
-    for _ in range(NUMBER):
+    for _ in range(fuzz_texts()):
         reply = check(parser, "".join(pieces_of(kind, picks)), picks)
         statuses |= {call.status.value for call in reply.tool_calls}
     assert kind.name == "plain" or statuses >= {"ok", "invalid_json", "unclosed"}

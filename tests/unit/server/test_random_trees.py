@@ -17,14 +17,18 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.patience import PATIENCE
+from support.tiers import costly
 from support.worlds import TOOL
 
 from toolroll.rollout.server.heard import NOTHING, Hearings
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
+
+pytestmark = pytest.mark.tokens
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """A reply: the ids that it was sampled from, and its own."""
@@ -225,14 +229,14 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
 """A program that fails is shown as it is: to make it smaller takes minutes."""
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
+@settings(costly(2), phases=WHOLE)
 @given(
     program=st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=1, max_size=7),
     grace=st.sampled_from([0.0, 20.0]),
     split=st.sampled_from(["canonical", "random"]),
 )
 def test_what_is_handed_out_is_trained_once(program: list[list[Step]], grace: float, split: Any) -> None:
-    asyncio.run(asyncio.wait_for(run(program, grace, split), 60))
+    asyncio.run(asyncio.wait_for(run(program, grace, split), PATIENCE))
 
 
 async def outcome(program: list[Step]) -> Any:
@@ -254,13 +258,13 @@ async def outcome(program: list[Step]) -> Any:
 NEVER_CUT = STEPS.map(lambda step: replace(step, fate="answered" if step.fate == "hangs up" else step.fate))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=WHOLE, suppress_health_check=[HealthCheck.too_slow])
+@settings(costly(2), phases=WHOLE)
 @given(program=st.lists(NEVER_CUT, min_size=2, max_size=9))
 def test_nothing_hangs_on_what_was_heard_before(program: list[Step]) -> None:
-    remembered = asyncio.run(asyncio.wait_for(outcome(program), 60))
+    remembered = asyncio.run(asyncio.wait_for(outcome(program), PATIENCE))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hearings, "begin", lambda self, text: NOTHING)
-        assert asyncio.run(asyncio.wait_for(outcome(program), 60)) == remembered
+        assert asyncio.run(asyncio.wait_for(outcome(program), PATIENCE)) == remembered
 
 
 def test_the_model_sees_what_is_wrong() -> None:

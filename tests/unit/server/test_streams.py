@@ -7,10 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.tiers import costly
 from support.worlds import TOOL
 
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
@@ -57,7 +58,7 @@ MARKERS = ["<", "<tool", "<tool_call>", "</tool_call>", "<think>", "</think>", "
 PIECES = st.sampled_from([*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@costly(2)
 @given(
     pieces=st.lists(PIECES, max_size=6),
     thought=st.booleans(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from toolroll.rollout.node import Node
@@ -42,7 +42,6 @@ def ends(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[TextEnds, list
 PIECES = st.text("ab é🙂", max_size=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.tuples(PIECES, st.text("ab é🙂", min_size=1, max_size=3)), max_size=6),
     prompt=st.text("ab é🙂\ud800", max_size=8),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.qwen import (
+    FEW_RANKS,
     QWEN3_ADDED,
-    all_templates,
     extra_templates,
     markers,
     qwen3_tokenizer,
@@ -22,10 +20,11 @@ from support.qwen import (
     trl_template,
     trl_templates,
 )
-from support.tiny_model import tiny_model
 
-QWEN3 = qwen3_tokenizer()
-TEMPLATES = all_templates()
+pytestmark = pytest.mark.tokens
+
+TEMPLATES = ("qwen3_5_think", "gptoss", "gemma4")
+"""Qwen's own control tokens, those of another family, and markers of unlike shapes."""
 TOOL = {
     "type": "function",
     "function": {
@@ -39,6 +38,12 @@ PLAIN: list[dict[str, Any]] = [
     {"role": "assistant", "content": "It is 12:30 there."},
     {"role": "user", "content": "Thanks\n\nand now?"},
 ]
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    """The real tokenizer, with all ranks."""
+    return qwen3_tokenizer()
 
 
 def with_tools(arguments: Any) -> list[dict[str, Any]]:
@@ -64,52 +69,61 @@ def renders(tokenizer: Any) -> list[str]:
     return found
 
 
-def test_known_ids() -> None:
+def test_known_ids(qwen3: Any) -> None:
     """As Qwen3 publishes them; the first two were seen on the wire of a server."""
-    assert QWEN3.encode("Hello") == [9707]
-    assert QWEN3.encode("lo") == [385]
-    assert QWEN3.encode("<|im_start|>user\nHi<|im_end|>\n") == [151644, 872, 198, 13048, 151645, 198]
-    assert [QWEN3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED] == list(range(151643, 151669))
-    assert len(QWEN3) == 151669
-    assert (QWEN3.eos_token_id, QWEN3.pad_token_id) == (151645, 151643)
+    assert qwen3.encode("Hello") == [9707]
+    assert qwen3.encode("lo") == [385]
+    assert qwen3.encode("<|im_start|>user\nHi<|im_end|>\n") == [151644, 872, 198, 13048, 151645, 198]
+    assert [qwen3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED] == list(range(151643, 151669))
+    assert len(qwen3) == 151669
+    assert (qwen3.eos_token_id, qwen3.pad_token_id) == (151645, 151643)
 
 
-def test_digits_are_single_tokens_and_newlines_are_grouped() -> None:
-    assert len(QWEN3.encode("2026")) == 4
-    assert QWEN3.encode("\n\n") == [271]
+def test_digits_are_single_tokens_and_newlines_are_grouped(qwen3: Any) -> None:
+    assert len(qwen3.encode("2026")) == 4
+    assert qwen3.encode("\n\n") == [271]
 
 
-@given(st.text())
-def test_text_round_trips_up_to_nfc(text: str) -> None:
-    assert QWEN3.decode(QWEN3.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
+@given(text=st.text())
+def test_text_round_trips_up_to_nfc(qwen3: Any, text: str) -> None:
+    assert qwen3.decode(qwen3.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
 
 
-def test_skipped_tokens_are_those_that_qwen_skips() -> None:
-    ids = QWEN3.encode("<|im_start|><tool_call>a</tool_call><think><|im_end|>")
-    assert QWEN3.decode(ids, skip_special_tokens=True) == "<tool_call>a</tool_call><think>"
+@pytest.mark.parametrize("edge", ["}\n", "\n\n", ">\n", ".\n\n", '":', '",'])
+def test_the_few_ranks_merge_as_all_do(qwen3: Any, edge: str) -> None:
+    """What meets at the edges of bodies is one token in both."""
+    few = tokenizer_for(trl_template("qwen3"))
+    assert len(few) == FEW_RANKS + len(QWEN3_ADDED)
+    assert few.encode(edge) == qwen3.encode(edge)
+    assert len(few.encode(edge)) == 1
+
+
+def test_skipped_tokens_are_those_that_qwen_skips(qwen3: Any) -> None:
+    ids = qwen3.encode("<|im_start|><tool_call>a</tool_call><think><|im_end|>")
+    assert qwen3.decode(ids, skip_special_tokens=True) == "<tool_call>a</tool_call><think>"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_each_template_renders_and_round_trips(name: str) -> None:
-    tokenizer = tokenizer_for(TEMPLATES[name])
+    tokenizer = tokenizer_for(trl_template(name))
     texts = renders(tokenizer)
     assert texts, "the template renders none of the conversations"
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
-        control = {tokenizer.convert_tokens_to_ids(marker) for marker in markers(TEMPLATES[name]) if marker in text}
+        control = {tokenizer.convert_tokens_to_ids(marker) for marker in markers(tokenizer.chat_template) if marker in text}
         assert control <= set(ids)
         assert max(ids) < len(tokenizer)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_each_marker_is_one_token_and_the_end_of_turn_is_one_of_them(name: str) -> None:
-    tokenizer = tokenizer_for(TEMPLATES[name])
-    for marker in markers(TEMPLATES[name]):
+    source = trl_template(name)
+    tokenizer = tokenizer_for(source)
+    for marker in markers(source):
         assert tokenizer.encode(f"a{marker}b", add_special_tokens=False) == [64, tokenizer.convert_tokens_to_ids(marker), 65]
-    ends_in_role_marker = "[gMASK]" in TEMPLATES[name]
     in_a_render = any(tokenizer.eos_token in text for text in renders(tokenizer))
-    assert in_a_render or ends_in_role_marker or tokenizer.eos_token in TEMPLATES[name]
+    assert in_a_render or tokenizer.eos_token in source
 
 
 def test_markers_are_found_and_ordinary_tags_are_not() -> None:
@@ -121,7 +135,7 @@ def test_markers_are_found_and_ordinary_tags_are_not() -> None:
 
 
 def test_qwen_templates_get_qwens_own_ids() -> None:
-    assert tokenizer_for(trl_template("qwen2_5")).convert_tokens_to_ids("</think>") == 151668
+    assert qwen3_tokenizer(trl_template("qwen2_5")).convert_tokens_to_ids("</think>") == 151668
     assert tokenizer_for(trl_template("gptoss")).convert_tokens_to_ids("<|im_end|>") is None
 
 
@@ -131,25 +145,7 @@ def test_an_unknown_template_is_named() -> None:
     assert len(trl_templates()) >= 40
 
 
-def test_neither_wheel_is_imported() -> None:
-    code = "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} & set(sys.modules))"
-    folder = Path(__file__).parents[2]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
-    assert (ran.returncode, ran.stdout) == (0, b"\n"), ran.stderr
-
-
-def test_the_saved_tokenizer_is_the_same_for_who_loads_it() -> None:
-    """transformers builds its own class for the model's type: the ids must not change by that."""
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(tiny_model())
-    texts = ["Hello, 2026!\n\n  x = 1\r\n", "<|im_start|>user\nHi<|im_end|>\n<think>\n", "cafe\u0301 東京 🙂 I'll"]
-    assert [loaded.encode(text) for text in texts] == [QWEN3.encode(text) for text in texts]
-    assert loaded.chat_template == QWEN3.chat_template
-    assert loaded.eos_token_id == 151645
-
-
-def test_the_vocabulary_is_the_reference_one() -> None:
+def test_the_vocabulary_is_the_reference_one(qwen3: Any) -> None:
     folder = os.environ.get("TOOLROLL_TEST_DATA")
     if not folder:
         pytest.skip("TOOLROLL_TEST_DATA is not set")
@@ -157,4 +153,4 @@ def test_the_vocabulary_is_the_reference_one() -> None:
 
     reference = Tokenizer.from_file(str(Path(folder) / "tokenizers" / "qwen3" / "tokenizer.json"))
     for text in [*extra_templates().values(), (Path(folder) / "tau_bench" / "gpt-4o-airline-40.json").read_text()[:200_000]]:
-        assert QWEN3.encode(text) == reference.encode(text).ids
+        assert qwen3.encode(text) == reference.encode(text).ids

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.oracle_data import template_paths, tokenizer_for
+from support.qwen import tokenizer_for, trl_template
 from tokenizers.processors import TemplateProcessing
 
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message
+
+pytestmark = pytest.mark.tokens
 
 ASK: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}]
 SAID: Message = {"role": "assistant", "content": "1"}
@@ -18,8 +20,7 @@ MORE: list[Message] = [{"role": "user", "content": "Two?"}]
 
 def adding_bos(name: str, bos: str) -> Any:
     """The template's tokenizer, made to add `bos` to every text as Llama's does."""
-    path = next(path for known, path in template_paths().items() if known.split("/")[-1] == name)
-    tokenizer = tokenizer_for(path.read_text(encoding="utf-8"), extra=[bos])
+    tokenizer = tokenizer_for(trl_template(name), extra=[bos])
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, tokenizer.convert_tokens_to_ids(bos))]
     )

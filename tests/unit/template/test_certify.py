@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.oracle_data import template_paths, tokenizer_for
+from support.qwen import tokenizer_for, tool_templates
+from support.tiers import by_tier
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
@@ -17,20 +18,22 @@ from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint
 from toolroll.rollout.template.probes import probes
 
-TEMPLATES = template_paths()
+pytestmark = pytest.mark.tokens
+
+TEMPLATES = tool_templates()
 # Templates of which somebody who trains must know that tool results are not appended, and why.
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
 
 
 def source(name: str) -> str:
-    return TEMPLATES[name].read_text(encoding="utf-8")
+    return TEMPLATES[name]
 
 
 def outcomes(report: TemplateReport) -> dict[str, str]:
     return {probe.name: probe.outcome for probe in report.probes}
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if not name.endswith("_training")])
+@pytest.mark.parametrize("name", by_tier(name for name in TEMPLATES if not name.endswith("_training")))
 def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -> None:
     report = certify(ChatTemplate(tokenizer_for(source(name))))
     assert "wrong" not in outcomes(report).values()

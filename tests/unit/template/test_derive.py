@@ -13,6 +13,8 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.derive import Deriver
 from toolroll.rollout.types import Message
 
+pytestmark = pytest.mark.tokens
+
 FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
 NEW: list[Message] = [{"role": "user", "content": "And now?"}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": "here", "far": True}}}
@@ -107,7 +109,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting:
 
 
 def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under all real templates: `tests/contract/test_templates.py`."""
+    """Under all real templates: `tests/unit/template/test_conformance.py`."""
     quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
     monkeypatch.setattr(Deriver, "_end_of_turn", lambda *args: None)
     slow = counting.delta([*FIRST, TURN], COMPACT, NEW)

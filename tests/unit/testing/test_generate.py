@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
+from support.tiers import costly
 from support.wire import Wire
 
 from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
@@ -170,7 +171,7 @@ async def test_a_reply_without_a_stop_ends_by_length(tokenizer: Any) -> None:
 words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)  # nothing of the stop token's own text
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@costly(2)
 @given(text=words, stop=words.map(lambda text: text[:3]), split=st.sampled_from(["canonical", "random"]), seed=st.integers(0, 99))
 async def test_a_stop_string_cuts_the_text_at_its_first_place_and_the_ids_behind_it(
     tokenizer: Any, text: str, stop: str, split: Any, seed: int

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.embedded import says
+from support.patience import PATIENCE
 from support.processes import serving
 
 from toolroll.rollout.errors import UsageError
@@ -21,7 +22,7 @@ from toolroll.rollout.testing.serve import serve
 def ask(url: str, key: str = "s") -> str:
     body = json.dumps({"input_ids": [300, 301]}).encode()
     request = urllib.request.Request(f"{url}/generate", body, {"x-smg-routing-key": key, "Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return str(json.loads(response.read())["text"])
 
 
@@ -64,7 +65,7 @@ async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str
     path = tmp_path / "script.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r'script\.json is no script.*"routing key".*"replies"'):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await serve("embedded", host="127.0.0.1", port=0, script_file=path, context_length=100, latency=0.0)
 
 

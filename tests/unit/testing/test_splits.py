@@ -6,13 +6,15 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.testing import TokenSplitter, random_split
 from toolroll.rollout.testing.tokenizer_files import CONTROL_TOKENS, load_embedded_tokenizer
+
+pytestmark = pytest.mark.tokens
 
 SENTENCE = 'The account was updated. {"name": "get_flight", "arguments": {"order_id": 17}}'
 TOKENIZERS = {"embedded": load_embedded_tokenizer, "qwen3": qwen3_tokenizer}
@@ -31,7 +33,6 @@ def splitter(any_tokenizer: Any) -> TokenSplitter:
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*CONTROL_TOKENS, SENTENCE])), max_size=6).map("".join)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=texts, seed=st.integers(0, 999), rate=st.sampled_from([0.0, 0.3, 1.0]))
 def test_a_split_decodes_to_the_same_text(any_tokenizer: Any, splitter: TokenSplitter, text: str, seed: int, rate: float) -> None:
     ids = any_tokenizer.encode(text, add_special_tokens=False)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
@@ -27,7 +28,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*command: str, at: Path, path: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {"PYTHONPATH": str(path)}
-    return subprocess.run([sys.executable, *command], cwd=at, env=env, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run([sys.executable, *command], cwd=at, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_its_files(package: Path) -> None:

@@ -12,15 +12,18 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 FLOORS = ("parsers", "rollout", "agents")
-OPENAI_AGENTS = next(line for line in (ROOT / "tests/requirements.txt").read_text().splitlines() if line.startswith("openai-agents"))
+OPENAI_AGENTS = next(
+    line for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines() if line.startswith("openai-agents")
+)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -21,6 +21,8 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
+pytestmark = pytest.mark.tokens
+
 IM_END = 151645
 RESULT = "<tool_response>\nORDER-1\n</tool_response>"
 

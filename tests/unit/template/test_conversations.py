@@ -1,25 +1,25 @@
 """Random conversations under every template: each prompt of a `Dialogue`, whose frames fill as it goes on, is judged by the oracle.
 
-Where `test_templates.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
+Where `test_conformance.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
 another, forks behind forks, odd token splits in the middle of history (I1-I6).
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import judge_tokens
 from support.oracle import Case, Inapplicable, Oracle, Truth
-from support.oracle_data import template_paths, tokenizer_for
 from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling, Scenario, call, calls, result, said, user
+from support.qwen import tokenizer_for, tool_templates
+from support.tiers import by_tier, costly
 
 from toolroll.parsers.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -30,8 +30,9 @@ from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, chat_template
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
-TEMPLATES = template_paths()
-EXAMPLES = int(os.environ.get("TOOLROLL_EXAMPLES", "8"))
+pytestmark = pytest.mark.tokens
+
+TEMPLATES = tool_templates()
 
 BODY = st.one_of(
     st.text(max_size=30),
@@ -60,7 +61,7 @@ def frames_are_learned_at_once() -> Iterator[None]:
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
     """The oracle and the chat template under test; the template's frames stay from one conversation to the next."""
-    tokenizer = tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8"))
+    tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
 
@@ -93,8 +94,8 @@ def reply_of(message: Message) -> ParsedReply:
     return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@pytest.mark.parametrize("name", by_tier(TEMPLATES))
+@costly(10)
 @given(turns=st.lists(TURN, min_size=1, max_size=6), system=st.booleans())
 async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, turns: list[dict[str, Any]], *, system: bool) -> None:
     oracle, template = subject(name)

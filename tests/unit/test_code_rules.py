@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.source import Module, library, read_module
+from support.source import ROOT, Module, library, read_module
 
 MODULES = library()
 FUNCTION_LINES = 60
@@ -186,3 +186,21 @@ def bare_function(): ...
     assert [words.removeprefix("a_bare_module").split(" has")[0] for words in without_docstrings(module)] == [
         "", ".Base", ".Named.bare", ".Data", ".bare_function",
     ]  # fmt: skip
+
+
+# --- the quick tier --------------------------------------------------------------------------------------------------
+
+NOT_QUICK = frozenset(
+    "datasets litellm multiprocessing playwright pyarrow ray sglang subprocess torch xgrammar".split()
+)  # what starts processes, and what tests/requirements.txt does not install
+
+
+def not_quick(module: Module) -> list[str]:
+    return sorted({name.split(".")[0] for name, _ in module.imports()} & NOT_QUICK)
+
+
+def test_unit_tests_start_no_process_and_need_no_heavy_package(tmp_path: Path) -> None:
+    files = (ROOT / "tests" / "unit").rglob("*.py")
+    assert {str(file): found for file in files if (found := not_quick(read_module(file)))} == {}
+    (tmp_path / "test_bad.py").write_text("def test_it():\n    from subprocess import run\n    import torch.nn\n")
+    assert not_quick(read_module(tmp_path / "test_bad.py", tmp_path)) == ["subprocess", "torch"]

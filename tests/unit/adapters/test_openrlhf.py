@@ -6,11 +6,8 @@ import asyncio
 import functools
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -99,31 +96,6 @@ async def test_d1_the_signature_is_todays() -> None:
         }  # fmt: skip
         with pytest.raises(UsageError, match="images"):
             await execute(AgentExecutor(), llm, images=["cat.png"])
-
-
-_AS_OPENRLHF = """
-import importlib.util, sys, types
-from pathlib import Path
-
-folder = Path(next(iter(importlib.util.find_spec("openrlhf").submodule_search_locations)))
-package = types.ModuleType("openrlhf.utils")  # its own __init__ draws deepspeed and vLLM
-package.__path__ = [str(folder / "utils")]
-sys.modules["openrlhf.utils"] = package
-from openrlhf.utils.agent import AgentExecutorBase
-spec = importlib.util.spec_from_file_location("agent_module", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-assert issubclass(module.AgentExecutor, AgentExecutorBase)
-assert not issubclass(dict, AgentExecutorBase)
-module.AgentExecutor()
-"""
-
-
-def test_d1_openrlhf_takes_it_as_its_own(tmp_path: Path) -> None:
-    """As OpenRLHF loads the file of `--train.agent_func_path`, with its own base class."""
-    file = tmp_path / "agent.py"
-    file.write_text("from toolroll.rollout.adapters import openrlhf\n\n\nclass AgentExecutor(openrlhf.AgentExecutor):\n    pass\n")
-    subprocess.run([sys.executable, "-c", _AS_OPENRLHF, str(file)], check=True)
 
 
 @pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
@@ -269,8 +241,3 @@ async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
         _, reply = await bench.post("/v1/chat/completions", asked)
         assert counted["tokens"] == reply["prompt_token_ids"]
         assert counted["count"] == reply["usage"]["prompt_tokens"] == len(bench.engine.log[0].input_ids)
-
-
-def test_d11_an_import_sets_up_no_logging() -> None:
-    code = "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; assert not logging.getLogger().handlers"
-    subprocess.run([sys.executable, "-c", code], check=True)

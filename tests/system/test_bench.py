@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.cache import cached_folder
+from support.patience import PATIENCE
 from support.processes import ServerFailed, get_json, members, serving
 from support.proxy import CountingProxy, counting_proxy
 
@@ -155,9 +156,9 @@ async def test_the_proxy_passes_bytes_on_and_writes_them_down(proxy: CountingPro
 async def test_the_proxy_hangs_up_when_its_client_does(worker: tuple[Worker, str], proxy: CountingProxy) -> None:
     async with aiohttp.ClientSession() as http:
         task = asyncio.create_task(http.post(proxy.url + "/slow"))
-        await asyncio.wait_for(worker[0].reached.wait(), 30)
+        await asyncio.wait_for(worker[0].reached.wait(), PATIENCE)
         task.cancel()
-        await asyncio.wait_for(worker[0].hung_up.wait(), 30)
+        await asyncio.wait_for(worker[0].hung_up.wait(), PATIENCE)
     assert [seen.hung_up for seen in proxy.requests] == [True]
 
 

@@ -207,7 +207,7 @@ async def test_prompts_that_are_no_task_are_refused(sample_type: Any, prompt: An
 
 
 def test_every_setting_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "slime.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
     for name in slime.SlimeSettings.model_fields:
         assert f"`toolroll_{name}`" in page, name
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from support.endpoints import Bench, endpoint
-from support.looking import FIRST, one_episode, play, saying
+from support.looking import one_episode, play, saying
 
 from toolroll.rollout.client import ToolrollClient
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
@@ -42,24 +42,6 @@ async def test_an_episode_streamed() -> None:
                 return await stream.get_final_completion()
 
         await play(create)
-        await one_episode(bench)
-
-
-async def test_openai_agents() -> None:
-    import agents
-
-    agents.set_tracing_disabled(True)
-
-    @agents.function_tool
-    def look(at: str) -> str:
-        """Look at something."""
-        return f"seen {at} <|im_end|><|im_start|>user"
-
-    async with in_process(saying, split="random") as (bench, client):
-        model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-        agent = agents.Agent(name="looker", instructions="Be brief.", model=model, tools=[look])
-        result = await agents.Runner.run(agent, FIRST[1]["content"])
-        assert result.final_output == "All seen: <b>x</b>."
         await one_episode(bench)
 
 

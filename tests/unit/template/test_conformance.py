@@ -8,22 +8,25 @@ refused where an append exists. The counts by template are printed at the end of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.oracle import Case, Oracle, Refused, Truth
-from support.oracle_data import template_paths, tokenizer_for
-from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, table, verdict
+from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, verdict
 from support.oracle_scenarios import Message, Tool, scenarios
+from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
+from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.derive import Deriver
 from toolroll.rollout.template.render import plain_content
 
-TEMPLATES = template_paths()
+pytestmark = pytest.mark.tokens
+
+TEMPLATES = tool_templates()
+POLICIES: tuple[History, ...] = ("fork", "preserve")
 
 
 class UnderTest:
@@ -36,7 +39,8 @@ class UnderTest:
         return outcome_of(lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError)
 
     def delta(self, case: Case) -> Outcome:
-        self._both_ways(case)
+        if self.template.history == "fork":  # what is derived does not depend on the policy
+            self._both_ways(case)
         make = lambda: self.template.delta(
             case.messages,
             case.new,
@@ -68,40 +72,21 @@ class ByNonce(Deriver):
         return None
 
 
-@lru_cache(maxsize=1)
-def oracle_for(name: str) -> Oracle:
-    return Oracle(tokenizer_for(TEMPLATES[name].read_text(encoding="utf-8")))
-
-
-@pytest.fixture(scope="session")
-def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
-    """Verdicts by template and policy, printed when the run ends."""
-    found: dict[str, Counter[str]] = {}
-    yield found
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    capture = request.config.pluginmanager.get_plugin("capturemanager")
-    if reporter is not None and capture is not None and found:
-        with capture.global_and_fixture_disabled():
-            reporter.write_line("")
-            for line in table(found):
-                reporter.write_line(line)
-
-
 def bad(rows: list[Row]) -> str:
     """The rows that fail, one a line."""
     return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in rows if row.verdict in BAD)
 
 
-# A template is judged by both tests before the next one, so that its tokenizer is built once.
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str, Counter[str]]) -> None:
-    oracle = oracle_for(name)
-    failures = []
-    for history in ("fork", "preserve"):
-        implementation = UnderTest(oracle.tokenizer, history)
-        rows = judge_deltas(oracle, implementation, history)
-        prompts = judge_prompts(oracle, implementation)
-        counts[f"{name} {history}"] = Counter(row.verdict for row in rows)
+def judge(name: str, ranks: int) -> str:
+    """Judge both policies with one template and Qwen's BPE of `ranks` ranks. Return how often each verdict was given."""
+    oracle = Oracle(tokenizer_for(TEMPLATES[name], ranks=ranks))
+    implementations: dict[History, UnderTest] = {history: UnderTest(oracle.tokenizer, history) for history in POLICIES}
+    deltas, prompts_by_policy = judge_deltas(oracle, implementations), judge_prompts(oracle, implementations)
+    failures, counts = [], []
+    for history, rows in deltas.items():
+        prompts = prompts_by_policy[history]
+        found = Counter(row.verdict for row in rows)
+        counts.append(f"{history}: {', '.join(f'{verdict} {found[verdict]}' for verdict in sorted(found))}")
         failures += [text for text in (bad(rows), bad(prompts)) if text]
         applicable = [row for row in rows if row.verdict != "inapplicable"]
         assert len(rows) >= 40
@@ -110,6 +95,18 @@ def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, counts: dict[str,
         assert len(applicable) >= (40 if shows_calls else 12), [row for row in rows if row.verdict == "inapplicable"]
         assert any(row.verdict == "exact" for row in prompts)
     assert not failures, "\n".join(failures)
+    return "; ".join(counts)
+
+
+@pytest.mark.parametrize("name", by_tier(TEMPLATES))
+def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, record_property: Callable[[str, object], None]) -> None:
+    record_property("figure", judge(name, FEW_RANKS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "glm4moe", "gptoss"])
+def test_the_same_with_the_whole_vocabulary(name: str) -> None:
+    judge(name, N_RANKS)
 
 
 def test_scenario_names_are_unique() -> None:

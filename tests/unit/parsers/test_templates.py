@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from support.calls import calls, examples, same
+from support.calls import calls, same
 from support.formats import FORMATS, tools_for
 from support.qwen import all_templates, tokenizer_for
+from support.tiers import by_tier, costly
 
 from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.template.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.tokens
 
 PARALLEL, ONE = True, False
 FAMILIES: dict[str, tuple[str, bool]] = {
@@ -79,7 +82,7 @@ def written_turn(template: ChatTemplate, found: list[Any], content: str) -> tupl
     return (text[: max(ends)] if ends else text), tools, opened
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", by_tier(FAMILIES))
 def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
     kind, parallel = FAMILIES[name]
     form = next(form for form in FORMATS if form.name == kind)
@@ -88,7 +91,7 @@ def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
     template = ChatTemplate(tokenizer_named(name))
     parser = get_parser(kind)
 
-    @examples(12)
+    @costly(4)
     @given(found=calls(replace(form, parallel=parallel, wide=False)))
     def check(found: list[Any]) -> None:
         content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
@@ -101,7 +104,7 @@ def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", by_tier(FAMILIES))
 def test_the_format_of_a_template_is_found_by_probing(name: str) -> None:
     assert infer_parser(tokenizer_named(name)) == FAMILIES[name][0]
 

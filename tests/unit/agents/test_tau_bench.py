@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +20,8 @@ from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
+
+pytestmark = pytest.mark.tokens
 
 BYE = Action("Goodbye.")
 
@@ -281,36 +281,6 @@ def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
 
 
 # --- the import --------------------------------------------------------------------------------------------------------
-
-_IMPORT = """
-import os, sys
-def no_network(event, args):
-    if event in ("socket.connect", "socket.getaddrinfo"):
-        raise SystemExit(f"network: {args}")
-sys.addaudithook(no_network)
-before = dict(os.environ)
-from support.tau import MINI, REAL
-tau = {"mini": MINI, "real": REAL}[sys.argv[1]]
-factory = tau.factory()
-assert tau.package + ".envs" not in sys.modules, "imported before it was asked for"
-factory.tasks("test")
-assert tau.package + ".envs.user" in sys.modules
-assert "litellm" not in sys.modules, "the stand-in was left behind"
-assert dict(os.environ) == before
-"""
-
-
-def test_the_package_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
-    root = Path(__file__).parents[2]
-    which = "mini" if tau is MINI else "real"
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORT, which],
-        env={**os.environ, "PYTHONPATH": str(root / "tests")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_another_package_of_that_name_is_not_taken_for_it() -> None:

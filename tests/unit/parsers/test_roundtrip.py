@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.calls import calls, examples, same
+from support.calls import calls, same
 from support.formats import FORMATS, Format, tools_for
 from support.parsing import in_pieces, lost
 
@@ -20,7 +20,6 @@ IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
 def test_what_a_writer_writes_is_read_back(form: Format) -> None:
     parser = get_parser(form.name)
 
-    @examples(40)
     @given(found=calls(form), lead=st.sampled_from(("", "I look it up.\n", "Ünïcode: «x»\n\n")), data=st.data())
     def check(found: list[Any], lead: str, data: st.DataObject) -> None:
         lead = lead if form.spoken else ""

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from support.endpoints import judge
 from support.episodes import call
+from support.patience import PATIENCE
 
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 
@@ -29,12 +30,12 @@ async def test_the_agents_sdk_against_toolroll_serve() -> None:
         server = await started("-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0")
         assert server.stdout is not None
         try:
-            line = (await asyncio.wait_for(server.stdout.readline(), 90)).decode()
+            line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
             found = re.search(r"http://127\.0\.0\.1:\d+", line)
             assert found, line
             url = found.group()
             example = await started("examples/openai_agents/looker.py", "--url", url, "--runs", "3")
-            out, _ = await asyncio.wait_for(example.communicate(), 90)
+            out, _ = await asyncio.wait_for(example.communicate(), PATIENCE)
             assert example.returncode == 0
             lines = out.decode().splitlines()
             assert len(lines) == 3
@@ -47,12 +48,12 @@ async def test_the_agents_sdk_against_toolroll_serve() -> None:
                     assert len(data["trajectories"]) == 1
         finally:
             server.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(server.wait(), 30) == 0
+            assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
 
 
 async def test_the_benchmark_loses_nothing() -> None:
     process = await started("benchmarks/endpoint.py", "--sessions", "12", "--turns", "6")
-    out, _ = await asyncio.wait_for(process.communicate(), 120)
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 0
     assert "72 replies, 0 lost or mixed up" in out.decode()
 
@@ -60,7 +61,7 @@ async def test_the_benchmark_loses_nothing() -> None:
 async def test_the_benchmark_says_why_a_turn_failed() -> None:
     command = ("benchmarks/endpoint.py", "--sessions", "2", "--turns", "2", "--prompt-tokens", "34000")
     process = await started(*command, stderr=asyncio.subprocess.PIPE)
-    out, told = await asyncio.wait_for(process.communicate(), 120)
+    out, told = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 1
     assert "turn 1 of talk-0 was refused: the prompt of 34" in told.decode()
     assert b"Traceback" not in told

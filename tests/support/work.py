@@ -1,0 +1,171 @@
+"""How much work the parsers do on a text, counted, so that it is the same however busy the machine is.
+
+Work is the lines of the parsers that run, and the characters that their calls into C look at or copy: methods of the text, slices
+of it, and searches with a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+
+class Work:
+    """The work counted so far."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.characters = 0
+
+    @property
+    def total(self) -> int:
+        """Lines and characters."""
+        return self.lines + self.characters
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count lines and searches in the modules of `toolroll.parsers` and in the tests of it."""
+        before = sys.gettrace()
+        with pytest.MonkeyPatch.context() as patch:
+            self._count_searches(patch)
+            sys.settrace(self._on_call)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+
+    def _on_call(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        return self._on_line if "/parsers/" in frame.f_code.co_filename else None
+
+    def _on_line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        self.lines += 1
+        return self._on_line
+
+    def _count_searches(self, patch: pytest.MonkeyPatch) -> None:
+        """Put a counting pattern in the place of each pattern that a module or class of the parsers holds."""
+        from toolroll.parsers import source
+
+        compiled = source._compiled  # type: ignore[attr-defined]
+        patch.setattr(source, "_compiled", lambda markers: (CountedPattern(compiled(markers)[0], self), *compiled(markers)[1:]))
+        modules = [module for name, module in sys.modules.items() if ".parsers." in name]
+        classes = {id(it): it for module in modules for it in vars(module).values() if isinstance(it, type)}
+        for holder in (*modules, *classes.values()):
+            for name, value in list(vars(holder).items()):
+                if isinstance(value, re.Pattern):
+                    patch.setattr(holder, name, CountedPattern(value, self))
+                elif isinstance(value, dict) and any(isinstance(it, re.Pattern) for it in value.values()):
+                    patch.setattr(holder, name, {key: CountedPattern(it, self) for key, it in value.items()})
+
+
+class CountedPattern:
+    """A pattern that counts the characters it looks at. A search looks at everything up to the end of its match."""
+
+    def __init__(self, pattern: re.Pattern[str], work: Work) -> None:
+        self._pattern = pattern
+        self._work = work
+
+    def search(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
+        """See `re.Pattern.search`."""
+        match = self._pattern.search(text, at, stop)
+        self._work.characters += (min(stop, len(text)) if match is None else match.end()) - at
+        return match
+
+    def match(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
+        """See `re.Pattern.match`. A match that fails counts as one character: the parsers' patterns fail early."""
+        match = self._pattern.match(text, at, stop)
+        self._work.characters += 1 if match is None else match.end() - at
+        return match
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """See `re.Pattern.fullmatch`."""
+        self._work.characters += len(text)
+        return self._pattern.fullmatch(text)
+
+    def sub(self, replacement: Any, text: str) -> str:
+        """See `re.Pattern.sub`."""
+        self._work.characters += len(text)
+        return self._pattern.sub(replacement, text)
+
+
+def _counted(name: str) -> Any:
+    """The method `name` of `str`; it counts the characters of the text, or of the part of it that a search is limited to."""
+    method = getattr(str, name)
+
+    def counted(self: CountedText, *given: Any) -> Any:
+        places = given[1:] if name in ("find", "rfind", "index", "rindex", "count") else ()
+        self.work.characters += len(range(len(self))[slice(*places) if len(places) > 1 else slice(*places, None)])
+        return self.again(method(self, *given))
+
+    return counted
+
+
+class CountedText(str):
+    """A text that counts the characters that its methods look at; so do texts that are cut from it and texts that it is added to."""
+
+    work: Work
+
+    def __new__(cls, text: str, work: Work) -> CountedText:
+        """Count in `work`."""
+        made = super().__new__(cls, text)
+        made.work = work
+        return made
+
+    def again(self, found: Any) -> Any:
+        """What a method returned, with its texts counted."""
+        if isinstance(found, str):
+            return CountedText(found, self.work)
+        return type(found)(map(self.again, found)) if isinstance(found, (list, tuple)) else found
+
+    def __getitem__(self, key: Any) -> Any:
+        """Count the characters that are copied."""
+        found = super().__getitem__(key)
+        self.work.characters += len(found)
+        return self.again(found)
+
+    def __add__(self, other: str) -> Any:
+        """Count what is added: CPython lengthens the text in place, which a test of memory checks."""
+        self.work.characters += len(other)
+        return self.again(super().__add__(other))
+
+    def __radd__(self, other: str) -> Any:
+        """See `__add__`."""
+        self.work.characters += len(other) + len(self)
+        return self.again(str.__add__(other, self))
+
+    def startswith(self, prefix: str | tuple[str, ...], *places: Any) -> bool:
+        """Count the prefix, or one for each of several."""
+        self.work.characters += len(prefix)
+        return super().startswith(prefix, *places)
+
+    def endswith(self, suffix: str | tuple[str, ...], *places: Any) -> bool:
+        """See `startswith`."""
+        self.work.characters += len(suffix)
+        return super().endswith(suffix, *places)
+
+    __contains__ = _counted("__contains__")
+    __iter__ = _counted("__iter__")
+    count = _counted("count")
+    encode = _counted("encode")
+    find = _counted("find")
+    index = _counted("index")
+    isspace = _counted("isspace")
+    lower = _counted("lower")
+    lstrip = _counted("lstrip")
+    partition = _counted("partition")
+    removeprefix = _counted("removeprefix")
+    removesuffix = _counted("removesuffix")
+    replace = _counted("replace")
+    rfind = _counted("rfind")
+    rindex = _counted("rindex")
+    rpartition = _counted("rpartition")
+    rsplit = _counted("rsplit")
+    rstrip = _counted("rstrip")
+    split = _counted("split")
+    splitlines = _counted("splitlines")
+    strip = _counted("strip")

@@ -1,0 +1,132 @@
+"""The command line as a process of its own: exit codes, signals, and what `toolroll serve` answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from support.chat import completion, endpoint
+from support.patience import PATIENCE
+
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.store import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, play_references, reference_policy, serve_in_thread
+
+MAIN = "from toolroll.rollout.cli import main; main()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: signal.Signals) -> None:
+    import asyncio
+
+    desk = find_environment("desk")
+    plain = reference_policy(play_references(desk, desk.tasks("test"), samples=1))
+    stuck: list[PolicyRequest] = []
+
+    def policy(request: PolicyRequest) -> Any:
+        task = request.routing_key.split("/")[1].split("#")[0]
+        if task in {found.id for found in desk.tasks("test")[3:6]} and len(stuck) < 3:
+            stuck.append(request)
+            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
+        return plain(request)
+
+    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
+        command = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
+        command += ["--tasks", "0-5", "--out", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+            deadline = time.monotonic() + PATIENCE
+            while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 128 + number, errors
+        assert "Traceback" not in errors
+        assert "Stopped early; the same command goes on from here." in out
+        assert "the run is not finished: 3 of 6 episodes" in out
+        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
+        assert [(found.result.status, found.result.info) for found in read_episodes(tmp_path) if not found.result.reward] == []
+        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        assert "desk: 3 episodes are in" in done.stdout
+        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
+
+
+def _lines(folder: Path) -> int:
+    file = folder / "episodes.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+@pytest.mark.parametrize("reruns", ["0", "2"])
+async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(reruns: str) -> None:
+    async with endpoint(completion("Hello.")) as server:
+        arguments = [
+            "run",
+            "desk",
+            "--model",
+            "embedded",
+            "--endpoint",
+            server.url.removesuffix("/v1"),
+            "--tasks",
+            "0-1",
+            "--reruns",
+            reruns,
+            "--give-up-after",
+            "3",
+        ]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", MAIN, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, errors = (part.decode() for part in await process.communicate())
+    assert "answers 404: does the address end in /v1?)" in out + errors
+    if reruns == "2":
+        assert (process.returncode, "toolroll: 3 attempts at episodes failed in a row" in errors) == (2, True)
+        return
+    assert process.returncode == 1
+    assert "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1" in out
+    assert "WARNING: 2 of 2 episodes were aborted and count in no reward: engine_error 2" in out
+
+
+def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + PATIENCE
+        file = tmp_path / "demo" / "episodes.jsonl"
+        while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "bfcl/multi_turn_base" in out
+    assert "desk" not in out
+    assert "Stopped early." in out
+    assert "goes on from here" not in out
+
+
+async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
+    async with EmbeddedEngine(tokenizer, lambda request: "Hello.") as engine:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from toolroll.rollout.cli import main; main()",
+            "serve", "--model", "embedded", "--engine", engine.url, "--port", "0",
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            line = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode()
+            url = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert url, line
+            async with AsyncOpenAI(base_url=f"{url.group()}/sessions/s/v1", api_key="unused") as client:
+                reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
+            assert reply.choices[0].message.content == "Hello."
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.wait_for(process.wait(), PATIENCE)
+        assert code == 0

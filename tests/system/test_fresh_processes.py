@@ -1,0 +1,63 @@
+"""What only a second process shows: a held folder, a thread that never ends, the example of the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.patience import PATIENCE
+from support.source import ROOT
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.run_folder import RunFolder
+
+
+def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
+    program = """
+import asyncio, time
+from toolroll.rollout.executor import Executor
+async def main():
+    executor = Executor(2)
+    try:
+        await asyncio.wait_for(executor.off_loop(time.sleep, 600), 0.1)
+    except TimeoutError:
+        print("late", flush=True)
+    executor.close()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from toolroll.rollout.run_folder import RunFolder
+with RunFolder(Path(sys.argv[1]), "pond", {}):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="another process is writing into"), RunFolder(tmp_path, "pond", {}):
+            pass
+        holder.kill()  # however it ends, the folder is free
+    with RunFolder(tmp_path, "pond", {}):
+        pass
+
+
+def test_the_example_prints_what_the_readme_shows() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = ROOT / "examples" / "quickstart.py"
+    code, shown = re.search(r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert code in script.read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == shown

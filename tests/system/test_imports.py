@@ -1,0 +1,134 @@
+"""What a fresh interpreter loads when it imports the library, and which packages it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.patience import PATIENCE
+from support.source import ROOT, library
+from support.tau import BOTH, MINI, TauBench, needed
+
+MODULES = library()
+
+
+# Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use, never earlier.
+HEAVY = (
+    "torch", "sglang", "transformers", "triton", "xgrammar", "pandas", "datasets", "bfcl_eval", "tau_bench", "litellm", "slime",
+    "verl", "ray", "httpx", "openai",
+)  # fmt: skip
+
+
+def heavy_after(*modules: str) -> list[str]:
+    """Which heavy packages a fresh interpreter has loaded after importing `modules`."""
+    code = (
+        "import importlib, json, sys\n"
+        f"for name in {list(modules)!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
+    # The two folders that give published names are namespace packages: without a file, and without code.
+    code = (
+        "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
+        " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.strip() == "[]"
+    assert heavy_after("toolroll") == []
+
+
+NEED_OPENAI = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+"""They subclass the OpenAI SDK's client, so they import the SDK at import."""
+
+
+def test_no_module_of_the_library_loads_a_heavy_package() -> None:
+    assert heavy_after(*(name for name in MODULES if not name.startswith(NEED_OPENAI))) == []
+
+
+def test_using_a_public_name_loads_nothing_heavy() -> None:
+    """Every name of the façade, resolved in one fresh interpreter."""
+    code = (
+        "import json, sys, toolroll\n"
+        "for name in toolroll.__all__: getattr(toolroll, name)\n"
+        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_measurement_sees_a_heavy_import() -> None:
+    assert "transformers" in heavy_after("transformers")
+
+
+def test_importing_names_loads_nothing_heavy() -> None:
+    code = "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & {'transformers', 'torch', 'numpy'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
+    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the repository."""
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
+    code = "import agents; print(agents.mine)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; {code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_neither_wheel_is_imported() -> None:
+    code = "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} & set(sys.modules))"
+    folder = Path(__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
+    assert (ran.returncode, ran.stdout) == (0, b"\n"), ran.stderr
+
+
+def test_d11_an_import_sets_up_no_logging() -> None:
+    code = "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; assert not logging.getLogger().handlers"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+_IMPORT = """
+import os, sys
+def no_network(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        raise SystemExit(f"network: {args}")
+sys.addaudithook(no_network)
+before = dict(os.environ)
+from support.tau import MINI, REAL
+from support.patience import PATIENCE
+tau = {"mini": MINI, "real": REAL}[sys.argv[1]]
+factory = tau.factory()
+assert tau.package + ".envs" not in sys.modules, "imported before it was asked for"
+factory.tasks("test")
+assert tau.package + ".envs.user" in sys.modules
+assert "litellm" not in sys.modules, "the stand-in was left behind"
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.parametrize("tau", BOTH)
+def test_tau_bench_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
+    needed(tau)
+    root = Path(__file__).parents[2]
+    which = "mini" if tau is MINI else "real"
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT, which],
+        env={**os.environ, "PYTHONPATH": str(root / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,28 @@
+"""Fixtures of the slime tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import slime_mirror
+from support.slime_trainer import real_slime
+
+from toolroll.rollout.adapters.slime.training import close_rollout
+
+
+@pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])
+def sample_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """slime's `Sample`: the mirror's, installed under slime's module names, or the real one."""
+    if request.param == "mirror":
+        slime_mirror.install(monkeypatch)
+        return slime_mirror.Sample
+    return real_slime("slime.utils.types").Sample
+
+
+@pytest.fixture
+def closing() -> Iterator[None]:
+    """Close what `generate_rollout` leaves open for the next rollout."""
+    yield
+    close_rollout()

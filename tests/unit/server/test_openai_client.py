@@ -1,0 +1,160 @@
+"""Whole episodes through the endpoint by the OpenAI SDK; the trajectories are judged by the engine's own log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import InternalServerError, OpenAI
+from support.endpoints import endpoint
+from support.looking import FIRST, SAID, one_episode, play, saying, seen
+from support.qwen import qwen3_tokenizer
+from support.worlds import TOOL
+
+from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
+
+SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
+"""For what does not depend on the tokenizer."""
+
+
+@pytest.fixture(params=["embedded", "qwen3"], scope="module")
+def any_tokenizer(request: pytest.FixtureRequest) -> Any:
+    """A small tokenizer, and Qwen3's, whose template strips thoughts and groups tool results."""
+    return load_embedded_tokenizer() if request.param == "embedded" else qwen3_tokenizer()
+
+
+async def test_openai_async(any_tokenizer: Any) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        last = await play(bench.client().chat.completions.create)
+        assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
+        await one_episode(bench)
+
+
+@SMALL
+async def test_openai_sync(any_tokenizer: Any) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
+            await play(lambda **asked: asyncio.to_thread(client.chat.completions.create, **asked))
+        await one_episode(bench)
+
+
+async def test_openai_streaming(any_tokenizer: Any) -> None:
+    """`chat.completions.stream`, which puts the deltas together itself."""
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        client = bench.client()
+
+        async def create(**asked: Any) -> Any:
+            async with client.chat.completions.stream(**asked) as stream:
+                return await stream.get_final_completion()
+
+        last = await play(create, stream_options={"include_usage": True})
+        assert last.content == "All seen: <b>x</b>."
+        await one_episode(bench)
+
+
+async def test_openai_sync_streaming_delta_by_delta(any_tokenizer: Any) -> None:
+    """Raw chunks, put together as programs do it by hand."""
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
+
+            def ask(messages: list[Any]) -> dict[str, Any]:
+                content, calls, finish = "", dict[int, dict[str, str]](), None
+                for chunk in client.chat.completions.create(model="m", messages=messages, tools=[TOOL], stream=True):  # type: ignore[list-item]
+                    delta = chunk.choices[0].delta
+                    content += delta.content or ""
+                    for part in delta.tool_calls or ():
+                        entry = calls.setdefault(part.index, {"id": "", "name": "", "arguments": ""})
+                        entry["id"] += part.id or ""
+                        assert part.function is not None
+                        entry["name"] += part.function.name or ""
+                        entry["arguments"] += part.function.arguments or ""
+                    finish = chunk.choices[0].finish_reason or finish
+                assert finish == ("tool_calls" if calls else "stop")
+                made = [
+                    {"id": it["id"], "type": "function", "function": {"name": it["name"], "arguments": it["arguments"]}}
+                    for it in calls.values()
+                ]
+                return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {})}
+
+            messages = list(FIRST)
+            for _ in SAID:
+                messages.append(await asyncio.to_thread(ask, messages))
+                for wanted in messages[-1].get("tool_calls", ()):
+                    answer = seen(wanted["function"]["arguments"])
+                    messages.append({"role": "tool", "tool_call_id": wanted["id"], "content": answer})
+        await one_episode(bench)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
+    """The engine fails as often as its client tries; the SDK's own retry then succeeds, and all is there once."""
+    down = Fault(status=503, body=b'{"error":"overloaded"}')
+    plan = lambda request: down if request.index in (1, 2, 4, 5) else None
+    async with endpoint(load_embedded_tokenizer(), saying, faults=plan, config={"attempts": 2}) as bench:
+        client = bench.client(max_retries=2)
+
+        async def create(**asked: Any) -> Any:
+            if not stream:
+                return await client.chat.completions.create(**asked)
+            async with client.chat.completions.stream(**asked) as events:
+                return await events.get_final_completion()
+
+        await play(create)
+        await one_episode(bench)
+        assert len(bench.engine.log) == 3 + 4
+
+
+@SMALL
+async def test_openai_without_retries_gets_the_error(any_tokenizer: Any) -> None:
+    plan = lambda request: Fault(status=503, body=b'{"error":"overloaded"}')
+    async with endpoint(any_tokenizer, saying, faults=plan, config={"attempts": 1}) as bench:
+        with pytest.raises(InternalServerError) as caught:
+            await bench.client(max_retries=0).chat.completions.create(model="m", messages=FIRST)
+        assert (caught.value.status_code, caught.value.code) == (503, "engine_overloaded")
+        assert await bench.trajectories() == []
+
+
+@SMALL
+async def test_openai_times_out_retries_and_joins_its_own_request(any_tokenizer: Any) -> None:
+    """The SDK hangs up at its time-out and asks again: the same request goes on, and is sampled once."""
+    release = asyncio.Event()
+    hold = lambda request: Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    async with endpoint(any_tokenizer, hold) as bench:
+        client = bench.client(max_retries=20, timeout=1.0)
+        playing = asyncio.create_task(play(client.chat.completions.create))
+        await bench.engine.until(lambda engine: engine.held == 1)
+        await bench.joined("s", retry=1)
+        release.set()
+        await playing
+        await one_episode(bench)
+        assert len(bench.engine.log) == 3
+
+
+@SMALL
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(any_tokenizer: Any, stream: bool) -> None:
+    hold = lambda request: Reply(saying(request), hold=asyncio.Event(), hold_after=2)
+    async with endpoint(any_tokenizer, hold, settings={"grace": 0.05}) as bench:
+
+        async def ask() -> None:
+            if stream:
+                async for _ in await bench.client().chat.completions.create(model="m", messages=FIRST, stream=True):
+                    pass
+            await bench.client().chat.completions.create(model="m", messages=FIRST)
+
+        asking = asyncio.create_task(ask())
+        await bench.engine.until(lambda engine: engine.held == 1)
+        asking.cancel()
+        await bench.engine.until(lambda engine: engine.log[0].finished is not None)
+        assert bench.engine.log[0].aborted
+        assert await bench.trajectories() == []
+
+
+@SMALL
+async def test_many_sessions_at_the_same_time(any_tokenizer: Any) -> None:
+    async with endpoint(any_tokenizer, saying, split="random", token_latency=0.0005) as bench:
+        names = [f"session-{at}" for at in range(16)]
+        await asyncio.gather(*(play(bench.client(name).chat.completions.create) for name in names))
+        for name in names:
+            await one_episode(bench, name)

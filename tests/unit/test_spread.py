@@ -1,0 +1,69 @@
+"""Episodes dealt out to workers: none lost and none twice, whichever worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.ponds import PondFactory
+from support.results import episode
+
+from toolroll.rollout import spread as spreading
+from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.types import Episode
+
+Key = tuple[str, int]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause before a worker's episodes are given out again."""
+    monkeypatch.setattr(spreading, "_PAUSE", 0.0)
+
+
+class Mortal:
+    """A player that is gone when it is asked for a task in `deadly`, so many times."""
+
+    def __init__(self, deadly: dict[str, int] | None = None) -> None:
+        self.asked: list[Key] = []
+        self.most = self._now = 0
+        self._deadly = dict(deadly or {})
+
+    async def play(self, key: Key) -> Episode:
+        self.asked.append(key)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1
+        if self._deadly.get(key[0], 0):
+            self._deadly[key[0]] -= 1
+            raise PlayerGoneError("killed")
+        return episode(*key)
+
+
+def test_what_is_left_over_comes_sample_by_sample() -> None:
+    tasks = PondFactory(3).tasks("test")
+    assert left_over(tasks, 2, {("t-1", 0)}) == [("t-0", 0), ("t-2", 0), ("t-0", 1), ("t-1", 1), ("t-2", 1)]
+
+
+@pytest.mark.parametrize(("concurrency", "players", "expected"), [(8, 3, [3, 3, 2]), (2, 4, [1, 1]), (5, 1, [5]), (6, 2, [3, 3])])
+def test_shares_add_up_and_nobody_has_none(concurrency: int, players: int, expected: list[int]) -> None:
+    assert shares(concurrency, players) == expected
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_a_dead_player_had_is_given_out_again() -> None:
+    todo = [(f"t-{number}", 0) for number in range(40)]
+    players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
+    await spread(todo, [(players[0], 3), (players[1], 2)], lambda one: found.append((one.task_id, one.sample)))
+    assert sorted(found) == sorted(todo), "each of them once"
+    assert (players[0].most, players[1].most) == (3, 2)
+    assert sum(len(player.asked) for player in players) == 40 + 2 + 9
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        await spread([("t-0", 1)], [(Mortal({"t-0": 99}), 1)], lambda one: None)
+    assert group.group_contains(RolloutError, match="10 workers have died under task t-0, sample 1: is there memory enough?")
