@@ -9,6 +9,7 @@ description are text (I6). Texts are compared up to NFC, which the vocabulary's 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -83,10 +84,11 @@ class Oracle:
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
         failure: Exception | None = None
-        for form in (_as_dict, _as_text):
+        for form, joins in itertools.product((_as_dict, _as_text), (False, True)):
+            prepared = [_prepared(message, form, joins=joins) for message in messages]
             try:
                 text = self.tokenizer.apply_chat_template(
-                    [_prepared(message, form) for message in messages],
+                    prepared,
                     tools=list(tools) if tools else None,
                     add_generation_prompt=generate,
                     tokenize=False,
@@ -94,7 +96,8 @@ class Oracle:
             except Exception as error:
                 failure = failure or error
                 continue
-            return str(text)
+            if _shows_parts(prepared, str(text)):
+                return str(text)
         raise Refused(str(failure)) from failure
 
     @cached_property
@@ -324,9 +327,17 @@ def _squash(text: str) -> str:
     return re.sub(r"\s+", "", unicodedata.normalize("NFC", text))
 
 
-def _prepared(message: Message, form: Callable[[Any], Any]) -> Message:
+def _shows_parts(messages: Sequence[Message], text: str) -> bool:
+    """Whether the template shows the text of each part, and not the list of parts as Python prints it."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return not contents or (
+        "'type': 'text'" not in text and all(part["text"].strip() in text for content in contents for part in content)
+    )
+
+
+def _prepared(message: Message, form: Callable[[Any], Any], *, joins: bool) -> Message:
     content = message.get("content")
-    if isinstance(content, list):
+    if joins and isinstance(content, list):
         message = {**message, "content": "".join(part["text"] for part in content)}
     if not message.get("tool_calls"):
         return message
