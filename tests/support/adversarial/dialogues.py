@@ -102,16 +102,20 @@ class Writer:
         self.extras = extras
         self.id_form = self.rng.choice(IDS)
         self.calls = 0
+        self.published = False
+        self.empty: str | None = ""
 
     def pick(self, pool: Sequence[str], edged: float = 0.1) -> str:
         """A text of the pool, with an edge or with control-token text now and then."""
         if self.control and self.rng.random() < 0.4:
             return self.rng.choice(INJECTED).format(**self.control)
+        edged = 0 if self.published else edged
         return self.rng.choice(EDGED if self.rng.random() < edged else pool)
 
     def call(self) -> dict[str, Any]:
         self.calls += 1
         form = self.id_form if self.rng.random() < 0.8 else self.rng.choice(IDS)
+        form = IDS[1] if self.published else form
         arguments: dict[str, Any] = {"city": self.rng.choice(CITIES)}
         if self.rng.random() < 0.4:
             arguments["days"] = self.rng.choice((1, 2, 2.5, True, None, [1, "a"], {"k": "v"}, "2"))
@@ -119,7 +123,9 @@ class Writer:
         return {"id": form(self.rng, self.calls), "type": "function", "function": function}
 
     def turn(self, calls: int, *, text: bool, thought: bool) -> Message:
-        made: Message = {"role": "assistant", "content": self.said() if text or not calls else ""}
+        made: Message = {"role": "assistant", "content": self.empty}
+        if text or not calls:
+            made["content"] = self.said()
         if thought:
             made["reasoning_content"] = self.rng.choice(THOUGHTS)
         if calls:
@@ -193,9 +199,20 @@ def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = Fals
     return Dialogue(f"{kind}/{seed}", kind, first, tools, tuple(steps))
 
 
-def loop(seed: str, *, calls: int = 1, text: bool = False, thought: bool = False) -> Dialogue:
-    """Twelve turns of one shape, in which names, arguments, ids and bodies differ."""
+def loop(
+    seed: str,
+    *,
+    calls: int = 1,
+    text: bool = False,
+    thought: bool = False,
+    published: bool = False,
+    empty: str | None = "",
+) -> Dialogue:
+    """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`: only
+    what the strictest published templates take: ids of nine letters or digits, no blank texts. `empty`: the content of a turn
+    with calls alone."""
     writer = Writer(seed, extras=False)
+    writer.published, writer.empty = published, empty
     first, steps = ({"role": "user", "content": "Plan my trip to Paris."},), []
     for _ in range(TURNS):
         turn = writer.turn(calls, text=text, thought=thought)

@@ -7,18 +7,20 @@ trajectories say what would be trained.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from support.adversarial.dialogues import TOOLS, Message, Step
+from support.adversarial.dialogues import TOOLS, Message, Step, Tool
 from support.adversarial.dialogues import Dialogue as Script
 from support.adversarial.judge import Judge, Refused, Said, Unclear
 from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
 from support.episodes import serving
 
+from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
@@ -75,11 +77,45 @@ class Voice:
         return Reply(output_ids=[*ids, control[stops[-1] if turn.get("tool_calls") else stops[0]]])
 
 
+class Scripted:
+    """Says each turn as the template renders it, and reads what was said as the script's own message:
+    a template's own format of calls is played, and no parser is asked."""
+
+    def __init__(self, voice: Voice, tools: Sequence[Tool]) -> None:
+        self.voice = voice
+        self.tools = tools
+        self.planned: Message = {}
+
+    def plan(self, dialogue: Dialogue, step: Step) -> None:
+        """Make the line for the next turn of `dialogue`."""
+        self.planned = step.turn | {"content": step.turn["content"] or None}
+        planned = replace(step, turn=self.planned, new=())
+        said = self.voice.judge.say(dialogue.messages, planned, self.tools, random.Random(0))
+        reply = Reply(output_ids=said.ids, stop=bool(said.stop))
+        self.voice.lines[dialogue.session.session_id].append(reply)
+
+    def parse(self, said: str) -> ParsedReply:
+        """The planned message, whatever `said` is."""
+        turn = self.planned
+        calls = tuple(
+            ToolCall(call["function"]["name"], call["function"]["arguments"], said, id=call["id"])
+            for call in turn.get("tool_calls", ())
+        )
+        return ParsedReply(turn["content"] or "", turn.get("reasoning_content"), calls)
+
+
 async def play_episodes(
-    template: Template, scripts: Sequence[Script], **settings: Any
+    template: Template,
+    scripts: Sequence[Script],
+    *,
+    tokenizer: Any = None,
+    scripted: bool = False,
+    **settings: Any,
 ) -> list[Outcome]:
-    """Play `scripts` with one served model; `settings` are `Dialogue`'s (none: its defaults)."""
-    tokenizer = tokenizer_of(template)
+    """Play `scripts` with one served model; `settings` are `Dialogue`'s (none: its defaults).
+    `scripted`: turns are said in the template's own format, else in that of Hermes."""
+    if tokenizer is None:
+        tokenizer = tokenizer_of(template)
     judge = Judge(tokenizer, template)
     voice = Voice(judge)
     stops = [judge.control[text] for text in template.stops]
@@ -87,21 +123,26 @@ async def play_episodes(
     async with serving(tokenizer, voice, stop_token_ids=stops) as (engine, served):
         for script in scripts:
             steps = [*script.steps, _FAREWELL]
-            voice.lines[script.name] = [voice.line(step) for step in steps]
-            dialogue = Dialogue(served, script.first, TOOLS, session_id=script.name, **settings)
-            ended = await _play(dialogue, script)
+            prompter = Scripted(voice, TOOLS) if scripted else None
+            voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
+            more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
+            dialogue = Dialogue(
+                served, script.first, TOOLS, session_id=script.name, **more, **settings
+            )
+            ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             found.append(_judged(judge, dialogue, engine, ended))
     return found
 
 
-async def _play(dialogue: Dialogue, script: Script) -> str:
+async def _play(dialogue: Dialogue, steps: Sequence[Step], prompter: Scripted | None) -> str:
     """Play to the end; the words of the template's refusal if it came to one."""
     try:
-        for step in script.steps:
+        for step in steps:
+            if prompter is not None:
+                prompter.plan(dialogue, step)
             reply = await dialogue.reply(PARAMS)
             dialogue.extend(list(_with_ids(step.new, reply.message)))
-        await dialogue.reply(PARAMS)
     except TemplateError as error:
         return str(error)
     return ""
