@@ -47,7 +47,7 @@ def judge(template: Template, total: Counter[str], dialogues: int) -> None:
     total.update(found)
     total.update(counts(kept.rows))
     assert sum(found.values()) > len({row.dialogue for row in rows}), "nothing was judged"
-    wrong = bad(rows) + bad(kept.rows)
+    wrong = bad(rows, WRONG, 5) + bad(kept.rows, WRONG, 5)
     assert not wrong, wrong
 
 

@@ -19,6 +19,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -97,7 +98,9 @@ class Judge:
 
     # --- renders ------------------------------------------------------------------------------------
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
         """The template's text. Arguments are given as dicts, or as JSON text if it takes no dicts."""
         failure: Exception | None = None
         for as_text in (False, True):
@@ -117,17 +120,24 @@ class Judge:
                     break
         raise Refused(str(failure)) from failure
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> Render:
         """The template's text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         text = self.text(messages, tools, generate=generate)
-        masked_messages, masked_tools = self._masked(list(messages)), self._masked(list(tools or ()))
+        masked_messages, masked_tools = (
+            self._masked(list(messages)),
+            self._masked(list(tools or ())),
+        )
         if (masked_messages, masked_tools) == (list(messages), list(tools or ())):
             return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
             masked = self.text(masked_messages, masked_tools, generate=generate)
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
-        if len(masked) != len(text) or any(_rot13(a) != b for a, b in zip(text, masked, strict=True) if a != b):
+        if len(masked) != len(text) or any(
+            _rot13(a) != b for a, b in zip(text, masked, strict=True) if a != b
+        ):
             raise Unclear("the template reads control-token text in a body")
         spans = (found.span() for found in self.pattern.finditer(masked))
         return Render(text, tuple((a, b) for a, b in spans if text[a:b] == masked[a:b]))
@@ -136,7 +146,9 @@ class Judge:
         if isinstance(value, str):
             return self.pattern.sub(lambda found: _rot13(found.group()), value)
         if isinstance(value, dict):
-            return {key: item if key == "role" else self._masked(item) for key, item in value.items()}
+            return {
+                key: item if key == "role" else self._masked(item) for key, item in value.items()
+            }
         return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
 
     # --- ids ----------------------------------------------------------------------------------------
@@ -165,7 +177,13 @@ class Judge:
 
     # --- what the model says --------------------------------------------------------------------------
 
-    def say(self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, rng: random.Random) -> Said:
+    def say(
+        self,
+        before: Sequence[Message],
+        step: Step,
+        tools: Sequence[Tool] | None,
+        rng: random.Random,
+    ) -> Said:
         """What the model samples for the turn of `step`. Raises `Inapplicable`."""
         try:
             served = self.render(before, tools, generate=True)
@@ -194,10 +212,8 @@ class Judge:
         renders = [self.render([*before, step.turn], tools, generate=False)]
         if len(self._ends(renders[0], len(served.text), self.template.stops)) > 1:
             raise Inapplicable("the template writes this turn as several")
-        try:
+        with suppress(Refused, Unclear):
             renders.append(self.render([*before, step.turn, *step.new], tools, generate=True))
-        except (Refused, Unclear):
-            pass
         if step.sampling == "history":
             renders.reverse()
         for render in renders:
@@ -209,9 +225,13 @@ class Judge:
         if end is None:
             raise Inapplicable("the template does not render this turn behind its prompt")
         pieces = self._between(renders[0], start, end[1])
-        opened = served.text.rstrip().endswith("<think>") and not any(t == "</think>" for t, _ in pieces)
+        opened = served.text.rstrip().endswith("<think>") and not any(
+            t == "</think>" for t, _ in pieces
+        )
         lead: list[Piece] = [("Hm.\n", False), ("</think>", True), ("\n\n", False)]
-        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[slice(*end)]
+        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[
+            slice(*end)
+        ]
 
     def _start_in(self, alone: Render, served: Render) -> int:
         """Where the turn begins in a render that does not begin with the prompt that was served: where
@@ -235,7 +255,9 @@ class Judge:
         return [at for at in render.marks if at[0] >= start and render.text[slice(*at)] in ends]
 
     def _between(self, render: Render, start: int, end: int) -> list[Piece]:
-        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(start)
+        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(
+            start
+        )
 
     def _split(self, pieces: Sequence[Piece], rng: random.Random) -> list[int]:
         """Ids of the same text in token splits that the tokenizer would not choose."""
@@ -254,7 +276,11 @@ class Judge:
     # --- the truth ----------------------------------------------------------------------------------
 
     def truth(
-        self, before: Sequence[Message], said: Said, new: Sequence[Message], tools: Sequence[Tool] | None
+        self,
+        before: Sequence[Message],
+        said: Said,
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
     ) -> Truth:
         """What is right after `said` for `new`."""
         messages = [*before, said.turn]
@@ -269,7 +295,8 @@ class Judge:
             return self._tail(full, "append", len(served) + len(said.text))
         if not full.text.startswith(served):
             return self._rewritten(messages, new, tools, full, "the prompt reads otherwise")
-        end = self.turn_end(full, len(served), self.template.stops + self.template.closes)
+        alone = self._alone(messages, tools)
+        end = self._end_in_history(full, alone, len(served))
         if end is None:
             return Truth("rewrite", why="the turn has no end in history")
         at = end[1] if said.stop else end[0]
@@ -278,44 +305,59 @@ class Judge:
         said_anew = any(content in str(message.get("content")) for message in new)
         if content and content not in then and content in full.text[at:] and not said_anew:
             return Truth("rewrite", why="the text of the turn is moved behind it")
-        if self._reads_the_same(messages, tools, served, said, then):
+        if self._reads_the_same(alone, served, said, then):
             return self._tail(full, "drift", at)
         return replace(self._tail(full, "rewrite", at), why="the turn reads otherwise")
+
+    def _alone(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Render | None:
+        try:
+            return self.render(messages, tools, generate=False)
+        except (Refused, Unclear):
+            return None
+
+    def _end_in_history(
+        self, full: Render, alone: Render | None, start: int
+    ) -> tuple[int, int] | None:
+        """The place of the token that ends the turn once messages follow: as many tokens of its kind
+        stand before it as when the turn stands alone."""
+        ends = self.template.stops + self.template.closes
+        found = self._ends(full, start, ends)
+        behind = len(self._ends(alone, start, ends)) if alone is not None else 1
+        return found[max(behind, 1) - 1] if len(found) >= max(behind, 1) else None
 
     def _tail(self, full: Render, kind: Kind, at: int) -> Truth:
         return Truth(kind, self.ids(full.pieces(at)), self.careless(full.text[at:]))
 
     def _rewritten(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, full: Render, why: str
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        full: Render,
+        why: str,
     ) -> Truth:
         """The tail if the stream is kept all the same: what follows the turn where the whole render goes
         on from the render of the turn alone; else it is not defined."""
-        try:
-            alone = self.render(messages, tools, generate=False)
-        except (Refused, Unclear):
+        alone = self._alone(messages, tools)
+        if alone is None:
             return Truth("rewrite", why=why)
         ends = [at for at in alone.marks if alone.text[slice(*at)] in self.template.stops]
         if not ends or not full.text.startswith(alone.text[: ends[-1][1]]):
             return Truth("rewrite", why=why)
         return replace(self._tail(full, "rewrite", ends[-1][1]), why=why)
 
-    def _reads_the_same(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, served: str, said: Said, then: str
-    ) -> bool:
+    def _reads_the_same(self, alone: Render | None, served: str, said: Said, then: str) -> bool:
         """Whether history shows the turn as it was sampled (in other white space), or as the template
         shows it at the end of a conversation (what was sampled never rendered so), or whether the two
         differ only in what was not sampled."""
         body = _squash(said.text.removesuffix(said.stop))
         if body == _squash(then):
             return True
-        try:
-            alone = self.render(messages, tools, generate=False)
-        except (Refused, Unclear):
+        if alone is None or not alone.text.startswith(served):
             return False
-        end = self.turn_end(alone, len(served))
-        if not alone.text.startswith(served) or end is None:
-            return False
-        last, shown = _squash(alone.text[len(served) : end[0]]), _squash(then)
+        ends = self._ends(alone, len(served), self.template.stops + self.template.closes)
+        rest = alone.text[len(served) : ends[-1][0]] if ends else alone.text[len(served) :]
+        last, shown = _squash(rest), _squash(then)
         if last == shown:
             return True
         begin = _common(last, shown)
@@ -325,7 +367,11 @@ class Judge:
     # --- forks --------------------------------------------------------------------------------------
 
     def fork_is_right(
-        self, ids: Sequence[int], stream: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] | None
+        self,
+        ids: Sequence[int],
+        stream: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
         encoded anew from there. None: it is unclear which control tokens are the template's."""
@@ -336,12 +382,16 @@ class Judge:
         ids, stream = list(ids), list(stream)
         if ids == self.ids(full.pieces()):
             return True
-        kept = next((n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream))
+        kept = next(
+            (n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream)
+        )
         marks, texts = set(self.control.values()), self.decode
         for at in range(min(kept, len(ids)) - 1, -1, -1):
             if ids[at] in marks:
                 begin = texts(ids[: at + 1])
-                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(full.pieces(len(begin))):
+                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(
+                    full.pieces(len(begin))
+                ):
                     return True
         return False
 
@@ -360,10 +410,13 @@ def _rot13(text: str) -> str:
 
 
 def _with_arguments(message: Message, *, as_text: bool) -> Message:
-    if not as_text or not message.get("tool_calls"):
-        return message
+    """`message` with the arguments of its calls as dicts, or as JSON text."""
     made = []
-    for call in message["tool_calls"]:
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False, separators=(",", ":"))
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        if as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        elif not as_text and isinstance(arguments, str):
+            arguments = json.loads(arguments)
         made.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": made}
+    return {**message, "tool_calls": made} if made else message

@@ -65,7 +65,9 @@ def filled(**slots: str) -> str:
 
 # --- one question of one field --------------------------------------------------------------------
 
-_CALL = "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
+_CALL = (
+    "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
+)
 _LAST_USER = "(messages | selectattr('role', 'equalto', 'user') | list | last).content"
 
 FIELDS: Mapping[str, tuple[str, str]] = {
@@ -181,7 +183,10 @@ _PATCHES: dict[str, dict[str, str]] = {
         "top": _NS,
         "user": "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}",
     },
-    "index_in_header": {"user": "#{{ loop.index }} {{ m.content }}", "tool": "#{{ loop.index0 }}" + _RESULT},
+    "index_in_header": {
+        "user": "#{{ loop.index }} {{ m.content }}",
+        "tool": "#{{ loop.index0 }}" + _RESULT,
+    },
     "index_parity": {"tool": "{% if loop.index is divisibleby 3 %}[3]{% endif %}" + _RESULT},
     "revindex": {"user": "{{ loop.revindex }} {{ m.content }}"},
     "loop_length": {"user": "{{ loop.length }} {{ m.content }}"},
@@ -241,7 +246,8 @@ _PATCHES: dict[str, dict[str, str]] = {
     "last_name_kept": {"top": _NS, "tool": "{{ ns.name }}>{% set ns.name = m.name %}" + _RESULT},
     "name_by_id": {
         "tool": "{% for p in messages %}{% for c in p.tool_calls or [] %}"
-        "{% if c.id == m.tool_call_id %}{{ c.function.name }}: {% endif %}{% endfor %}{% endfor %}" + _RESULT
+        "{% if c.id == m.tool_call_id %}{{ c.function.name }}: {% endif %}{% endfor %}{% endfor %}"
+        + _RESULT
     },
     "arguments_by_id": {
         "tool": "{% for p in messages %}{% for c in p.tool_calls or [] %}{% if c.id == m.tool_call_id %}"
@@ -257,14 +263,17 @@ _PATCHES: dict[str, dict[str, str]] = {
         "prompt": "{% if messages[0].role == 'system' %}<|turn|>system\n{{ messages[0].content }}"
         "<|end|>\n{% endif %}"
     },
-    "last_result_again": {"prompt": "{% if messages[-1].role == 'tool' %}{{ messages[-1].content }}{% endif %}"},
+    "last_result_again": {
+        "prompt": "{% if messages[-1].role == 'tool' %}{{ messages[-1].content }}{% endif %}"
+    },
     # --- neighbors
     "merged_results": {
         "each": "{% set lead = loop.previtem is not defined or loop.previtem.role != 'tool' %}",
         "tool": "{{ '[first]' if lead else '[next]' }}" + _RESULT,
     },
     "next_role": {
-        "tool": _RESULT + "{% if loop.nextitem is defined and loop.nextitem.role == 'user' %}.{% endif %}"
+        "tool": _RESULT
+        + "{% if loop.nextitem is defined and loop.nextitem.role == 'user' %}.{% endif %}"
     },
     "next_content": {
         "user": "{{ m.content }}{% if loop.nextitem is defined and loop.nextitem.role == 'user' "
@@ -274,7 +283,8 @@ _PATCHES: dict[str, dict[str, str]] = {
         "tool": "{% if messages[loop.index0 - 1].content %}[said]{% endif %}" + _RESULT
     },
     "previous_thought": {
-        "tool": "{% if 'check' in (loop.previtem.reasoning_content or '') %}[check]{% endif %}" + _RESULT
+        "tool": "{% if 'check' in (loop.previtem.reasoning_content or '') %}[check]{% endif %}"
+        + _RESULT
     },
     "two_back": {
         "user": "{% if loop.index0 > 2 and messages[loop.index0 - 2].role == 'tool' %}[t]{% endif %}"
@@ -282,7 +292,8 @@ _PATCHES: dict[str, dict[str, str]] = {
     },
     "argument_value": {
         "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last)"
-        ".tool_calls[-1] %}{% if c.function.arguments.city == 'Paris' %}[Paris]{% endif %}" + _RESULT
+        ".tool_calls[-1] %}{% if c.function.arguments.city == 'Paris' %}[Paris]{% endif %}"
+        + _RESULT
     },
     "argument_types": {
         "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last)"
@@ -305,14 +316,18 @@ _PATCHES: dict[str, dict[str, str]] = {
         "user": "{% if m.tags is defined %}{{ m.tags[0] }}{% endif %}{{ m.content }}",
     },
     "extra_key_flag": {"tool": "{% if m.cached %}[cached]{% endif %}" + _RESULT},
-    "without_name": {"tool": "{% if not m.name %}{{ raise_exception('no name') }}{% endif %}" + _RESULT},
+    "without_name": {
+        "tool": "{% if not m.name %}{{ raise_exception('no name') }}{% endif %}" + _RESULT
+    },
     "content_kind": {"user": "{{ 's' if m.content is string else 'o' }}{{ m.content }}"},
     "parts": {
         "user": "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
         "[{{ p.text }}]{% endfor %}{% endif %}"
     },
     # --- clock, tools
-    "dated_head": {"head": "<|turn|>system\nToday: {{ strftime_now('%B %Y') }}<|end|>\n" + SLOTS["head"]},
+    "dated_head": {
+        "head": "<|turn|>system\nToday: {{ strftime_now('%B %Y') }}<|end|>\n" + SLOTS["head"]
+    },
     "dated_prompt": {"prompt": "[{{ strftime_now('%Y') }}]"},
     "dated_old": {"tool": "{% if strftime_now('%Y') | int > 2000 %}[new]{% endif %}" + _RESULT},
     "tools_counted": {"prompt": "{{ tools | length if tools else 0 }} tools "},
@@ -349,11 +364,14 @@ _PATCHES: dict[str, dict[str, str]] = {
     "old_results_dropped_at_ten": {
         "tool": "{% if messages | length > 10 and loop.index < 5 %}[old]{% else %}{{ m.content }}{% endif %}"
     },
-    "text_behind_calls": {"said": "{% if not m.tool_calls %}{{ m.content }}{% endif %}", "calls":
-        SLOTS["calls"] + "{% if m.tool_calls %}{{ m.content or '' }}{% endif %}"},
+    "text_behind_calls": {
+        "said": "{% if not m.tool_calls %}{{ m.content }}{% endif %}",
+        "calls": SLOTS["calls"] + "{% if m.tool_calls %}{{ m.content or '' }}{% endif %}",
+    },
     "text_moved_behind_result": {
         "said": "{% if not m.tool_calls or loop.last %}{{ m.content or '' }}{% endif %}",
-        "tool": _RESULT + "{% if loop.previtem.tool_calls %}{{ loop.previtem.content or '' }}{% endif %}",
+        "tool": _RESULT
+        + "{% if loop.previtem.tool_calls %}{{ loop.previtem.content or '' }}{% endif %}",
     },
     "calls_reordered": {
         "calls": "{% for c in (m.tool_calls or []) | sort(attribute='function.name') %}{CALL}{% endfor %}"
@@ -426,7 +444,9 @@ _PATCHES: dict[str, dict[str, str]] = {
         "top": "{% macro box(t) %}[{{ t }}{{ caller() }}]{% endmacro %}",
         "tool": "{% call box(m.name) %}{{ m.content }}{% endcall %}",
     },
-    "continue_on_blank": {"each": "{% if m.role == 'tool' and not m.content | trim %}{% continue %}{% endif %}"},
+    "continue_on_blank": {
+        "each": "{% if m.role == 'tool' and not m.content | trim %}{% continue %}{% endif %}"
+    },
     "dictionary_of_marks": {
         "top": "{% set marks = {'python': '<py>', 'now': '<clock>'} %}",
         "tool": "{{ marks[m.name] if m.name in marks else '<tool>' }}" + _RESULT,
@@ -436,7 +456,9 @@ _PATCHES: dict[str, dict[str, str]] = {
         "tool": "{% for word, mark in rules %}{% if word in m.content | lower %}{{ mark }}{% endif %}"
         "{% endfor %}" + _RESULT,
     },
-    "computed_key": {"tool": "{% set key = 'na' ~ 'me' %}{% if m[key] == 'python' %}[py]{% endif %}" + _RESULT},
+    "computed_key": {
+        "tool": "{% set key = 'na' ~ 'me' %}{% if m[key] == 'python' %}[py]{% endif %}" + _RESULT
+    },
     "renamed_loop": {
         "loop": "{% set all = messages %}{% for m in all %}{% set who = m['name'] %}",
         "tool": "{% if who == 'python' %}[py]{% endif %}" + _RESULT,

@@ -1,0 +1,176 @@
+"""The smallest templates under which a delta, a prompt or a fork was wrong once, one test each.
+
+Each test plays a twelve-turn loop or one exchange and asks the judge; no test says how it was fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.adversarial.dialogues import Step, loop
+from support.adversarial.judge import Judge, Said
+from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
+from support.adversarial.templates import SLOTS, Template, filled
+
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.template import ChatTemplate
+
+pytestmark = pytest.mark.tokens
+
+NAMESPACE = "{% set ns = namespace(n=0) %}"
+ASKED = "{% if {X} %}[!]{% endif %}" + SLOTS["tool"]
+ARGUMENTS = "messages[loop.index0 - 1].tool_calls[0].function.arguments"
+
+QUESTIONS = {
+    "name": ASKED.replace("{X}", "m.name == 'python'"),
+    "name_in_list": ASKED.replace("{X}", "m.name in ['python', 'now']"),
+    "argument": ASKED.replace("{X}", ARGUMENTS + ".city == 'Paris'"),
+    "id_length": ASKED.replace("{X}", "m.tool_call_id | length == 7"),
+    "id_slice": "{{ m.tool_call_id[-2:] }} " + SLOTS["tool"],
+    "first_character": ASKED.replace("{X}", "m.content and m.content[0] == '{'"),
+    "lower": ASKED.replace("{X}", "'error' in m.content | lower"),
+    "digits": ASKED.replace("{X}", "m.content.isdigit()"),
+    "truncate": "{{ m.content | truncate(9) }}",
+    "int": "{{ m.content | int }}",
+    "alias": "{% set a = m.name %}" + ASKED.replace("{X}", "a == 'python'"),
+    "macro": "{% macro q(t) %}{% if t == 'ok' %}[!]{% endif %}{% endmacro %}{{ q(m.content) }}"
+    + SLOTS["tool"],
+    "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% endfor %}"
+    + SLOTS["tool"],
+    "joined": ASKED.replace("{X}", "'a' ~ m.name == 'apython'"),
+    "lookup": "{{ {'python': 'P', 'now': 'N'}.get(m.name, '?') }}" + SLOTS["tool"],
+    "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content == 'ok'"),
+}
+
+
+def failures(template: Template, **shape: Any) -> str:
+    """What is wrong in four loops of one shape."""
+    player = Player(template)
+    for at in range(4):
+        player.play(loop(f"{template.name}/{at}", **(shape or {"calls": 1})))
+    assert counts(player.rows)["exact"] > 10
+    return bad(player.rows, WRONG, 3)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_template_asks_of_a_message_is_answered_each_time(question: str) -> None:
+    found = failures(Template(question, filled(tool=QUESTIONS[question])))
+    assert not found, found
+
+
+def test_a_template_that_raises_for_an_id_is_never_appended_to() -> None:
+    refuse = (
+        "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
+        + SLOTS["tool"]
+    )
+    found = failures(Template("refused_ids", filled(tool=refuse)))
+    assert not found, found
+
+
+def test_results_numbered_over_the_whole_conversation() -> None:
+    numbered = f"{{{{ ns.n }}}}: {SLOTS['tool']}{{% set ns.n = ns.n + 1 %}}"
+    found = failures(Template("numbered", filled(top=NAMESPACE, tool=numbered)))
+    assert not found, found
+
+
+def test_rounds_numbered_by_users() -> None:
+    numbered = "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}"
+    found = failures(Template("rounds", filled(top=NAMESPACE, user=numbered)), calls=0)
+    assert not found, found
+
+
+def test_named_templates_are_not_mixed_up() -> None:
+    """What the variant for tools asks says nothing about the other one, which counts users."""
+    counted = "{% set ns.n = ns.n + 1 %}{% if ns.n > 4 %}[many]{% endif %}{{ m.content }}"
+    template = Template("default", filled(top=NAMESPACE, user=counted))
+    tokenizer = tokenizer_with((), "<|end|>")
+    player = Player(template, tokenizer=tokenizer)
+    tokenizer.chat_template = {"default": template.source, "tool_use": filled()}
+    player.subject = ChatTemplate(tokenizer)
+    for at in range(4):
+        player.play(replace(loop(f"named/{at}", calls=0), tools=None))
+    found = bad(player.rows, WRONG, 3)
+    assert counts(player.rows)["exact"] > 40
+    assert not found, found
+
+
+# --- control-token text -----------------------------------------------------------------------------
+
+
+def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
+    template = Template("counted", filled(prompt="({{ messages | length }})"))
+    judge = Judge(tokenizer_of(template), template)
+    subject = ChatTemplate(tokenizer_of(template))
+    first = [{"role": "user", "content": "What ends a turn?"}]
+    turn = {"role": "assistant", "content": "It is <|end|>, I think."}
+    sampled = [*judge.plain(turn["content"]), judge.control["<|end|>"]]
+    stream = [*judge.prompt(first, None), *sampled]
+    new = [{"role": "user", "content": "Thanks."}]
+    with pytest.raises(HistoryRewrittenError):
+        subject.delta([*first, turn], new, sampled_ids=sampled)
+    ids = subject.fork_prompt(np.array(stream, dtype=np.int32), [*first, turn, *new])
+    assert judge.fork_is_right(ids, stream, [*first, turn, *new], None), judge.decode(ids)
+
+
+@pytest.mark.parametrize("transform", ["upper", "e", "title", "replace('<', '(')"])
+def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transform: str) -> None:
+    shown = "{{ m.content | TRANSFORM }}".replace("TRANSFORM", transform)
+    template = Template("transforms", filled(tool=shown, user=shown))
+    judge = Judge(tokenizer_of(template), template)
+    subject = ChatTemplate(tokenizer_of(template))
+    first = [{"role": "user", "content": "What is <|end|> for?"}]
+    assert subject.prompt(first) == judge.prompt(first, None)
+    step = Step(
+        {"role": "assistant", "content": "Ask."},
+        ({"role": "user", "content": "x<|turn|> <|end|>"},),
+    )
+    said = Said(
+        [*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn
+    )
+    delta = subject.delta([*first, step.turn], step.new, sampled_ids=said.ids)
+    assert delta == judge.truth(first, said, step.new, None).ids
+
+
+def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
+    """History shows the result inside the turn: behind the sampled `<|end|>` there is nothing to append."""
+    inside = (
+        "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<tool_response>"
+        "{{ loop.nextitem.content }}</tool_response>{% endif %}"
+    )
+    template = Template("result_inside", filled(calls=SLOTS["calls"] + inside, tool=""))
+    template = Template("result_inside", template.source.replace("<|turn|>tool\n<|end|>\n", ""))
+    found = bad([*_played(template)], WRONG, 3)
+    assert not found, found
+
+
+def _played(template: Template) -> Any:
+    player = Player(template)
+    player.play(loop("inside", calls=1))
+    assert any(row.turn for row in player.rows)
+    return player.rows
+
+
+# --- other contents -----------------------------------------------------------------------------------
+
+
+def test_a_lone_surrogate_is_no_crash() -> None:
+    template = Template("plain", filled())
+    subject, judge = ChatTemplate(tokenizer_of(template)), Judge(tokenizer_of(template), template)
+    shown = judge.prompt([{"role": "user", "content": "a \ufffd name"}], None)
+    assert subject.prompt([{"role": "user", "content": "a \udcff name"}]) == shown
+
+
+def test_text_parts_render_as_the_template_renders_them() -> None:
+    """A template that sees the parts shows them as it shows parts."""
+    shown = (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+        "[{{ p.text | trim }}]{% endfor %}{% endif %}"
+    )
+    template = Template("parts", filled(user=shown))
+    subject, judge = ChatTemplate(tokenizer_of(template)), Judge(tokenizer_of(template), template)
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]
+    messages = [{"role": "user", "content": parts}]
+    assert subject.prompt(messages) == judge.prompt(messages, None)

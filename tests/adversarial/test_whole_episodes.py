@@ -1,0 +1,71 @@
+"""Adversarial templates in whole episodes: `Dialogue` against the embedded engine.
+
+A prompt that is not right must never be trained on, and a right episode must be trained. Under the
+default check there is nothing for it to find; with it off, there is nothing that it would have found.
+`TOOLROLL_ADVERSARIAL=full` plays every template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.adversarial.dialogues import dialogues, loop
+from support.adversarial.episodes import Outcome, play_episodes
+from support.adversarial.judge import Judge
+from support.adversarial.play import control_words, tokenizer_of
+from support.adversarial.size import FULL, SEED, sampled
+from support.adversarial.templates import Template, by_hand, generated
+
+pytestmark = pytest.mark.tokens
+
+ALL = {template.name: template for template in [*by_hand(), *generated()]}
+ALWAYS = [template.name for template in by_hand() if template.name.startswith("style_")]
+OTHERS = [template.name for template in by_hand() if template.name not in ALWAYS]
+NAMES = [*ALWAYS, *sampled(OTHERS, 20), *sampled([t.name for t in generated()], 150 if FULL else 7)]
+VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
+
+
+def failures(outcomes: list[Outcome]) -> str:
+    """What was wrong, what of it was trained, and what was left out though it was right; a line each."""
+    lines = []
+    for outcome in outcomes:
+        if outcome.wrong:
+            lines.append(
+                f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}"
+            )
+        if outcome.left_out:
+            lines.append(
+                f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong"
+            )
+    return "\n".join(lines)
+
+
+def scripts(template: Template, verify: str) -> list[Any]:
+    """Two dialogues, one of them a loop; all ten kinds if everything is played."""
+    words = control_words(Judge(tokenizer_of(template), template))
+    made = dialogues(f"{template.name}/{SEED}/{verify}", words)
+    return made if FULL else [*sampled(made[:5], 1), *sampled(made[5:], 1)]
+
+
+@pytest.mark.parametrize("verify", VERIFY)
+@pytest.mark.parametrize("name", NAMES)
+async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -> None:
+    template = ALL[name]
+    outcomes = await play_episodes(template, scripts(template, verify), **VERIFY[verify])
+    assert not failures(outcomes), failures(outcomes)
+    assert all(outcome.rows for outcome in outcomes)
+    assert all(outcome.trained for outcome in outcomes if not outcome.ended)
+
+
+@pytest.mark.parametrize(
+    "name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"]
+)
+async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> None:
+    made = [
+        loop(f"{name}/{SEED}/{n}", calls=calls)
+        for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))
+    ]
+    outcomes = await play_episodes(ALL[name], made)
+    assert not failures(outcomes), failures(outcomes)
+    assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]

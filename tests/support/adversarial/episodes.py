@@ -1,0 +1,238 @@
+"""Plays whole dialogues through `Dialogue` and the embedded engine, and judges what was served.
+
+The engine's request log says what was served and sampled; the judge says what was right; the session's
+trajectories say what would be trained.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from support.adversarial.dialogues import TOOLS, Message, Step, Tool
+from support.adversarial.dialogues import Dialogue as Script
+from support.adversarial.judge import Judge, Refused, Said, Unclear
+from support.adversarial.play import Row, tokenizer_of, verdict_on
+from support.adversarial.templates import Template
+from support.episodes import serving
+
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+
+_FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
+PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
+
+
+@dataclass
+class Outcome:
+    """One episode. `wrong`: the first prompt that is not right. `trained_wrong`: turns that are trained
+    although they were sampled after a wrong prompt; `left_out`: turns of a right episode that are not."""
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    wrong: str = ""
+    trained: int = 0
+    trained_wrong: int = 0
+    left_out: int = 0
+    ended: str = ""
+
+
+class Voice:
+    """Says the turns of scripts in the Hermes format, control tokens as the model would sample them."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.lines: dict[str, list[Reply]] = {}
+
+    def __call__(self, request: PolicyRequest) -> Reply:
+        return self.lines[request.routing_key][request.call]
+
+    def line(self, step: Step) -> Reply:
+        turn, plain, control = step.turn, self.judge.plain, self.judge.control
+        ids: list[int] = []
+        if turn.get("reasoning_content") and "<think>" in control:
+            ids += [
+                control["<think>"],
+                *plain(f"\n{turn['reasoning_content']}\n"),
+                control["</think>"],
+            ]
+            ids += plain("\n\n")
+        ids += plain(turn["content"]) if turn["content"] else []
+        for call in turn.get("tool_calls", ()):
+            function = {
+                "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+            }
+            ids.append(control["<tool_call>"])
+            ids += [*plain(json.dumps(function, ensure_ascii=False)), control["</tool_call>"]]
+        if step.sampling == "cut":
+            return Reply(output_ids=ids[: max(1, len(ids) - 2)], stop=False)
+        stops = self.judge.template.stops
+        return Reply(output_ids=[*ids, control[stops[-1] if turn.get("tool_calls") else stops[0]]])
+
+
+class Scripted:
+    """Says each turn as the template renders it, and reads what was said as the script's own message:
+    a template's own format of calls is played, and no parser is asked."""
+
+    def __init__(self, voice: Voice, tools: Sequence[Tool]) -> None:
+        self.voice = voice
+        self.tools = tools
+        self.planned: Message = {}
+
+    def plan(self, dialogue: Dialogue, step: Step) -> None:
+        """Make the line for the next turn of `dialogue`."""
+        self.planned = step.turn | {"content": step.turn["content"] or None}
+        planned = replace(step, turn=self.planned, new=())
+        said = self.voice.judge.say(dialogue.messages, planned, self.tools, random.Random(0))
+        reply = Reply(output_ids=said.ids, stop=bool(said.stop))
+        self.voice.lines[dialogue.session.session_id].append(reply)
+
+    def parse(self, said: str) -> ParsedReply:
+        """The planned message, whatever `said` is."""
+        turn = self.planned
+        calls = tuple(
+            ToolCall(call["function"]["name"], call["function"]["arguments"], said, id=call["id"])
+            for call in turn.get("tool_calls", ())
+        )
+        return ParsedReply(turn["content"] or "", turn.get("reasoning_content"), calls)
+
+
+async def play_episodes(
+    template: Template,
+    scripts: Sequence[Script],
+    *,
+    tokenizer: Any = None,
+    scripted: bool = False,
+    **settings: Any,
+) -> list[Outcome]:
+    """Play `scripts` with one served model; `settings` are `Dialogue`'s (none: its defaults).
+    `scripted`: turns are said in the template's own format, else in that of Hermes."""
+    if tokenizer is None:
+        tokenizer = tokenizer_of(template)
+    judge = Judge(tokenizer, template)
+    voice = Voice(judge)
+    stops = [judge.control[text] for text in template.stops]
+    found = []
+    async with serving(tokenizer, voice, stop_token_ids=stops) as (engine, served):
+        for script in scripts:
+            steps = [*script.steps, _FAREWELL]
+            prompter = Scripted(voice, TOOLS) if scripted else None
+            voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
+            more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
+            dialogue = Dialogue(
+                served, script.first, TOOLS, session_id=script.name, **more, **settings
+            )
+            ended = await _play(dialogue, steps, prompter)
+            await dialogue.settle()
+            found.append(_judged(judge, dialogue, engine, ended))
+    return found
+
+
+async def _play(dialogue: Dialogue, steps: Sequence[Step], prompter: Scripted | None) -> str:
+    """Play to the end; the words of the template's refusal if it came to one."""
+    try:
+        for step in steps:
+            if prompter is not None:
+                prompter.plan(dialogue, step)
+            reply = await dialogue.reply(PARAMS)
+            dialogue.extend(list(_with_ids(step.new, reply.message)))
+    except TemplateError as error:
+        return str(error)
+    return ""
+
+
+def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
+    """The script's messages with the ids of the calls as they were parsed."""
+    ids = [call["id"] for call in turn.get("tool_calls", ())]
+    for message in new:
+        yield (
+            {**message, "tool_call_id": ids.pop(0)}
+            if message["role"] == "tool" and ids
+            else message
+        )
+
+
+def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str) -> Outcome:
+    name = dialogue.session.session_id
+    outcome = Outcome(name, ended=ended)
+    log = [entry for entry in engine.log if entry.routing_key == name]
+    at = [n for n, message in enumerate(dialogue.messages) if message["role"] == "assistant"]
+    at.append(len(dialogue.messages))
+    stream: list[int] = []
+    wrong: list[int] = []
+    for turn, entry in enumerate(log):
+        prompt = entry.input_ids.tolist()
+        before = dialogue.messages[: at[turn]]
+        last = dialogue.messages[: at[turn - 1]] if turn else []
+        verdict, detail = _verdict(
+            judge, prompt, stream, before, last, log[turn - 1] if turn else None
+        )
+        outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
+        if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
+            wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
+        stream = [*prompt, *entry.output_ids]
+    if ended and not _refuses(judge, dialogue.messages):
+        outcome.rows.append(Row(judge.template.name, name, len(log), "refused-unneeded", ended))
+    _count_trained(outcome, dialogue, wrong)
+    return outcome
+
+
+def _verdict(
+    judge: Judge,
+    prompt: list[int],
+    stream: list[int],
+    before: list[Message],
+    last: list[Message],
+    entry: Any,
+) -> tuple[str, str]:
+    """The verdict on one prompt, served after `stream`, which ends in the answer of `entry`."""
+    try:
+        if entry is None:
+            return ("exact", "") if prompt == judge.prompt(before, TOOLS) else ("prompt-wrong", "")
+    except (Refused, Unclear) as reason:
+        return "unclear", str(reason)
+    text = judge.decode(entry.output_ids)
+    stop = judge.decode(entry.output_ids[-1:])
+    said = Said(
+        entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)]
+    )
+    truth = judge.truth(last, said, before[len(last) + 1 :], TOOLS)
+    if prompt[: len(stream)] == stream:
+        delta = prompt[len(stream) :]
+        verdict = verdict_on(truth, ("append", delta), "fork", judge)
+        detail = f"expected {truth.ids and judge.decode(truth.ids)!r:.300} got {judge.decode(delta)!r:.300}"
+        return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
+    try:
+        right = judge.fork_is_right(prompt, stream, before, TOOLS)
+    except Refused as reason:
+        return "raises", str(reason)
+    if right is False:
+        return "fork-wrong", f"{judge.decode(prompt)[-300:]!r}"
+    return ("fork-unneeded" if truth.kind in ("append", "drift") else "fork-right"), ""
+
+
+def _refuses(judge: Judge, messages: list[Message]) -> bool:
+    """Whether the template refuses the conversation, or its control tokens cannot be told."""
+    try:
+        judge.render(messages, TOOLS, generate=True)
+    except (Refused, Unclear):
+        return True
+    return False
+
+
+def _count_trained(outcome: Outcome, dialogue: Dialogue, wrong: list[int]) -> None:
+    for trajectory in dialogue.session.trajectories():
+        for turn in trajectory.turns:
+            spoiled = bool(wrong) and trajectory.input_ids[: len(wrong)].tolist() == wrong
+            spoiled = spoiled and turn.start >= len(wrong)
+            trained = bool(np.any(trajectory.loss_mask[turn.start : turn.stop]))
+            outcome.trained += trained
+            outcome.trained_wrong += trained and spoiled
+            outcome.left_out += turn.excluded not in (None, "context") and not wrong

@@ -1,0 +1,158 @@
+"""The chat templates of published wheels: of `trl` (installed), and of those in a folder.
+
+`TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read as
+data and never imported:
+
+    pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
+
+Nothing of toolroll is imported here. What ends a turn is read off renders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.adversarial.dialogues import Message
+from support.adversarial.judge import Judge, Refused
+from support.adversarial.templates import Template
+from support.oracle_data import markers, package_folder
+from tokenizers import AddedToken
+
+FOLDER = "TOOLROLL_ADVERSARIAL_WHEELS"
+MARK = "Zw7Qmark"
+_MORE = re.compile(
+    r"<_[a-z]+>|\[\|[a-z]+\|\]|<eos>|<bos>|</?s>|\[EOS\]|<reserved_\d+>|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
+)
+_ROLES = ("user", "assistant", "system", "observation")
+# How published models end a turn, also if further markers stand behind the last text.
+CLOSES = (
+    "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>", "[e~[",
+    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<|end_of_text|>", "<|end|>", "</s>",
+    "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>", "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>",
+)  # fmt: skip
+
+
+def sources() -> dict[str, str]:
+    """Name -> Jinja text; a text that several wheels have is there once."""
+    found: dict[str, str] = {}
+    for name, source in _all():
+        if source not in found.values():
+            found[name] = source
+    return found
+
+
+def _all() -> Iterator[tuple[str, str]]:
+    for path in sorted((package_folder("trl") / "chat_templates").glob("*.jinja")):
+        yield f"trl/{path.stem}", path.read_text(encoding="utf-8")
+    folder = os.environ.get(FOLDER)
+    for wheel in sorted(Path(folder).glob("*.whl")) if folder else ():
+        with zipfile.ZipFile(wheel) as archive:
+            for member in sorted(archive.namelist()):
+                if member.endswith(".jinja"):
+                    yield (
+                        f"{wheel.name.split('-')[0]}/{Path(member).stem}",
+                        archive.read(member).decode(),
+                    )
+                if "/model/llm/models/" in member and member.endswith(".json"):
+                    yield from _models(json.loads(archive.read(member)))
+
+
+def _models(models: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for model in models:
+        if model.get("chat_template"):
+            yield f"xinference/{model['model_name']}", model["chat_template"]
+
+
+def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
+    """The template with its stop tokens, and its tokenizer: `load()` with the markers of the source.
+
+    Raises `Refused` with the reason if it cannot be told what ends a turn.
+    """
+    control = sorted({*markers(source), *_MORE.findall(source), "</s>"})
+    if "<|{{" in source or "'<|' +" in source:  # the markers are made of the roles
+        control = sorted({*control, *(f"<|{role}|>" for role in _ROLES)})
+    tokenizer = load()
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    bos = next((text for text in ("<|begin_of_text|>", "<bos>", "<s>") if text in control), None)
+    tokenizer.bos_token = bos or (
+        "<｜begin▁of▁sentence｜>" if "<｜begin▁of▁sentence｜>" in control else "<|pad|>"
+    )
+    tokenizer.eos_token = next(
+        (text for text in CLOSES if text in control and text != "</s>"), "</s>"
+    )
+    own = tokenizer.eos_token in source and "eos_token" in source  # it writes both: they differ
+    if own or (tokenizer.eos_token == "</s>" and "<|endoftext|>" in source):
+        tokenizer.eos_token = "<|endoftext|>"
+    judge = Judge(tokenizer, Template(name, source))
+    stops = _stops(judge)
+    tokenizer.chat_template = source
+    closes = ("<|end|>",) if "<|return|>" in stops else ()
+    return Template(name, source, stops, tuple(control), closes), tokenizer
+
+
+def _stops(judge: Judge) -> tuple[str, ...]:
+    """What ends a text turn, and a turn with calls if it is something else; for a template that writes no
+    end, the control tokens with which the next role begins."""
+    user = {"role": "user", "content": "x"}
+    text, call = [user, {"role": "assistant", "content": MARK}], [user, _calling(1)]
+    if not _behind(judge, call):  # DeepSeek-R1 shows no calls beside a content, be it empty
+        call = [user, {**_calling(1), "content": None}]
+    found = [_close(judge, text), _call_close(judge, call)]
+    if not found[0]:  # GLM
+        result = {"role": "tool", "name": "now", "content": "x", "tool_call_id": "callid000"}
+        found = [_next(judge, text, user), _next(judge, call, result)]
+    stops = tuple(dict.fromkeys(stop for stop in found if stop))
+    if not stops:
+        raise Refused("it cannot be told what ends a turn")
+    return stops
+
+
+def _behind(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
+    """The text behind the last mark (the first); empty if the template leaves the turn out or refuses it."""
+    try:
+        text = judge.text(messages, None, generate=False)
+    except Refused:
+        return ""
+    return text.partition(MARK)[2] if first else text.rpartition(MARK)[2] if MARK in text else ""
+
+
+def _close(judge: Judge, messages: list[Message]) -> str:
+    behind = judge.pattern.findall(_behind(judge, messages))
+    return next((text for text in behind if text in CLOSES), behind[-1] if len(behind) == 1 else "")
+
+
+def _call_close(judge: Judge, one: list[Message]) -> str:
+    """The end of a turn with calls: a known one, or what stands there once however many calls there are
+    (Gemma 4 stops where the result begins)."""
+    text = _behind(judge, one)
+    behind = judge.pattern.findall(text)
+    known = next((text for text in behind if text in CLOSES), "")
+    if known or not behind or not text.rstrip().endswith(behind[-1]):
+        return known
+    two = _behind(judge, [one[0], {**_calling(2), "content": one[1]["content"]}], first=True)
+    return behind[-1] if two.count(behind[-1]) == 1 else ""
+
+
+def _next(judge: Judge, messages: list[Message], new: Message) -> str:
+    """The control token with which `new` begins behind a turn that has no end of its own."""
+    alone, then = _behind(judge, messages).rstrip("\n"), _behind(judge, [*messages, new])
+    found = judge.pattern.match(then, len(alone)) if then.startswith(alone) else None
+    return found.group() if found else ""
+
+
+def _calling(count: int) -> Message:
+    calls = [
+        {
+            "id": f"callid{n:03d}",
+            "type": "function",
+            "function": {"name": "now", "arguments": {"city": MARK}},
+        }
+        for n in range(count)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
