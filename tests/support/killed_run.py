@@ -1,21 +1,21 @@
-"""A program that plays a run twice: once undisturbed, and once killed with SIGKILL at random moments and taken up again each time.
+"""A program that plays a run twice: once undisturbed, and once killed with SIGKILL at random moments and resumed each time.
 
 `python -m support.killed_run FOLDER EPISODES KILLS SEED` writes FOLDER/whole and FOLDER/killed, and prints how it went as JSON. Each
 run is a forked child with an engine of its own; everything is imported before the first fork, so that a start costs milliseconds.
-The moments are drawn so that the kills reach from the opening of the folder to some four fifths of the run.
+A moment is counted, not timed: so many calls of functions after the run is started, or has begun to write its next episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import random
 import signal
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from support.episodes import agent, serving
@@ -25,80 +25,84 @@ from toolroll.rollout.run_folder import RunFolder
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.store import FILE_NAME
 from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.types import Episode
 
 SAMPLES = 2
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
-async def run(tokenizer: Any, folder: Path, episodes: int) -> None:
+@dataclass
+class Moment:
+    """When a run is killed: `calls` calls after it has begun to write its `episodes`-th episode; from its start for 0."""
+
+    episodes: int
+    calls: int
+
+    def begin(self) -> None:
+        """The run has started."""
+        if self.episodes == 0:
+            sys.setprofile(self._count)
+
+    def write(self) -> None:
+        """The run is about to write an episode."""
+        self.episodes -= 1
+        if self.episodes == 0:
+            sys.setprofile(self._count)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        self.calls -= 1
+        if self.calls == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+NEVER = Moment(-1, 0)
+
+
+async def run(tokenizer: Any, folder: Path, episodes: int, moment: Moment) -> None:
     """Play what is left of the run in `folder`."""
     factory = PondFactory(episodes // SAMPLES)
+    moment.begin()
     with RunFolder(folder, factory.name, {"episodes": episodes}) as kept:
+
+        def keep(episode: Episode) -> None:
+            moment.write()
+            kept.append(episode)
+
         async with serving(tokenizer, look) as (_, served):
             runner = Runner(factory, lambda: agent(served, verify="sample"), RunSettings(PARAMS, samples=SAMPLES, concurrency=32))
-            await runner.run(factory.tasks("test"), kept.append, done=kept.done)
+            await runner.run(factory.tasks("test"), keep, done=kept.done)
 
 
-def start(tokenizer: Any, folder: Path, episodes: int) -> int:
-    """The id of a child that plays."""
+def play(tokenizer: Any, folder: Path, episodes: int, moment: Moment = NEVER) -> bool:
+    """Play in a child; return whether it was killed."""
     child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        asyncio.run(run(tokenizer, folder, episodes))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def ended(child: int) -> bool:
-    """Whether it ended by itself; killed otherwise."""
-    pid, status = os.waitpid(child, os.WNOHANG)
-    if pid:
-        assert status == 0, f"a run ended with {status}"
-        return True
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
-
-
-def undisturbed(tokenizer: Any, folder: Path, episodes: int) -> tuple[float, float]:
-    """Seconds until the first line of a run, and from there to its end."""
-    began = time.perf_counter()
-    child = start(tokenizer, folder, episodes)
-    file = folder / FILE_NAME
-    while not (file.is_file() and file.stat().st_size) and time.perf_counter() < began + 60:
-        time.sleep(0.002)
-    first = time.perf_counter() - began
-    assert os.waitpid(child, 0)[1] == 0
-    return first, time.perf_counter() - began - first
-
-
-def longest_delay(first: float, rest: float, kills: int) -> float:
-    """So that `kills` delays, drawn evenly from 0 to it, leave 1.2 of a run's time behind its first line: a run that goes on is slower
-    to begin than a new one."""
-    share = 1.2 * rest / kills
-    return float(first + share + math.sqrt(share**2 + 2 * share * first))
+    if child == 0:
+        status = 1
+        try:
+            asyncio.run(run(tokenizer, folder, episodes, moment))
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), f"a run ended with {status}"
+    return status != 0
 
 
 def main(folder: Path, episodes: int, kills: int, seed: int) -> None:
     rng = random.Random(seed)
     tokenizer = load_embedded_tokenizer()
-    first, rest = undisturbed(tokenizer, folder / "whole", episodes)
-    longest = longest_delay(first, rest, kills)
-    torn, lines = 0, [0]
+    assert not play(tokenizer, folder / "whole", episodes)
+    torn, lines = 0, []
     file = folder / "killed" / FILE_NAME
-    while len(lines) <= kills:
-        child = start(tokenizer, folder / "killed", episodes)
-        time.sleep(rng.uniform(0, longest if lines[-1] < 0.8 * episodes else first))
-        if ended(child):
+    for _ in range(kills):
+        moment = Moment(rng.randint(0, 3 * episodes // (2 * kills)), rng.randint(1, rng.choice((30, 300, 3_000))))
+        if not play(tokenizer, folder / "killed", episodes, moment):
             break
         data = file.read_bytes() if file.is_file() else b""
         torn += bool(data) and not data.endswith(b"\n")
         lines.append(data.count(b"\n"))
-    assert os.waitpid(start(tokenizer, folder / "killed", episodes), 0)[1] == 0
-    sys.stdout.write(json.dumps({"seconds": [first, rest], "kills": len(lines) - 1, "torn": torn, "lines": lines[1:]}) + "\n")
+    assert not play(tokenizer, folder / "killed", episodes)
+    sys.stdout.write(json.dumps({"kills": len(lines), "torn": torn, "lines": lines}) + "\n")
 
 
 if __name__ == "__main__":
