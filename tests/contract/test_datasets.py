@@ -48,6 +48,9 @@ def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     with pytest.raises(UsageError, match="is there already"):
         write_dataset(exported(), tmp_path / "set")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"file/set cannot be made: Not a directory"):
+        write_dataset(exported(), tmp_path / "file" / "set")
 
 
 def test_the_command(tmp_path: Path) -> None:

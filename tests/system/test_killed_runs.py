@@ -14,7 +14,7 @@ from support.results import content
 
 from toolroll.rollout.store import read_episodes
 
-EPISODES, KILLS = 500, 20
+EPISODES, KILLS = 100, 20
 
 
 def episodes(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:

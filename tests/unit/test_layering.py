@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,17 @@ MAY_IMPORT = {"parsers": {"parsers"}, "rollout": {"parsers", "rollout"}, "agents
 MODULES = library()
 
 
+@cache
+def imports_of(root: Path = ROOT) -> dict[str, set[str]]:
+    """Which modules of the library each of its modules imports."""
+    return own_imports(MODULES if root == ROOT else library(root))
+
+
 def broken_floors(root: Path = ROOT) -> list[str]:
-    modules = library(root)
+    modules = MODULES if root == ROOT else library(root)
     return [
         f"{name} imports {imported}"
-        for name, targets in sorted(own_imports(modules).items())
+        for name, targets in sorted(imports_of(root).items())
         for imported in sorted(targets)
         if modules[imported].floor not in MAY_IMPORT[modules[name].floor] and imported != "toolroll"
     ]
@@ -33,7 +39,7 @@ def test_each_floor_imports_only_the_floors_below_it() -> None:
 
 def test_no_floor_imports_the_facade() -> None:
     """The façade imports everything: a module that imports it would be above itself."""
-    assert [name for name, targets in own_imports(MODULES).items() if "toolroll" in targets] == []
+    assert [name for name, targets in imports_of().items() if "toolroll" in targets] == []
 
 
 def test_an_import_upwards_is_found(tmp_path: Path) -> None:
@@ -46,7 +52,7 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
         "toolroll.parsers.base imports toolroll.rollout.session",
         "toolroll.rollout.session imports toolroll.agents.player",
     ]
-    assert a_cycle(own_imports(library(tmp_path))) == [
+    assert a_cycle(imports_of(tmp_path)) == [
         "toolroll.rollout.session",
         "toolroll.agents.player",
         "toolroll.rollout.session",
@@ -55,7 +61,7 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
 
 def test_there_are_no_import_cycles() -> None:
     """Imports inside functions count as well: a cycle that is hidden in one is still a cycle."""
-    assert a_cycle(own_imports(MODULES)) == []
+    assert a_cycle(imports_of()) == []
 
 
 def test_rollout_reaches_agents_by_entry_point_only() -> None:
@@ -67,29 +73,28 @@ def test_rollout_reaches_agents_by_entry_point_only() -> None:
 
 
 def test_types_and_errors_stand_on_nothing_of_the_rollout() -> None:
-    graph = own_imports(MODULES)
-    assert graph["toolroll.rollout.errors"] == set()
-    assert graph["toolroll.rollout.types"] == {"toolroll.parsers.types"}
-    assert graph["toolroll.parsers.types"] == set()
+    assert imports_of()["toolroll.rollout.errors"] == set()
+    assert imports_of()["toolroll.rollout.types"] == {"toolroll.parsers.types"}
+    assert imports_of()["toolroll.parsers.types"] == set()
 
 
-@pytest.mark.parametrize(
-    ("below", "above"),
-    [
-        ("toolroll.rollout.engine", ("template", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-        ("toolroll.rollout.template", ("engine", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-        ("toolroll.rollout.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-        ("toolroll.rollout.served", ("dialogue", "runner", "store", "server", "adapters", "cli")),
-        ("toolroll.rollout.dialogue", ("runner", "store", "server", "adapters", "cli")),
-        ("toolroll.rollout.runner", ("server", "adapters", "cli")),
-    ],
-)
-def test_the_floors_inside_rollout(below: str, above: tuple[str, ...]) -> None:
-    forbidden = tuple(f"toolroll.rollout.{name}" for name in above)
-    for name, targets in own_imports(MODULES).items():
-        if name == below or name.startswith(f"{below}."):
-            wrong = [target for target in targets if any(target == stop or target.startswith(f"{stop}.") for stop in forbidden)]
-            assert wrong == [], f"{name} imports {wrong}"
+INSIDE_ROLLOUT = [
+    ("toolroll.rollout.engine", ("template", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.template", ("engine", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.served", ("dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.dialogue", ("runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.runner", ("server", "adapters", "cli")),
+]
+
+
+def test_the_floors_inside_rollout() -> None:
+    for below, above in INSIDE_ROLLOUT:
+        forbidden = tuple(f"toolroll.rollout.{name}" for name in above)
+        for name, targets in imports_of().items():
+            if name == below or name.startswith(f"{below}."):
+                wrong = [target for target in targets if any(target == stop or target.startswith(f"{stop}.") for stop in forbidden)]
+                assert wrong == [], f"{name} imports {wrong}"
 
 
 def test_the_three_folders_are_no_packages() -> None:
@@ -105,13 +110,11 @@ def test_the_three_folders_are_no_packages() -> None:
 
 
 def test_every_public_name_resolves() -> None:
-    wrong = []
-    for name in sorted(MODULES):
+    for name in MODULES:
         module = importlib.import_module(name)
         public = getattr(module, "__all__", ())
-        wrong += [f"{name}.__all__ has {entry} twice" for entry, count in Counter(public).items() if count > 1]
-        wrong += [f"{name}.__all__ has {entry}, which {name} lacks" for entry in public if not hasattr(module, entry)]
-    assert wrong == []
+        assert len(set(public)) == len(public), f"{name}: a name stands in __all__ twice"
+        assert [entry for entry in public if not hasattr(module, entry)] == [], name
 
 
 def test_a_package_that_re_exports_says_so() -> None:

@@ -13,7 +13,6 @@ from support.worlds import TOOL
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import call_closer, call_grammar
-from toolroll.rollout.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 
@@ -26,10 +25,10 @@ def test_a_format_without_a_grammar_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", [*SAID, "mistral", "pythonic"])
-async def test_it_is_streamed_as_it_is_read(name: str) -> None:
+async def test_it_is_streamed_as_it_is_read(tokenizer: Any, name: str) -> None:
     others = {"mistral": '[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]', "pythonic": '[look(at="x")]'}
     said = {**SAID, **others}[name]
-    async with endpoint(load_embedded_tokenizer(), lambda request: said, split="random") as bench:
+    async with endpoint(tokenizer, lambda request: said, split="random") as bench:
         bench.served.parser = get_parser(name, bench.served.template.encoder.control)
         path = f"{bench.url}/sessions/s/v1/chat/completions"
         async with bench.http.post(path, json={"messages": [USER], "tools": [TOOL], "stream": True}) as response:

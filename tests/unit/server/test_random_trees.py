@@ -26,7 +26,7 @@ from support.tiers import costly
 from support.worlds import TOOL
 
 from toolroll.rollout.server.heard import NOTHING, Hearings
-from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.rollout.testing import PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
 
@@ -216,9 +216,9 @@ def reordered(arguments: str) -> str:
         return arguments
 
 
-async def run(program: list[list[Step]], grace: float, split: Literal["canonical", "random"]) -> None:
+async def run(tokenizer: Any, program: list[list[Step]], grace: float, split: Literal["canonical", "random"]) -> None:
     player = Player(grace)
-    async with endpoint(load_embedded_tokenizer(), player.policy, settings={"grace": grace}, split=split) as bench:
+    async with endpoint(tokenizer, player.policy, settings={"grace": grace}, split=split) as bench:
         player.bench = bench
         for batch in program:
             await player.play(batch)
@@ -235,14 +235,14 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
     grace=st.sampled_from([0.0, 20.0]),
     split=st.sampled_from(["canonical", "random"]),
 )
-def test_what_is_handed_out_is_trained_once(program: list[list[Step]], grace: float, split: Any) -> None:
-    asyncio.run(asyncio.wait_for(run(program, grace, split), PATIENCE))
+def test_what_is_handed_out_is_trained_once(tokenizer: Any, program: list[list[Step]], grace: float, split: Any) -> None:
+    asyncio.run(asyncio.wait_for(run(tokenizer, program, grace, split), PATIENCE))
 
 
-async def outcome(program: list[Step]) -> Any:
+async def outcome(tokenizer: Any, program: list[Step]) -> Any:
     """What the engine was sent, what the clients were told, and what is trained, of requests one after the other."""
     player = Player()
-    async with endpoint(load_embedded_tokenizer(), player.policy, settings={"grace": 20.0}) as bench:
+    async with endpoint(tokenizer, player.policy, settings={"grace": 20.0}) as bench:
         player.bench = bench
         for step in program:
             await player.play([step])
@@ -260,20 +260,20 @@ NEVER_CUT = STEPS.map(lambda step: replace(step, fate="answered" if step.fate ==
 
 @settings(costly(2), phases=WHOLE)
 @given(program=st.lists(NEVER_CUT, min_size=2, max_size=9))
-def test_nothing_hangs_on_what_was_heard_before(program: list[Step]) -> None:
-    remembered = asyncio.run(asyncio.wait_for(outcome(program), PATIENCE))
+def test_nothing_hangs_on_what_was_heard_before(tokenizer: Any, program: list[Step]) -> None:
+    remembered = asyncio.run(asyncio.wait_for(outcome(tokenizer, program), PATIENCE))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hearings, "begin", lambda self, text: NOTHING)
-        assert asyncio.run(asyncio.wait_for(outcome(program), PATIENCE)) == remembered
+        assert asyncio.run(asyncio.wait_for(outcome(tokenizer, program), PATIENCE)) == remembered
 
 
-def test_the_model_sees_what_is_wrong() -> None:
+def test_the_model_sees_what_is_wrong(tokenizer: Any) -> None:
     """A reply that was trained nowhere, and one that was trained though nobody got it, are found."""
     steps = [[Step("root", 0, 0, 1, "as it is", False, "answered")]]
 
     async def wrong(change: Any) -> None:
         player = Player()
-        async with endpoint(load_embedded_tokenizer(), player.policy) as bench:
+        async with endpoint(tokenizer, player.policy) as bench:
             player.bench = bench
             await player.play(steps[0])
             change(player)
