@@ -73,28 +73,38 @@ class BodyMasker:
         masked = walk(value, self._pattern)
         return (masked, originals) if originals else (value, originals)
 
+    def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
+        """Return the spans of `text` that the markers of the render `masked` stand for.
 
-def locate(masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-    """Return the spans of `text` that the markers of the render `masked` stand for.
+        Raises `TemplateError` if the two renders differ in more than that.
+        """
+        spans: list[Span] = []
+        fixed, places = _taken_apart(masked)
+        at = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
+        for index, following in zip(places, fixed[1:], strict=True):
+            end = self._end_of_form(originals[index], following, text, at)
+            if end is None:
+                break
+            spans.append((at, end))
+            at = end + len(following)
+        if len(spans) == len(places) and at == len(text):
+            return tuple(spans)
+        raise TemplateError(
+            "a message holds the text of a control token, and the chat template renders the message "
+            "differently because of it: it cannot be encoded as plain text"
+        )
 
-    Raises `TemplateError` if the two renders differ in more than that.
-    """
-    spans: list[Span] = []
-    fixed, places = _taken_apart(masked)
-    at = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
-    for index, following in zip(places, fixed[1:], strict=True):
-        forms = _forms(originals[index])
-        form = next((form for form in forms if text.startswith(form + following, at)), None)
-        if form is None:
-            break
-        spans.append((at, at + len(form)))
-        at += len(form) + len(following)
-    if len(spans) == len(places) and at == len(text):
-        return tuple(spans)
-    raise TemplateError(
-        "a message holds the text of a control token, and the chat template renders the message "
-        "differently because of it: it cannot be encoded as plain text"
-    )
+    def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
+        """Return where the form of `original` that begins at `at` ends; None if none does.
+
+        A form that is not known must hold no control token: then its place decides nothing.
+        """
+        forms = (original, original.upper(), original.lower(), html.escape(original))
+        for form in forms:
+            if text.startswith(form + following, at):
+                return at + len(form)
+        end = text.find(following, at) if following else -1
+        return end if end >= 0 and self._pattern.search(text, at, end) is None else None
 
 
 def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
@@ -102,12 +112,6 @@ def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
     parts = _MARKER.split(masked)
     numbers = ["".join(str(_LETTERS.index(letter)) for letter in part) for part in parts[1::2]]
     return parts[::2], [int(number) for number in numbers]
-
-
-def _forms(text: str) -> list[str]:
-    """Return the forms in which a template may show `text`: as it is, or after a filter."""
-    forms = [text, text.upper(), text.lower(), text.capitalize(), text.title(), html.escape(text)]
-    return list(dict.fromkeys([*forms, html.escape(text).replace("&#x27;", "&#39;")]))
 
 
 def _looked_for(source: str) -> Iterator[str]:

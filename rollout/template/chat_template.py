@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.template.bodies import BodyMasker, locate
+from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.derive import Deriver, Sampled
 from toolroll.rollout.template.encode import Encoder, Span, as_ids
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
@@ -201,7 +201,7 @@ class ChatTemplate:
         if not originals:
             return text, ()
         shown = self.renderer.render(masked["messages"], masked["tools"] or tools, generate=generate)
-        return text, locate(shown, originals, text)
+        return text, self._bodies.locate(shown, originals, text)
 
     # --- deltas ------------------------------------------------------------------------------------
 
@@ -254,7 +254,8 @@ class ChatTemplate:
         bodies: Sequence[Span] = ()
         if originals:
             shown = self.renderer.render([*messages, *masked], tools, generate=True)
-            bodies = _from(locate(shown, originals, derived.whole), derived.cut)
+            spans = self._bodies.locate(shown, originals, derived.whole)
+            bodies = _from(spans, derived.cut)
         if len(sampled_ids):
             previous: int | None = int(sampled_ids[-1])
         else:  # nothing was sampled: the delta follows the prompt
