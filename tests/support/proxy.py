@@ -126,11 +126,11 @@ async def _pass_on(proxy: CountingProxy, session: aiohttp.ClientSession, request
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
                 await response.write(chunk)
+            seen.status = upstream.status  # before the client can know that this is all
             await response.write_eof()
-            seen.status = upstream.status
             return response
     except (asyncio.CancelledError, ConnectionResetError):
-        seen.hung_up = True
+        seen.status, seen.hung_up = None, True
         raise
     except aiohttp.ClientConnectionError as error:
         return web.Response(status=502, text=f"{proxy.target}: {error}")

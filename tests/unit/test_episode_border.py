@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import PATIENCE
+from support.clock import skip
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.hermes import HermesParser
@@ -105,24 +106,31 @@ async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) 
 
 
 class Sleeper(Talk):
-    """Its second step blocks until the test ends."""
+    """Its steps block until the test ends; `blocked` is set from then on."""
 
     def __init__(self, release: Any) -> None:
         super().__init__(turns=5)
         self.release = release
+        self.blocked = Event()
 
     def step(self, action: Action) -> StepResult:
+        self.blocked.set()
         self.release.wait()
         return super().step(action)
 
 
 async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenizer: Any) -> None:
-    from threading import Event
-
     release = Event()
+    sleeper = Sleeper(release)
     try:
-        async with serving(tokenizer, threads=1) as served, asyncio.timeout(PATIENCE):
-            result = await agent(served, step_timeout=0.2).asolve(Sleeper(release), task=TASK)
+        async with serving(tokenizer, threads=1) as served:
+            playing = asyncio.create_task(agent(served, step_timeout=600).asolve(sleeper, task=TASK))
+            while not sleeper.blocked.is_set():
+                await asyncio.sleep(0.001)
+            while not playing.done():
+                skip(601)  # for the step, and for the close that finds no thread
+                await asyncio.sleep(0.001)
+            result = await playing
             release.set()
     finally:
         release.set()
