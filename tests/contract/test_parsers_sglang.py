@@ -98,24 +98,30 @@ def reply_of(form: Format, picks: random.Random) -> tuple[str, list[Call]]:
 
 
 @cache
-def compared() -> dict[int, list[tuple[Case, dict[str, Any]]]]:
-    """For each format's place in FORMATS: the cases, and what SGLang's parser made of each."""
+def written() -> list[Case]:
+    """EACH replies of each format, in the order of FORMATS."""
     picks = random.Random(5)
-    cases: list[Case] = []
+    found = []
     for form in FORMATS:
         for _ in range(EACH):
-            text, found = reply_of(form, picks)
-            cases.append((form.name, text, tools_for(found)))
-    answers = ask(cases)["theirs"]
-    whole = list(zip(cases, answers, strict=True))
-    return {place: whole[place * EACH : (place + 1) * EACH] for place in range(len(FORMATS))}
+            text, calls = reply_of(form, picks)
+            found.append((form.name, text, tools_for(calls)))
+    return found
+
+
+@cache
+def answers() -> dict[str, list[Any]]:
+    """What SGLang's parsers make of all cases of this file: its imports take five seconds, so it is asked once."""
+    differing = [(name, text, TOOLS) for name, text, _, _ in DIFFERENCES.values()]
+    return ask([*written(), *differing], [("qwen25", text, TOOLS) for text in DROPPED])
 
 
 @pytest.mark.parametrize("place", range(len(FORMATS)), ids=[f"{form.name}-{form.write.__name__}" for form in FORMATS])
 def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
     parser = get_parser(FORMATS[place].name)
     differing = []
-    for (_, text, tools), theirs in compared()[place]:
+    here = slice(place * EACH, (place + 1) * EACH)
+    for (_, text, tools), theirs in zip(written()[here], answers()["theirs"][here], strict=True):
         reply = parser.parse(text, tools=tools, in_reasoning=False)
         ours = [[call.name, call.arguments] for call in reply.ok_calls]
         if not same(ours, theirs["calls"]) or reply.bad_calls or reply.content != theirs["text"].strip():
@@ -239,32 +245,28 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
 }  # fmt: skip
 
 
-@cache
-def differences() -> dict[str, dict[str, Any]]:
-    """What SGLang's parsers make of each listed difference."""
-    answers = ask([(name, text, TOOLS) for name, text, _, _ in DIFFERENCES.values()])["theirs"]
-    return dict(zip(DIFFERENCES, answers, strict=True))
-
-
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_each_listed_difference_is_there(what: str) -> None:
     name, text, ours, theirs = DIFFERENCES[what]
     reply = get_parser(name).parse(text, tools=TOOLS, in_reasoning=False)
     assert [[call.name, call.arguments, call.status.value] for call in reply.tool_calls] == ours
-    assert differences()[what]["calls"] == theirs
+    at = len(written()) + list(DIFFERENCES).index(what)
+    assert answers()["theirs"][at]["calls"] == theirs
 
 
 def test_every_name_of_sglangs_is_ours_but_the_one_that_is_no_format() -> None:
-    names = ask([])["names"]
+    names = answers()["names"]
     assert len(names) == 44
     assert set(names) - set(parser_names()) == {"response_template"}
 
 
+DROPPED = (GOOD, f"Hello {GOOD}", GOOD.replace("}}", "}"), GOOD[:-13], GOOD.replace("get_order", "nobody"), "just text")
+
+
 def test_what_sglangs_parser_drops_is_reported() -> None:
-    texts = (GOOD, f"Hello {GOOD}", GOOD.replace("}}", "}"), GOOD[:-13], GOOD.replace("get_order", "nobody"), "just text")
-    answers = ask([], [("qwen25", text, TOOLS) for text in texts])["ours"]
-    assert [[call[1] for call in answer["calls"]] for answer in answers] == [
+    ours = answers()["ours"]
+    assert [[call[1] for call in answer["calls"]] for answer in ours] == [
         ["ok"], ["ok"], ["invalid_json"], ["unclosed"], ["unknown_tool"], []
     ]  # fmt: skip
-    assert [answer["content"] for answer in answers] == ["", "Hello", "", "", "", "just text"]
-    assert "SGLang's parser qwen25 dropped this" in answers[2]["calls"][0][2]
+    assert [answer["content"] for answer in ours] == ["", "Hello", "", "", "", "just text"]
+    assert "SGLang's parser qwen25 dropped this" in ours[2]["calls"][0][2]

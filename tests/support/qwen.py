@@ -199,7 +199,7 @@ def _in_json(ranks: int) -> str:
 
 
 def _built(data: bytes, count: int) -> Tokenizer:
-    lines = [line.split() for line in data.splitlines() if line.strip()][:count]
+    lines = [line.split() for line in data.splitlines()[:count]]
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     if sorted(ranks.values()) != list(range(count)):
         raise RuntimeError(f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 1.24.6?")

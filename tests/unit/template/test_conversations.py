@@ -115,11 +115,12 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, tu
             parsed.append(reply_of(case.messages[-1]))
             forks = len(dialogue.forks)
             try:
-                await dialogue.reply({"max_new_tokens": 200, "stop_token_ids": case.stop_token_ids})
+                await dialogue.reply({"max_new_tokens": len(case.sampled_ids), "stop_token_ids": case.stop_token_ids})
             except TemplateError:
                 assert truth is not None
                 assert truth.kind == "raises"
                 break
+            assert engine.log[-1].output_ids == case.sampled_ids
             assert dialogue.messages == case.messages
             judge_prompt(oracle, dialogue, engine, truth, forked=len(dialogue.forks) > forks)
             dialogue.extend(new)
