@@ -78,3 +78,27 @@ $(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
 
 clean:
 	rm -rf $(VENV) out build dist
+
+# Prompts and renders with the oldest supported transformers and with the newest on the index.
+.PHONY: test-transformers
+OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+# Only these are collected: other tests import packages that need another huggingface_hub.
+TOKEN_TESTS = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
+TRANSFORMERS := $(VENV)/transformers-oldest $(VENV)/transformers-newest
+
+test-transformers: $(VENV)/.test $(TRANSFORMERS)
+	for folder in $(TRANSFORMERS); do \
+		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print(transformers.__version__)" && \
+		PYTHONPATH=$$folder $(VENV)/bin/python -m pytest -m tokens $(TOKEN_TESTS) $(PYTEST_ARGS) || exit 1; \
+	done
+
+# Without torch: transformers and what it requires of it, in a folder in front of the environment's.
+$(VENV)/transformers-oldest: $(VENV)/.test pyproject.toml
+	rm -rf $@
+	$(PIP) install -q --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
+	touch $@
+
+$(VENV)/transformers-newest: $(VENV)/.test pyproject.toml
+	rm -rf $@
+	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
+	touch $@

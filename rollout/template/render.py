@@ -279,8 +279,9 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
     Raise `TemplateError` with the field's name for anything but text parts.
     """
     if not isinstance(content, list):
-        given = type(content).__name__
-        raise TemplateError(f"messages[].content must be text or a list of text parts, not {given}")
+        raise TemplateError(
+            f"messages[].content must be text or a list of text parts, not {type(content).__name__}"
+        )
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
