@@ -123,10 +123,16 @@ async def test_a_failure_before_the_first_token_is_an_http_error(tokenizer: Any)
 
 
 async def test_a_failure_behind_it_is_an_event_and_nothing_is_trained(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    held = lambda request: Reply("One two three four five six seven.", hold=release, hold_after=8)
     plan = lambda request: Fault(abort_after=8)
-    async with endpoint(tokenizer, lambda request: "One two three four five six seven.", faults=plan) as bench:
-        chunks = await events(bench, messages=[USER])
-        assert chunks[-1]["error"]["code"] == "engine_aborted"
+    async with endpoint(tokenizer, held, faults=plan) as bench:
+        async with bench.http.post(bench.url + PATH, json={"messages": [USER], "stream": True}) as response:
+            begun = await response.content.readany()
+            release.set()
+            data = [line.removeprefix(b"data: ") for line in (begun + await response.read()).split(b"\n\n") if line]
+        assert (response.status, data[-1]) == (200, b"[DONE]")
+        assert orjson.loads(data[-2])["error"]["code"] == "engine_aborted"
         assert await bench.trajectories(refused=1) == []
 
 
