@@ -106,6 +106,9 @@ def run(
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
     allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
+    allow_model_mismatch: Annotated[
+        bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
 ) -> None:

@@ -256,6 +256,10 @@ class Engine:
             raise _raised(from_exception(error), 1, url) from error
         return dict(_decoded(body))
 
+    async def get(self, url: str) -> Any:
+        """Return the JSON at `url`, None if there is none."""
+        return (await self._get_json(url))[0]
+
     # --- aborts ------------------------------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:

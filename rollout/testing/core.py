@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 from aiohttp import web
+from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.answer import answer_body, queue_abort_body
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
@@ -85,6 +86,12 @@ class EngineCore:
         self._queue: deque[Run] = deque()
         self._paused: PauseMode | None = None
         self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def model_name(self) -> str:
+        """What the tokenizer was loaded from."""
+        name = None if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.name_or_path
+        return str(name or "embedded")
 
     @property
     def context_length(self) -> int:
