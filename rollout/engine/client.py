@@ -35,6 +35,7 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
+_JSON = {"Content-Type": "application/json"}  # SGLang and its routers refuse a body of any other type
 _NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _SERVER_FAULT_ATTEMPTS = 2
 _MAX_RETRY_AFTER = 60.0
@@ -191,7 +192,7 @@ class Engine:
     async def _attempt(
         self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None, facts: ModelFacts
     ) -> Mapping[str, Any] | Failure:
-        headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
+        headers = {**_JSON, "x-smg-routing-key": request.session_id}
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
         self._in_flight.add(rid)
@@ -248,7 +249,8 @@ class Engine:
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
         try:
-            async with self._http().post(url, data=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)) as response:
+            data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+            async with self._http().post(url, data=data, headers=_JSON) as response:
                 body = await response.read()
                 if response.status != 200:
                     raise _raised(from_response(response.status, body), 1, url)
@@ -266,9 +268,12 @@ class Engine:
         """Abort one request at every worker (routers do not pass aborts on). Best effort: what fails is logged."""
         timeout = aiohttp.ClientTimeout(total=self.config.abort_timeout)
         for worker in await self.workers():
+            url, data = f"{worker}/abort_request", orjson.dumps({"rid": rid})
             try:
-                async with self._http().post(f"{worker}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout) as response:
-                    await response.read()
+                async with self._http().post(url, data=data, headers=_JSON, timeout=timeout) as response:
+                    body = await response.read()
+                if response.status != 200:
+                    logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, response.status, body[:200])
             except _NETWORK_ERRORS as error:
                 logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
 

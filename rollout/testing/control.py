@@ -21,13 +21,13 @@ class _Control:
 
     async def abort_request(self, request: web.Request) -> web.StreamResponse:
         """Always 200 and empty, for unknown rids too."""
-        body = read_json(await request.read())
+        body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
         return web.Response()
 
     async def update_weight_version(self, request: web.Request) -> web.StreamResponse:
-        body = read_json(await request.read())
+        body = await read_json(request)
         version = body.get("new_version")
         if not isinstance(version, str):
             raise invalid("new_version must be a string")
@@ -37,7 +37,7 @@ class _Control:
         return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        mode = read_json(await request.read()).get("mode", "abort")
+        mode = (await read_json(request)).get("mode", "abort")
         if mode not in ("abort", "in_place", "retract"):
             raise invalid(f"mode must be abort, in_place or retract, not {mode!r}")
         self._engine.pause(mode)
@@ -57,7 +57,7 @@ class _Control:
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """The ids of a text, or of each in a list."""
-        body = read_json(await request.read())
+        body = await read_json(request)
         prompt, special = body.get("prompt"), bool(body.get("add_special_tokens", True))
         texts = prompt if isinstance(prompt, list) else [prompt]
         if not all(isinstance(text, str) for text in texts):
