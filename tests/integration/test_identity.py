@@ -83,7 +83,8 @@ async def test_through_a_router_alone_a_generation_tells_the_ids(http: aiohttp.C
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
-        async with http.post(f"{routed_sglang.url}/generate", data=await request.read()) as response:
+        headers = {"Content-Type": request.content_type}
+        async with http.post(f"{routed_sglang.url}/generate", data=await request.read(), headers=headers) as response:
             return web.Response(status=response.status, body=await response.read())
 
     async with http_server({"/generate": forward}) as url:

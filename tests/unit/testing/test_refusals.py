@@ -114,10 +114,12 @@ async def test_a_body_that_is_no_json_is_a_400(tokenizer: Any) -> None:
 @pytest.mark.parametrize("path", ["/generate", "/tokenize", "/abort_request", "/update_weight_version", "/pause_generation"])
 @pytest.mark.parametrize("kind", ["application/octet-stream", "text/plain"])
 async def test_a_body_of_another_type_than_json_is_a_400(tokenizer: Any, path: str, kind: str) -> None:
-    async with wired(tokenizer) as (engine, wire):
-        async with wire.http.post(engine.url + path, data=b"{}", headers={"Content-Type": kind}) as response:
-            assert response.status == 400
-            assert "Only 'application/json' is allowed" in (await response.json())["message"]
+    async with (
+        wired(tokenizer) as (engine, wire),
+        wire.http.post(engine.url + path, data=b"{}", headers={"Content-Type": kind}) as response,
+    ):
+        assert response.status == 400
+        assert "Only 'application/json' is allowed" in (await response.json())["message"]
     assert engine.log == []
 
 
