@@ -27,7 +27,8 @@ def generate_through(served: ServedModel, call_llm: CallHook) -> Callable[[Gener
             "return_logprob": request.return_logprob,
         }
         body = await call_llm(f"{served.url}/generate", payload)
-        return parse_completion(body, request)
+        facts = await served.engine.facts()
+        return parse_completion(body, request, vocab_size=facts.sampled_limit)
 
     return generate
 

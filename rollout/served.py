@@ -18,6 +18,7 @@ from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.executor import Executor
+from toolroll.rollout.identity import check_identity
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -127,6 +128,15 @@ class ServedModel:
         if progress is not None:
             progress(completion.output_ids.tolist())
         return completion
+
+    async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
+        """Return warnings; raise `UsageError` if the engine serves a model with another tokenizer.
+
+        `allow_mismatch`: return that as a warning, too.
+        """
+        if not isinstance(self.engine, Engine):
+            return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
+        return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run blocking `function` in the executor."""

@@ -30,6 +30,12 @@ from toolroll.rollout.runner import RunStoppedError
 from toolroll.rollout.testing.serve import serve
 
 T = TypeVar("T")
+_Processes = Annotated[
+    int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
+]
+_Mismatch = Annotated[
+    bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
+]
 
 app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
 console = Console()
@@ -99,13 +105,12 @@ def run(
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
-    processes: Annotated[
-        int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
-    ] = None,
+    processes: _Processes = None,
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
     allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
+    allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
 ) -> None:

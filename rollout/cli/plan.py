@@ -104,6 +104,7 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
         history=config.history,
         verify=config.verify,
         concurrency=config.concurrency,
+        allow_model_mismatch=config.allow_model_mismatch,
     )
 
 

@@ -48,6 +48,7 @@ async def run(config: RunConfig, console: Console) -> Outcome:
         plan = await prepare(config, stack)
         if plan.served is not None:
             await _check_engine(plan.served)
+            await _check_identity(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
         return await play(plan, console)
 
@@ -149,6 +150,12 @@ async def _check_engine(served: ServedModel) -> None:
         health = await served.engine.health()
         if not health.ok:
             raise UsageError(health.why)
+
+
+async def _check_identity(served: ServedModel, console: Console, *, allow_mismatch: bool) -> None:
+    """Raise `UsageError` if the engine serves another model; show what else there is to say."""
+    for line in await served.check_identity(allow_mismatch=allow_mismatch):
+        console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 async def _check_template(served: ServedModel, console: Console) -> None:

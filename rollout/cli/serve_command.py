@@ -50,6 +50,10 @@ def serve(
     grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
     idle: Annotated[float, typer.Option(help="seconds after which an unused session is dropped")] = 3600.0,
     max_sessions: Annotated[int, typer.Option()] = 10_000,
+    *,
+    allow_model_mismatch: Annotated[
+        bool, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
+    ] = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
     api_key = None
@@ -67,6 +71,7 @@ def serve(
         history=history,
         context_length=context_length,
         max_resumes=max_resumes,
+        allow_model_mismatch=allow_model_mismatch,
     )
     settings = _valid(
         EndpointSettings,

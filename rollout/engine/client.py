@@ -2,7 +2,7 @@
 
 Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills the engine, the second opens a
 router's circuit breaker); a fresh rid of fixed length for each attempt (the engine aborts by prefix, and refuses a duplicate);
-only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine.
+only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine; no answer disables a check.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import aiohttp
 import numpy as np
 import orjson
 
-from toolroll.rollout.engine.completion import parse_completion
+from toolroll.rollout.engine.completion import check_ids, parse_completion
 from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.connections import Connections
 from toolroll.rollout.engine.facts import ModelFacts, read_facts
-from toolroll.rollout.engine.failures import Failure, from_exception, from_response
+from toolroll.rollout.engine.failures import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.params import check_names
-from toolroll.rollout.engine.stream import Progress, read_stream
+from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.turnstile import Turnstile
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
+_JSON = {"Content-Type": "application/json"}  # SGLang and its routers refuse a body of any other type
 _NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _SERVER_FAULT_ATTEMPTS = 2
 _MAX_RETRY_AFTER = 60.0
@@ -80,7 +81,7 @@ class Engine:
         self._connections = Connections(self.config.url, connect_timeout=self.config.connect_timeout)
         self._turnstile = Turnstile()
         self._in_flight: set[str] = set()
-        self._largest_sampled = -1  # models have rows that no tokenizer names, and a random or early policy samples them
+        self._padding_sampled: set[int] = set()  # ids of rows that no tokenizer names: a random or early policy samples them
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -114,25 +115,28 @@ class Engine:
         session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the
         attempts that could help).
         """
-        await self._check(request)
+        facts = await self._check(request)
         began = perf_counter()
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
         closings = self._connections.closings
         for attempt in range(1, self.config.attempts + 1):
             rid = os.urandom(16).hex()
-            outcome = await self._attempt(request, rid, deadline, told)
+            outcome = await self._attempt(request, rid, deadline, told, facts)
             if not isinstance(outcome, Failure):
                 latency = perf_counter() - began
                 await self._turnstile.enter()
-                completion = parse_completion(outcome, request, latency=latency, attempts=attempt, rid=rid)
+                completion = parse_completion(
+                    outcome, request, latency=latency, attempts=attempt, rid=rid, vocab_size=facts.sampled_limit
+                )
                 if self.config.return_routed_experts and completion.routed_experts is None and len(completion.output_ids):
                     raise CompletionError(
                         "routed experts were asked for and the engine sent none: start SGLang with --enable-return-routed-experts, "
                         "and send to it directly (router 0.3.2 drops return_routed_experts)"
                     )
-                if len(completion.output_ids):
-                    self._largest_sampled = max(self._largest_sampled, int(np.maximum.reduce(completion.output_ids)))
+                known = facts.vocab_size
+                if known is not None and len(completion.output_ids) and completion.output_ids.max() >= known:
+                    self._padding_sampled.update(index for index in completion.output_ids.tolist() if index >= known)
                 return completion
             over = self._connections.closings != closings or (told is not None and told.begun)
             pause = None if over else self._pause(outcome, attempt)
@@ -142,27 +146,31 @@ class Engine:
             await self._sleep(pause)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _check(self, request: GenerateRequest) -> None:
+    async def _check(self, request: GenerateRequest) -> ModelFacts:
+        """Return the facts by which `request` may be sent."""
         facts = self._facts or await self.facts()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
-        known = np.iinfo(np.int32).max if facts.vocab_size is None else max(facts.vocab_size, self._largest_sampled + 1)
+        known = np.iinfo(np.int32).max if facts.vocab_size is None else facts.vocab_size
         highest = request.highest_id
         if highest is None:  # as unsigned numbers the negative ones are the highest: one pass over the prompt
             highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
-            at = int(np.flatnonzero((ids < 0) | (ids >= known))[0])
-            raise TokenError(
-                f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
-                "Is this the served model's tokenizer?"
-            )
+            outside = np.flatnonzero((ids < 0) | (ids >= known)).tolist()
+            at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
+            if at is not None:
+                raise TokenError(
+                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
+                    "Is this the served model's tokenizer?"
+                )
         limit = facts.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
         if _NO_HEADER.search(request.session_id):
             raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
         check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
+        return facts
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
         """The JSON body; the ids are spliced in where the session kept them as JSON."""
@@ -182,9 +190,9 @@ class Engine:
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
-        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None
+        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None, facts: ModelFacts
     ) -> Mapping[str, Any] | Failure:
-        headers = {"Content-Type": "application/json", "x-smg-routing-key": request.session_id}
+        headers = {**_JSON, "x-smg-routing-key": request.session_id}
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
         self._in_flight.add(rid)
@@ -192,8 +200,11 @@ class Engine:
             if told is None:
                 outcome = await self._posted(sent, headers, seconds)
             else:
-                outcome = await self._streamed(sent, headers, seconds, told)
-            if isinstance(outcome, TimeoutError):
+                events = EventReader(told, rid, lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit))
+                outcome = await self._streamed(sent, headers, seconds, events)
+            if not isinstance(outcome, Failure | Exception):
+                outcome = foreign(outcome, rid) or outcome
+            if isinstance(outcome, TimeoutError) or (isinstance(outcome, Failure) and outcome.foreign):
                 await self.abort(rid)  # else the abandoned request would go on sampling beside its successor
         except asyncio.CancelledError:
             self._abort_later(rid)
@@ -212,13 +223,13 @@ class Engine:
         return _decoded(answer.body)
 
     async def _streamed(
-        self, sent: bytes, headers: Mapping[str, str], seconds: float, told: _Told
+        self, sent: bytes, headers: Mapping[str, str], seconds: float, events: EventReader
     ) -> Mapping[str, Any] | Failure | Exception:
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.config.connect_timeout)
         try:
             async with self._http().post(f"{self.url}/generate", data=sent, headers=headers, timeout=limits) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
-                    return await read_stream(response, told)
+                    return await events.read(response.content.iter_any())
                 body = await response.read()
         except _NETWORK_ERRORS as error:
             return error
@@ -238,7 +249,8 @@ class Engine:
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
         try:
-            async with self._http().post(url, data=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)) as response:
+            data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+            async with self._http().post(url, data=data, headers=_JSON) as response:
                 body = await response.read()
                 if response.status != 200:
                     raise _raised(from_response(response.status, body), 1, url)
@@ -246,15 +258,22 @@ class Engine:
             raise _raised(from_exception(error), 1, url) from error
         return dict(_decoded(body))
 
+    async def get(self, url: str) -> Any:
+        """Return the JSON at `url`, None if there is none."""
+        return (await self._get_json(url))[0]
+
     # --- aborts ------------------------------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
         """Abort one request at every worker (routers do not pass aborts on). Best effort: what fails is logged."""
         timeout = aiohttp.ClientTimeout(total=self.config.abort_timeout)
         for worker in await self.workers():
+            url, data = f"{worker}/abort_request", orjson.dumps({"rid": rid})
             try:
-                async with self._http().post(f"{worker}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout) as response:
-                    await response.read()
+                async with self._http().post(url, data=data, headers=_JSON, timeout=timeout) as response:
+                    body = await response.read()
+                if response.status != 200:
+                    logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, response.status, body[:200])
             except _NETWORK_ERRORS as error:
                 logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
 

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_PADDING = 4096
+"""The most rows that a model has beyond its tokenizer's last token. They are padding: published models have up to 2,100."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`context_length`: prompt and answer together, in tokens; None where nobody told. `vocab_size`: an id at or above it kills
-    the engine (SGLang 0.5.23 does not check), unless the engine sampled it: models have more rows than tokenizers have tokens.
-    `max_input_length`: the longest prompt that the engine's token pool takes."""
+    """`context_length`: prompt and answer together, in tokens; None if it is unknown. `vocab_size`: the tokenizer's; an id at or above
+    it kills the engine (SGLang 0.5.23 does not check), unless the engine sampled it: models have more rows than tokenizers have
+    tokens. `max_input_length`: the longest prompt that the engine's token pool takes."""
 
     context_length: int | None = None
     vocab_size: int | None = None
@@ -20,6 +23,11 @@ class ModelFacts:
     max_input_length: int | None = None
     deterministic: bool = False
     """Whether a `sampling_seed` gives the same tokens again (--enable-deterministic-inference)."""
+
+    @property
+    def sampled_limit(self) -> int | None:
+        """The first id that no model with this tokenizer can sample."""
+        return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property
     def prompt_limit(self) -> int | None:

@@ -7,6 +7,7 @@ only tells a context overflow from other 400s. Retried is only what can succeed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ _OVERFLOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One refused attempt: `status` None where no answer came. `retry`: whether another attempt can succeed; `server_fault`
-    ones (500) get one more attempt only, since they repeat when the request itself breaks the engine."""
+    """One failed attempt: `status` is None if no answer came. `retry`: whether another attempt can succeed; `server_fault`
+    ones (500) get one more attempt only, since they repeat when the request itself breaks the engine. `foreign`: what came is the
+    answer to another request."""
 
     message: str
     status: int | None
@@ -30,6 +32,7 @@ class Failure:
     server_fault: bool = False
     overflow: bool = False
     retry_after: float | None = None
+    foreign: bool = False
 
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
@@ -51,6 +54,19 @@ def from_exception(error: Exception) -> Failure:
     """The failure where no answer came: refused, reset, timed out."""
     words = str(error) or type(error).__name__
     return Failure(message=f"no answer from the engine: {words}", status=None, retry=True)
+
+
+def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
+    """The failure if `answer` is that to another request than `rid`; None if it is not, or does not say.
+
+    Another attempt can succeed: proxies were seen to give one request's answer to the next one on the connection.
+    """
+    meta = answer.get("meta_info")
+    found = meta.get("id") if isinstance(meta, Mapping) else None
+    if not rid or found is None or found == rid:
+        return None
+    words = f"the engine answered another request: meta_info.id is {found!r}, expected {rid!r}"
+    return Failure(message=words, status=200, retry=True, foreign=True)
 
 
 def message_of(text: str) -> str:

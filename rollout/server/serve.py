@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
+logger = logging.getLogger(__name__)
+
 
 async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is told the address."""
@@ -26,6 +29,8 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
         health = await served.engine.health() if isinstance(served.engine, Engine) else None
         if health is not None and not health.ok:
             raise UsageError(health.why)  # what it can do, and the length of its context, is asked once, now
+        for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
+            logger.warning("%s", line)
         try:
             async with EndpointServer(Endpoint(served, settings)) as server:
                 ready(server.url)

@@ -1,4 +1,4 @@
-"""The embedded engine's control endpoints: aborts, pauses, weight versions, the cache, health and facts."""
+"""The embedded engine's control endpoints: aborts, pauses, weight versions, the cache, health, facts and `/tokenize`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Control:
 
     async def abort_request(self, request: web.Request) -> web.StreamResponse:
         """Always 200 and empty, for unknown rids too."""
-        body = read_json(await request.read())
+        body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
         return web.Response()
 
     async def update_weight_version(self, request: web.Request) -> web.StreamResponse:
-        body = read_json(await request.read())
+        body = await read_json(request)
         version = body.get("new_version")
         if not isinstance(version, str):
             raise invalid("new_version must be a string")
@@ -37,7 +37,7 @@ class _Control:
         return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        mode = read_json(await request.read()).get("mode", "abort")
+        mode = (await read_json(request)).get("mode", "abort")
         if mode not in ("abort", "in_place", "retract"):
             raise invalid(f"mode must be abort, in_place or retract, not {mode!r}")
         self._engine.pause(mode)
@@ -55,12 +55,28 @@ class _Control:
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self._engine.healthy else 503)
 
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        """The ids of a text, or of each in a list."""
+        body = await read_json(request)
+        prompt, special = body.get("prompt"), bool(body.get("add_special_tokens", True))
+        texts = prompt if isinstance(prompt, list) else [prompt]
+        if not all(isinstance(text, str) for text in texts):
+            raise invalid(f"Invalid prompt type: {type(prompt)}. Expected str or List[str].")
+        backend = self._engine.speaker.backend
+        ids = [backend.encode(text, add_special_tokens=special).ids for text in texts]
+        counts = [len(found) for found in ids]
+        length = self._engine.context_length
+        if isinstance(prompt, str):
+            return json_response({"tokens": ids[0], "count": counts[0], "max_model_len": length})
+        return json_response({"tokens": ids, "count": counts, "max_model_len": length})
+
     async def model_info(self, request: web.Request) -> web.StreamResponse:
+        name = self._engine.model_name
         return json_response(
             {
-                "model_path": "embedded",
-                "served_model_name": "embedded",
-                "tokenizer_path": "embedded",
+                "model_path": name,
+                "served_model_name": name,
+                "tokenizer_path": name,
                 "is_generation": True,
                 "weight_version": self._engine.weight_version,
             }
@@ -70,7 +86,7 @@ class _Control:
         engine = self._engine
         return json_response(
             {
-                "model_path": "embedded",
+                "model_path": engine.model_name,
                 "version": VERSION,
                 "context_length": engine.context_length,
                 "max_total_num_tokens": engine.limits.pool,
@@ -80,7 +96,7 @@ class _Control:
         )
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        card = {"id": "embedded", "object": "model", "owned_by": "toolroll", "max_model_len": self._engine.context_length}
+        card = {"id": self._engine.model_name, "object": "model", "owned_by": "toolroll", "max_model_len": self._engine.context_length}
         return json_response({"object": "list", "data": [card]})
 
 
@@ -97,6 +113,8 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         "/v1/models": control.models,
     }
     posts = {
+        "/tokenize": control.tokenize,
+        "/v1/tokenize": control.tokenize,
         "/abort_request": control.abort_request,
         "/update_weight_version": control.update_weight_version,
         "/pause_generation": control.pause,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 from aiohttp import web
+from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.answer import answer_body, queue_abort_body
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
@@ -85,6 +86,12 @@ class EngineCore:
         self._queue: deque[Run] = deque()
         self._paused: PauseMode | None = None
         self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def model_name(self) -> str:
+        """What the tokenizer was loaded from."""
+        name = None if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.name_or_path
+        return str(name or "embedded")
 
     @property
     def context_length(self) -> int:
@@ -234,7 +241,7 @@ class EngineCore:
             latency = self.latency(seen) if callable(self.latency) else self.latency
             run.begin(len(planned.ids), latency, self.token_latency)
             if send is not None:
-                await self._play_in_parts(ask, entry, planned, run, send)
+                await self._play_in_parts(ask, entry, planned, run, send, until=fault.abort_after)
             await self._play(reply, fault, planned, run)
             ids, finish, text = planned.ids, planned.finish, planned.text
         except RunAborted:
@@ -291,9 +298,13 @@ class EngineCore:
             run.abort()
         await run.advance(length)
 
-    async def _play_in_parts(self, ask: Ask, entry: LoggedRequest, planned: Planned, run: Run, send: Send) -> None:
+    async def _play_in_parts(
+        self, ask: Ask, entry: LoggedRequest, planned: Planned, run: Run, send: Send, *, until: int | None
+    ) -> None:
+        """Send what is sampled as it comes, and nothing of what an abort after `until` tokens cuts."""
         step = max(1, int(ask.params.get("stream_interval") or 1))
-        for at in range(step, len(planned.ids), step):
+        end = len(planned.ids) if until is None else min(until, len(planned.ids))
+        for at in range(step, end, step):
             await run.advance(at)
             ids = planned.ids[:at]
             text = self.speaker.text(ids, ask.params)

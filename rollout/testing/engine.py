@@ -67,7 +67,7 @@ class EmbeddedEngine(EngineCore):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = read_json(await request.read())
+            body = await read_json(request)
             asks = read_generate(body, request.headers, self._encode)
         except RefusedError as error:
             return error.response()

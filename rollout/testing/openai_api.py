@@ -20,7 +20,7 @@ _SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_pena
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
     """One chat completion: the tokenizer's chat template makes the prompt, the policy the answer."""
     try:
-        body = read_json(await request.read())
+        body = await read_json(request)
         answer = await engine.answer(_ask(engine, body, request), request)
     except RefusedError as error:
         return error.response()

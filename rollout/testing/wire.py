@@ -124,8 +124,11 @@ def queue_full() -> RefusedError:
     return RefusedError(503, body)
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`."""
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the JSON object in the body; raise `RefusedError` if it is none, or is sent as another type."""
+    body = await request.read()
+    if body and request.content_type != "application/json":
+        raise invalid(f"Unsupported Media Type: Only 'application/json' is allowed, not {request.content_type!r}")
     try:
         data = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:

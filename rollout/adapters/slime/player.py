@@ -24,10 +24,11 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import ModelFacts
+from toolroll.rollout.engine import Engine, ModelFacts
 from toolroll.rollout.engine.resume import generate_resumed
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.identity import check_identity
 from toolroll.rollout.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runner import episode_seed
 from toolroll.rollout.served import Generates, ServedModel
@@ -110,6 +111,7 @@ class Player:
         self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
         self.served = ServedModel.from_args(rollout_args(args, settings))
+        self._engine = self.served.engine
         self.served.engine = StoppableEngine(self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes)
         self._make_agent = agent_maker(settings.agent)
         self._seed = settings.seed if settings.seed is not None else int(attribute(args, "rollout_seed", 0))
@@ -153,10 +155,15 @@ class Player:
         )
 
     async def _open(self) -> None:
-        """Certify the chat template and open the user simulators, once."""
+        """Check the engine's model and the chat template, and open the user simulators, once."""
         async with self._opening:
             if self._options is not None:
                 return
+            if isinstance(self._engine, Engine):
+                allow = self.settings.allow_model_mismatch
+                template, name = self.served.template, self.served.name
+                for line in await check_identity(self._engine, template, name=name, allow_mismatch=allow):
+                    logger.warning("%s", line)
             await self.served.off_loop(certified, self.served.template)
             make = None
             if self.settings.user is not None:

@@ -52,6 +52,7 @@ class SlimeSettings(BaseModel):
         None, ge=1, description="episodes at once; default: slime's --sglang-server-concurrency, per engine"
     )
     seed: int | None = Field(None, description="of environments and users; default: slime's --rollout-seed")
+    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
 
 
 def read_settings(args: Any) -> SlimeSettings:
@@ -107,6 +108,7 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
         verify=settings.verify,
         max_resumes=0,
         concurrency=concurrency(args, settings),
+        allow_model_mismatch=settings.allow_model_mismatch,
     )
 
 

@@ -180,7 +180,7 @@ def test_a_reward_key_is_kept(sample_type: Any) -> None:
         ({"toolroll_evn": "desk"}, "did you mean toolroll_env"),
         ({"toolroll_max_turns": 0}, "toolroll_max_turns"),
         ({"toolroll_history": "keep"}, "toolroll_history"),
-        ({"toolroll_zzz": 1}, "there are agent, chat_template"),
+        ({"toolroll_zzz": 1}, "there are agent, allow_model_mismatch, chat_template"),
         ({"toolroll_env": None}, "no environment is named"),
         ({"toolroll_env": "dask"}, "did you mean 'desk'"),
         ({"toolroll_user_settings": {"model": "m"}}, "toolroll_user does not say"),

@@ -84,6 +84,7 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
 
     def worker(name: str) -> Any:
         async def abort(http: web.Request) -> web.StreamResponse:
+            assert http.content_type == "application/json"  # SGLang refuses any other with a 400
             aborted.append((name, orjson.loads(await http.read())["rid"]))
             return web.Response()
 
@@ -129,3 +130,9 @@ async def test_an_abort_that_fails_is_no_error() -> None:
         pass
     async with http_server({"/workers": says([{"url": gone}])}) as url, client(url, abort_timeout=2.0) as calls:
         await calls.abort("r")
+
+
+async def test_an_abort_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with http_server({"/abort_request": says({"message": "no"}, status=400)}) as url, client(url) as calls:
+        await calls.abort("r1")
+    assert "request r1 was not aborted: " in caplog.text and "answers 400" in caplog.text

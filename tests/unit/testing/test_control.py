@@ -22,6 +22,19 @@ async def test_facts_are_where_sglang_has_them(tokenizer: Any) -> None:
     assert models["data"][0]["max_model_len"] == 2048
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+async def test_texts_are_tokenized(tokenizer: Any, path: str) -> None:
+    text = "Hello, <|end|> wörld"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    async with wired(tokenizer, context_length=777) as (engine, wire):
+        one = await wire.post(path, {"prompt": text, "add_special_tokens": False})
+        two = await wire.post(path, {"prompt": [text, ""]})
+        refused = [(await wire.post(path, {"prompt": prompt})).status for prompt in (None, 5, [5])]
+    assert (one.status, one.body) == (200, {"tokens": ids, "count": len(ids), "max_model_len": 777})
+    assert two.body == {"tokens": [ids, []], "count": [len(ids), 0], "max_model_len": 777}
+    assert refused == [400] * 3 and engine.log == []
+
+
 async def test_health_can_be_taken_away(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, wire):
         assert (await wire.get("/health")).status == 200

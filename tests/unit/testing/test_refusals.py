@@ -107,8 +107,20 @@ async def test_a_body_of_the_wrong_types_is_a_validation_error(tokenizer: Any, b
 async def test_a_body_that_is_no_json_is_a_400(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, wire):
         for data in (b"{", b"[1]", b"\xff"):
-            async with wire.http.post(f"{engine.url}/generate", data=data) as response:
+            async with wire.http.post(f"{engine.url}/generate", data=data, headers={"Content-Type": "application/json"}) as response:
                 assert response.status == 400
+
+
+@pytest.mark.parametrize("path", ["/generate", "/tokenize", "/abort_request", "/update_weight_version", "/pause_generation"])
+@pytest.mark.parametrize("kind", ["application/octet-stream", "text/plain"])
+async def test_a_body_of_another_type_than_json_is_a_400(tokenizer: Any, path: str, kind: str) -> None:
+    async with (
+        wired(tokenizer) as (engine, wire),
+        wire.http.post(engine.url + path, data=b"{}", headers={"Content-Type": kind}) as response,
+    ):
+        assert response.status == 400
+        assert "Only 'application/json' is allowed" in (await response.json())["message"]
+    assert engine.log == []
 
 
 @pytest.mark.parametrize("index", [4096, 999_999, -1, 2**31, 2**40])

@@ -1,0 +1,263 @@
+"""The engine serves the model that the tokenizer belongs to, or the run does not begin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from support.http import http_server, says
+
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.settings import read_settings
+from toolroll.rollout.cli.app import main
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.identity import check_identity, probe_text
+from toolroll.rollout.served import ServedModel, load_tokenizer
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, serve_in_thread
+
+ANOTHER = "whose tokenizer is not that of 'embedded' (hf_checkpoint, --model)"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Any:
+    """The embedded tokenizer with its file changed, saved in `folder`."""
+    folder.mkdir(parents=True)
+    for file in embedded_tokenizer_path().iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    file = folder / "tokenizer.json"
+    data = json.loads(file.read_text(encoding="utf-8"))
+    change(data)
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return load_tokenizer(str(folder))
+
+
+def fewer_merges(data: dict[str, Any]) -> None:
+    data["model"]["merges"] = data["model"]["merges"][: len(data["model"]["merges"]) // 3]
+
+
+def other_end(data: dict[str, Any]) -> None:
+    """Two control tokens have each other's ids: text without them is encoded alike."""
+    by_text = {token["content"]: token for token in data["added_tokens"]}
+    one, two = by_text["<|end|>"], by_text["<|turn|>"]
+    one["content"], two["content"] = two["content"], one["content"]
+    vocab = data["model"]["vocab"]
+    if "<|end|>" in vocab:
+        vocab["<|end|>"], vocab["<|turn|>"] = vocab["<|turn|>"], vocab["<|end|>"]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return changed(tmp_path_factory.mktemp("models") / "other-7b", fewer_merges)
+
+
+@asynccontextmanager
+async def served_at(url: str, tokenizer: Any, name: str = "embedded") -> AsyncIterator[ServedModel]:
+    template = ChatTemplate(tokenizer)
+    parser = get_parser("hermes", template.encoder.control)
+    async with ServedModel(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
+        yield served
+
+
+# --- the comparison ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_tokenizer_passes_without_a_word(tokenizer: Any) -> None:
+    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer) as served:
+        assert await served.check_identity() == []
+    assert engine.log == []
+
+
+@pytest.mark.parametrize("change", [fewer_merges, other_end])
+async def test_another_tokenizer_is_an_error_that_names_both(
+    tokenizer: Any, change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    there = changed(tmp_path / "other-7b", change)
+    async with EmbeddedEngine(there, stop_token_ids=[1]) as engine, served_at(engine.url, tokenizer) as served:
+        with pytest.raises(UsageError) as raised:
+            await served.check_identity()
+        [warning] = await served.check_identity(allow_mismatch=True)
+    assert f"{engine.url} serves '{tmp_path / 'other-7b'}', {ANOTHER}: token " in str(raised.value)
+    assert "--allow-model-mismatch" in str(raised.value)
+    assert str(raised.value).startswith(warning)
+    assert engine.log == [] and engine.killed == 0
+
+
+@pytest.mark.parametrize(("name", "warned"), [("org/Embedded", 0), ("models/embedded", 0), ("org/other", 1)])
+async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warned: int) -> None:
+    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer, name) as served:
+        found = await served.check_identity()
+    assert len(found) == warned
+    for line in found:
+        assert line == f"the engine serves 'embedded', the tokenizer is from '{name}': they encode text alike"
+
+
+async def test_every_worker_behind_a_router_is_asked(tokenizer: Any, other: Any) -> None:
+    async with EmbeddedEngine(tokenizer) as right, EmbeddedEngine(other) as wrong:
+        workers = {"workers": [{"url": right.url}, {"url": wrong.url}]}
+        async with http_server({"/workers": says(workers)}) as url, served_at(url, tokenizer) as served:
+            with pytest.raises(UsageError, match=f"{wrong.url} serves .*other-7b"):
+                await served.check_identity()
+
+
+def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(tokenizer: Any, other: Any) -> None:
+    text = probe_text(tokenizer, ChatTemplate(tokenizer).renderer.source)
+    assert "<|end|>" in text and "<tool_call>" in text
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.eos_token_id in ids
+    assert tokenizer.decode(ids) == text
+    assert other.encode(text, add_special_tokens=False) != ids
+
+
+# --- engines without /tokenize -------------------------------------------------------------------------------------------
+
+
+def generating(tokenizer: Any, spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer) -> tuple[list[Any], Any]:
+    """A handler of `/generate` alone that encodes and decodes with `tokenizer`, and what it was asked."""
+    seen: list[Any] = []
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        asked = orjson.loads(await http.read())
+        seen.append(asked)
+        sampled = tokenizer.encode("Hello, you", add_special_tokens=False)
+        items = [[None, index, None] for index in tokenizer.encode(asked["text"])]
+        answer = {
+            "text": tokenizer.decode(sampled),
+            "output_ids": sampled,
+            "meta_info": {"input_token_logprobs": items},
+        }
+        return web.Response(body=orjson.dumps(spoil(answer)))
+
+    return seen, handle
+
+
+def no_prompt(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "meta_info": {}}
+
+
+@pytest.mark.parametrize("spoil", [lambda answer: answer, no_prompt], ids=["prompt ids", "text alone"])
+async def test_a_short_generation_is_compared_instead(tokenizer: Any, other: Any, spoil: Callable[[dict[str, Any]], Any]) -> None:
+    seen, right = generating(tokenizer, spoil)
+    async with http_server({"/generate": right}) as url, served_at(url, tokenizer) as served:
+        assert await served.check_identity() == []
+    assert len(seen) == 1 and "input_ids" not in seen[0]
+    assert seen[0]["sampling_params"]["temperature"] == 0.0
+    _, wrong = generating(other, spoil if spoil is not no_prompt else shifted)
+    async with http_server({"/generate": wrong}) as url, served_at(url, tokenizer) as served:
+        with pytest.raises(UsageError, match="a model that it does not name, whose tokenizer is not that of 'embedded'"):
+            await served.check_identity()
+
+
+def shifted(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**no_prompt(answer), "output_ids": [index + 1 for index in answer["output_ids"]]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"/tokenize": says({"tokens": "x"}), "/generate": says({"text": "no ids"}, status=404)}, {"/tokenize": says(b"<html>")}],
+)
+async def test_where_nothing_can_be_compared_one_warning_says_so(tokenizer: Any, answer: dict[str, Any]) -> None:
+    async with http_server(answer) as url, served_at(url, tokenizer) as served:
+        [line] = await served.check_identity()
+    assert line == f"{url} does not say how it encodes text: whether it serves 'embedded' was not checked"
+
+
+async def test_an_engine_of_ones_own_is_not_asked(tokenizer: Any) -> None:
+    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer) as served:
+        served.engine = SimpleNamespace(url="own://", aclose=served.engine.aclose)  # type: ignore[assignment]
+        [line] = await served.check_identity()
+    assert "was not checked" in line
+
+
+# --- what begins with it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong_engine(other: Any) -> Iterator[EmbeddedEngine]:
+    with serve_in_thread(EmbeddedEngine(other, lambda request: "Goodbye.")) as engine:
+        yield engine
+
+
+def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize("first", [["run", "desk", "--tasks", "0"], ["serve", "--port", "0"]])
+def test_a_command_against_another_model_ends_with_2_at_once(
+    wrong_engine: EmbeddedEngine,
+    first: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = len(wrong_engine.log)
+    arguments = [*first, "--engine", wrong_engine.url, "--model", "embedded", "--parser", "hermes"]
+    code, _, errors = command(arguments, monkeypatch, capsys)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "other-7b'" in errors and ANOTHER in errors and "--allow-model-mismatch" in errors
+    assert len(wrong_engine.log) == before
+
+
+def test_a_run_may_be_told_to_go_on(
+    wrong_engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = len(wrong_engine.log)
+    arguments = ["run", "desk", "--tasks", "0", "--engine", wrong_engine.url, "--model", "embedded", "--parser", "hermes"]
+    code, out, _ = command([*arguments, "--allow-model-mismatch"], monkeypatch, capsys)
+    assert f"WARNING: {wrong_engine.url} serves " in out and ANOTHER in out
+    assert code == 0 and len(wrong_engine.log) > before
+
+
+def test_slime_is_not_played_with_another_model(wrong_engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    host, _, port = wrong_engine.url.removeprefix("http://").partition(":")
+
+    def opened(**more: Any) -> None:
+        args = SimpleNamespace(sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="embedded", **more)
+
+        async def main() -> None:
+            player = Player(args, read_settings(args))
+            try:
+                await player._open()
+            finally:
+                await player.aclose()
+
+        asyncio.run(main())
+
+    with pytest.raises(UsageError, match="whose tokenizer is not that of 'embedded'"):
+        opened()
+    with caplog.at_level(logging.WARNING):
+        opened(toolroll_allow_model_mismatch=True)
+    assert ANOTHER in caplog.text
+
+
+async def test_the_check_asks_for_nothing_but_text(tokenizer: Any) -> None:
+    """An id of ours may be outside the other's vocabulary, and kill its engine."""
+    asked: list[Any] = []
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        asked.append(orjson.loads(await http.read() or b"{}"))
+        return web.Response(status=404)
+
+    routes = {"/tokenize": handle, "/generate": handle}
+    async with http_server(routes) as url, Engine(EngineConfig(url=url)) as engine:
+        await check_identity(engine, ChatTemplate(tokenizer), name="embedded")
+    assert len(asked) == 2
+    assert [body for body in asked if "input_ids" in body or "input_ids" in str(body.get("sampling_params"))] == []
