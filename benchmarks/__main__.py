@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.tables import machine
 
-PARTS = ("deltas", "unknown", "loop", "throughput", "memory", "wire")
+PARTS = ("deltas", "templates", "loop", "throughput", "memory", "wire")
 INTRODUCTION = """# Speed
 
 Written by `make bench`, from one run. Read the ratios: all ways of a table were measured in turns within one run, as CPU time, medians
