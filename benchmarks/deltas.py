@@ -29,6 +29,7 @@ from benchmarks.peers import (
 from benchmarks.tables import Table, number
 from toolroll.rollout.session import Session
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.chat_template import HistoryPolicy
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, Message, Tool
 
@@ -43,7 +44,12 @@ class Toolroll:
     """
 
     def __init__(
-        self, tok: Any, name: str = "toolroll", *, forget: bool = False, history: Any = "fork"
+        self,
+        tok: Any,
+        name: str = "toolroll",
+        *,
+        forget: bool = False,
+        history: HistoryPolicy = "fork",
     ) -> None:
         self.name = name
         self._make = lambda: ChatTemplate(tok, history=history)
@@ -65,9 +71,8 @@ class Toolroll:
     def sampled(self, ids: list[int]) -> None:
         """Take in what the engine sampled; not timed, since the parser needs its text anyway."""
         array = np.array(ids, dtype=np.int32)
-        node = self._session.sample(
-            Completion(array, np.zeros(len(ids), dtype=np.float32), "stop"), {}
-        )
+        said = Completion(array, np.zeros(len(ids), dtype=np.float32), "stop")
+        node = self._session.sample(said, {})
         self._turns.append(TurnSpan(node.start, node.stop, len(self._messages)))
         self._sampled = self.template.sampled(ids)
 
@@ -196,9 +201,8 @@ def play(
         history += [assistant, *turn.new]
         if number_of_turn in TURNS and not isinstance(way, PublishedLoop):
             built = way.prompt if isinstance(way, Toolroll) else list(prompt)
-            text = tok.apply_chat_template(
-                history, tools=tools, tokenize=False, add_generation_prompt=True
-            )
+            shown: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+            text = tok.apply_chat_template(history, tools=tools, **shown)
             equal.append(tok.decode(built) == text)
             if isinstance(way, FullRender):
                 prompts.add(number_of_turn, float(len(built)))

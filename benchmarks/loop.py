@@ -70,7 +70,12 @@ def served_model(url: str, tok: Any, *, threads: int = 64) -> ServedModel:
 
 
 async def ours(
-    url: str, tok: Any, given: Material, episodes: int, *, verify: str = "sample"
+    url: str,
+    tok: Any,
+    given: Material,
+    episodes: int,
+    *,
+    verify: str = "sample",
 ) -> int:
     """The runner with its metrics, its verification, and the episode file."""
     factory = RecordedFactory(given, turns=TURNS)
