@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
@@ -31,6 +31,9 @@ from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import GenerateRequest
+
+if TYPE_CHECKING:
+    from benchmarks.tables import Table
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
 TOKENS_OF_ADVICE = 7
@@ -198,6 +201,26 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
         if child.returncode is None:
             child.terminate()
         await child.wait()
+
+
+def run(*, quick: bool = False) -> Table:
+    """Measure and tabulate."""
+    from benchmarks.tables import Table, number  # not there if this file runs by itself
+
+    sessions, turns = (50, 10) if quick else (500, 20)
+    head = "prompt tokens,after turns,tokens,bytes a token,ms of CPU a turn,of it over a bare /generate"
+    made = Table(f"The endpoint, {sessions} sessions at once", head.split(","))
+    for prompt_tokens in (200, 10_000):
+        found = asyncio.run(measure(sessions, turns, prompt_tokens))
+        for row in found["rows"]:
+            cpu = row["cpu_ms"]
+            cells = (row["tokens"], row["bytes_per_token"], cpu, cpu - found["bare_ms"])
+            made.rows.append([f"{prompt_tokens:,}", str(row["turns"]), *map(number, cells)])
+        made.notes.append(
+            f"{prompt_tokens:,} prompt tokens: {found['replies']:,} replies, {found['wrong']} lost or "
+            f"mixed up; latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms."
+        )
+    return made
 
 
 def main() -> None:

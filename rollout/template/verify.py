@@ -20,11 +20,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from toolroll.rollout.types import IdArray, Message, Tool
 
@@ -32,6 +33,8 @@ _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, Attribu
 """What a template, or its sandbox, raises for messages that it refuses."""
 _SAMPLE = 3
 """How many turns of a sequence are checked if the template rewrites its history (one render each)."""
+_PROMPTS = 128
+"""How many first prompts are kept encoded: each is that of every sample of its task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Verifier:
         self._now = now
         self._head_hook = head_hook
         self._shows_parts: dict[str, bool] = {}
+        self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         self._control = {index: text for text, index in added.items() if text.strip()}
         texts = sorted(self._control.values(), key=len, reverse=True)
@@ -127,15 +131,15 @@ class Verifier:
         if self._is_of_another_day:
             return
         text = self._hooked(shown, served)
-        start = served.turns[0].start
-        ids, expected = served.input_ids[:start].tolist(), self._encode(text)
-        if ids == expected:
+        prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(text)
+        if np.array_equal(prompt, expected):
             return
+        ids = prompt.tolist()
         stop = served.turns[0].message
         neutral = self._hooked(self._neutral(served, stop, shown), served)
         if not served.forked and neutral == text:
             raise _Mismatch("prompt")
-        if self._decode(ids) != self._decode(expected):
+        if self._decode(ids) != self._decode(expected.tolist()):
             raise _Mismatch("prompt")
         others = self._hooked(self._neutral(served, stop, shown, assistant=True), served)
         for form in (neutral, others):
@@ -287,11 +291,8 @@ class Verifier:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+        fast = self._tokenizer.backend_tokenizer
+        return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
         """Return the text of `ids` as it continues that of `before`."""
