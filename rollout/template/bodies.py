@@ -62,10 +62,7 @@ class BodyMasker:
                 return pattern.sub(marker, item)
             if isinstance(item, dict):
                 used = self._own if item.get("role") == "assistant" else pattern
-                return {
-                    walk(name, pattern): entry if name == "role" else walk(entry, used)
-                    for name, entry in item.items()
-                }
+                return {walk(name, pattern): entry if name == "role" else walk(entry, used) for name, entry in item.items()}
             if isinstance(item, list | tuple):
                 return [walk(entry, pattern) for entry in item]
             return item

@@ -82,9 +82,7 @@ class ChatTemplate:
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
-        self.renderer = Renderer(
-            tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
-        )
+        self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
         self.encoder = encoder or Encoder(tokenizer)  # shared by variants: its cache is worth it
         self._bodies = BodyMasker(self.encoder, self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
@@ -157,22 +155,16 @@ class ChatTemplate:
         """
         return self.encode_conversation(messages, tools, generate=True)
 
-    def first_prompt(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> tuple[str, IdArray]:
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
         """Return the same as text and ids."""
         text, bodies = self.conversation(messages, tools, generate=True)
         return text, as_ids(self.encoder.encode(text, bodies))
 
-    def encode_conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> list[int]:
+    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
         """Return the ids of the conversation, with or without the generation prompt."""
         return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
 
-    def fork_prompt(
-        self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[int]:
+    def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation as the template wants it now.
 
         Those of `stream` are kept as far as their text agrees; only what the template rewrote is encoded
@@ -191,9 +183,7 @@ class ChatTemplate:
         rest = self.encoder.encode(text[position:], shifted, previous=previous)
         return [*stream[:kept].tolist(), *rest]
 
-    def conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> tuple[str, Sequence[Span]]:
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> tuple[str, Sequence[Span]]:
         """Return the render of the conversation, and its spans that are control-token text of a message."""
         text = self.renderer.render(messages, tools, generate=generate)
         given = {"messages": list(messages), "tools": list(tools or ())}
@@ -222,12 +212,8 @@ class ChatTemplate:
         Raises `HistoryRewrittenError` if the template rewrites what was served (history="fork"), and
         `TemplateError` if it refuses the conversation.
         """
-        sampled = self.sampled(
-            sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ()
-        )
-        found = self.delta_after(
-            messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids
-        )
+        sampled = self.sampled(sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ())
+        found = self.delta_after(messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids)
         return list(found.input_ids.tolist())
 
     def delta_after(
@@ -259,9 +245,7 @@ class ChatTemplate:
         if len(sampled_ids):
             previous: int | None = int(sampled_ids[-1])
         else:  # nothing was sampled: the delta follows the prompt
-            previous = self.encoder.ending_id(
-                served or self.renderer.render(messages[:-1], tools, generate=True)
-            )
+            previous = self.encoder.ending_id(served or self.renderer.render(messages[:-1], tools, generate=True))
         ids = self.encoder.encode(derived.text, bodies, previous=previous)
         return Delta(as_ids(ids), derived.rewritten, derived.whole)
 

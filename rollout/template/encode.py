@@ -104,9 +104,7 @@ class Encoder:
 
     # --- encoding ----------------------------------------------------------------------------------
 
-    def encode(
-        self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None
-    ) -> list[int]:
+    def encode(self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None) -> list[int]:
         """Return the ids of `text`. No BOS is added.
 
         Control-token characters inside `bodies` are ordinary text. `previous` is the id that precedes
@@ -124,9 +122,7 @@ class Encoder:
         begin = 0
         for match in self._controls(text, bodies):
             token = match.group()
-            piece = _stripped(
-                text[begin : match.start()], left=eaten, right=token in self._eats_left
-            )
+            piece = _stripped(text[begin : match.start()], left=eaten, right=token in self._eats_left)
             ids += self._ids_of(piece, place)
             ids.append(self.control[token])
             begin, place, eaten = match.end(), "control", token in self._eats_right
@@ -210,10 +206,7 @@ class Encoder:
         """Some control tokens match normalized text: it must hold the same ones as the text does."""
         normalized = self._fast.normalizer.normalize_str(text)
         if normalized != text and self.pattern.findall(normalized) != self.pattern.findall(text):
-            raise TemplateError(
-                "a message holds text that the tokenizer normalizes into, or out of, the text of a "
-                "control token"
-            )
+            raise TemplateError("a message holds text that the tokenizer normalizes into, or out of, the text of a control token")
 
     def ending_id(self, text: str) -> int | None:
         """Return what `encode` takes as `previous` for text that follows `text`."""
@@ -324,9 +317,7 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
     return piece
 
 
-def _refuse_flags(
-    control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
-) -> bool:
+def _refuse_flags(control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool) -> bool:
     """Refuse control tokens that are not found where their text is.
 
     Return True if some match normalized text, so that each text must be checked.

@@ -216,9 +216,7 @@ class Verifier:
         shown = [self._prepared(message) for message in messages]
         return self._apply(shown, list(tools) or None)
 
-    def _apply(
-        self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True
-    ) -> str:
+    def _apply(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 messages,
@@ -303,9 +301,7 @@ class Verifier:
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]
 
-    def _neutral(
-        self, served: ServedSequence, stop: int, text: str, *, assistant: bool = False
-    ) -> str:
+    def _neutral(self, served: ServedSequence, stop: int, text: str, *, assistant: bool = False) -> str:
         """Return the render in which control-token text of messages is other text of the same length.
 
         `assistant`: also in messages of the assistant.
@@ -356,8 +352,7 @@ def _neutral(value: Any, pattern: re.Pattern[str], *, assistant: bool) -> Any:
         if value.get("role") == "assistant" and not assistant:
             return value
         return {
-            _neutral(name, pattern, assistant=assistant): _neutral(item, pattern, assistant=assistant)
-            for name, item in value.items()
+            _neutral(name, pattern, assistant=assistant): _neutral(item, pattern, assistant=assistant) for name, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_neutral(item, pattern, assistant=assistant) for item in value]

@@ -61,19 +61,14 @@ def test_a_loop_of_one_shape_is_exact_to_the_last_turn(name: str) -> None:
         whole["judged" if counts(rows)["inapplicable"] == 0 else "said nothing"] += 1
     wrong = bad(player.rows, WRONG, 3)
     assert not wrong, wrong
-    assert whole["judged"] or not FULL, [
-        row for row in player.rows if row.verdict == "inapplicable"
-    ]
+    assert whole["judged"] or not FULL, [row for row in player.rows if row.verdict == "inapplicable"]
 
 
 @pytest.mark.parametrize("name", COMMAND_A)
 @pytest.mark.parametrize("verify", [None, "off"])
 async def test_command_a_is_correct_and_trained(name: str, verify: str | None) -> None:
     template, tokenizer = template_of(name, SOURCES[name], load_embedded_tokenizer)
-    made = [
-        loop(f"{name}/{SEED}/{n}", calls=calls, published=True)
-        for n, calls in enumerate((1, 2, 1, 0) * 5)
-    ]
+    made = [loop(f"{name}/{SEED}/{n}", calls=calls, published=True) for n, calls in enumerate((1, 2, 1, 0) * 5)]
     settings = {} if verify is None else {"verify": verify}
     outcomes = await play_episodes(template, made, tokenizer=tokenizer, scripted=True, **settings)
     assert not [outcome.wrong for outcome in outcomes if outcome.wrong]

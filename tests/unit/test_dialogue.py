@@ -201,9 +201,7 @@ def shift(change: int) -> Any:
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
 @pytest.mark.parametrize("change", [shift(1), shift(-1), shift(8)])
-async def test_a_wrong_delta_takes_the_episode_out_of_training(
-    tokenizer: Any, verify: Any, change: Any
-) -> None:
+async def test_a_wrong_delta_takes_the_episode_out_of_training(tokenizer: Any, verify: Any, change: Any) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         await exchange(dialogue, 3)
         derive = served.template.deriver.derive

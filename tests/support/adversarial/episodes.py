@@ -126,9 +126,7 @@ async def play_episodes(
             prompter = Scripted(voice, TOOLS) if scripted else None
             voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
             more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
-            dialogue = Dialogue(
-                served, script.first, TOOLS, session_id=script.name, **more, **settings
-            )
+            dialogue = Dialogue(served, script.first, TOOLS, session_id=script.name, **more, **settings)
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             found.append(_judged(judge, dialogue, engine, ended))
@@ -152,11 +150,7 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
     """The script's messages with the ids of the calls as they were parsed."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
     for message in new:
-        yield (
-            {**message, "tool_call_id": ids.pop(0)}
-            if message["role"] == "tool" and ids
-            else message
-        )
+        yield ({**message, "tool_call_id": ids.pop(0)} if message["role"] == "tool" and ids else message)
 
 
 def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str) -> Outcome:
@@ -171,9 +165,7 @@ def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str
         prompt = entry.input_ids.tolist()
         before = dialogue.messages[: at[turn]]
         last = dialogue.messages[: at[turn - 1]] if turn else []
-        verdict, detail = _verdict(
-            judge, prompt, stream, before, last, log[turn - 1] if turn else None
-        )
+        verdict, detail = _verdict(judge, prompt, stream, before, last, log[turn - 1] if turn else None)
         outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
         if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
@@ -200,9 +192,7 @@ def _verdict(
         return "unclear", str(reason)
     text = judge.decode(entry.output_ids)
     stop = judge.decode(entry.output_ids[-1:])
-    said = Said(
-        entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)]
-    )
+    said = Said(entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)])
     truth = judge.truth(last, said, before[len(last) + 1 :], TOOLS)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
