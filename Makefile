@@ -9,8 +9,10 @@ PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1c
 # A process for each core, up to eight; a file of tests is run by one process.
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
+TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
+OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-all test-tokens test-peers fuzz check bench clean
+.PHONY: demo test test-all test-tokens test-transformers test-peers fuzz check bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -26,6 +28,14 @@ test-all: $(VENV)/.all
 # The tests that prove tokens; TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
 test-tokens: $(VENV)/.all
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
+
+# The token tests with the oldest supported transformers and with the newest on the index. Only the files that prove tokens are
+# collected: others import packages that need another huggingface_hub.
+test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers-newest
+	for folder in $(VENV)/transformers-oldest $(VENV)/transformers-newest; do \
+		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print('transformers', transformers.__version__)" && \
+		PYTHONPATH=$$folder $(PYTEST) -m "tokens and not slow" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS) || exit 1; \
+	done
 
 # What needs packages that are on GitHub only. One that cannot be installed is reported and skipped. PEERS may name local checkouts.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
@@ -76,29 +86,16 @@ $(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
 	$(PIP) install -q --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
 	touch $@
 
-clean:
-	rm -rf $(VENV) out build dist
-
-# Prompts and renders with the oldest supported transformers and with the newest on the index.
-.PHONY: test-transformers
-OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
-# Only these are collected: other tests import packages that need another huggingface_hub.
-TOKEN_TESTS = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
-TRANSFORMERS := $(VENV)/transformers-oldest $(VENV)/transformers-newest
-
-test-transformers: $(VENV)/.test $(TRANSFORMERS)
-	for folder in $(TRANSFORMERS); do \
-		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print(transformers.__version__)" && \
-		PYTHONPATH=$$folder $(VENV)/bin/python -m pytest -m tokens $(TOKEN_TESTS) $(PYTEST_ARGS) || exit 1; \
-	done
-
-# Without torch: transformers and what it requires of it, in a folder in front of the environment's.
-$(VENV)/transformers-oldest: $(VENV)/.test pyproject.toml
+# transformers and what it requires, without torch, in folders that PYTHONPATH puts before the environment's.
+$(VENV)/transformers-oldest: $(VENV)/.all
 	rm -rf $@
 	$(PIP) install -q --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
 	touch $@
 
-$(VENV)/transformers-newest: $(VENV)/.test pyproject.toml
+$(VENV)/transformers-newest: $(VENV)/.all
 	rm -rf $@
 	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
 	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist
