@@ -266,8 +266,7 @@ async def test_a21_no_marker_of_one_family_is_wired_in(tokenizer: Any, template:
 
 
 async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokenizer: Any) -> None:
-    """The template is rendered once a turn until both kinds of turn have come four times, then to learn their frames, and from then on
-    no more."""
+    """The template is rendered once a turn."""
     renders: Counter[int] = Counter()
     world = ListedWorld(user_texts=["Hi"] * 30, tool_texts=["R"] * 30)
 
@@ -282,8 +281,7 @@ async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokeni
         result = await agent(served, verify="off").asolve(world, None, max_num_steps=40, task=Task("t", 0), session_id="s")
     judge(result, engine, "s")
     assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
-    assert all(renders[at] <= 2 for at in range(2, 11)), dict(renders)
-    assert sum(renders[at] for at in range(13, 41)) == 0, dict(renders)
+    assert {renders[at] for at in range(2, 40)} == {1}, dict(renders)
 
 
 @pytest.mark.parametrize("content", [None, ""])

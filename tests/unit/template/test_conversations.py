@@ -1,13 +1,13 @@
-"""Random conversations under every template: each prompt of a `Dialogue`, whose frames fill as it goes on, is judged by the oracle.
+"""Random conversations under every template: each prompt of a `Dialogue` is judged by the oracle.
 
-Where `test_conformance.py` judges single deltas, this judges what builds up: frames that were learned in one conversation and used in
-another, forks behind forks, odd token splits in the middle of history (I1-I6).
+Where `test_conformance.py` judges single deltas, this judges what builds up: pieces encoded in one conversation and used in another,
+forks after forks, odd token splits in the middle of history (I1-I6). `Verifier` must agree with the oracle after every turn.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from toolroll.rollout.dialogue import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.template import ChatTemplate, chat_template
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
@@ -51,16 +51,9 @@ TURN = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def frames_are_learned_at_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "WORTH_LEARNING", 1)
-        yield
-
-
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
-    """The oracle and the chat template under test; the template's frames stay from one conversation to the next."""
+    """The oracle and the chat template under test; what the template caches stays from one conversation to the next."""
     tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
