@@ -94,11 +94,15 @@ class Verifier:
         if not served.turns:
             return None
         try:
-            return self._check_preserved(served) if served.preserved else self._check_all(served)
+            if served.preserved:
+                self._check_preserved(served)
+            else:
+                self._check_all(served)
         except _Mismatch as found:
             return found.kind
         except _RENDER_ERRORS as error:
             return f"render: {error}"
+        return None
 
     # --- one render for the whole sequence ---------------------------------------------------------
 
@@ -225,9 +229,8 @@ class Verifier:
         made = dict(message)
         if isinstance(made.get("content"), list):
             parts = [{**part, "type": "text"} for part in made["content"]]
-            if not self._takes_parts(str(made.get("role"))):
-                parts = "".join(str(part["text"]) for part in parts)
-            made["content"] = parts
+            text = "".join(str(part["text"]) for part in parts)
+            made["content"] = parts if self._takes_parts(str(made.get("role"))) else text
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
         return made
