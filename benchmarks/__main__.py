@@ -1,4 +1,4 @@
-"""`python -m benchmarks [PART ...] [--quick] [--peers FOLDER] [--out FILE]`: measure and tabulate."""
+"""`python -m benchmarks [PART ...] [--quick] [--peers FOLDER] [--out FILE]`: measure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ What a turn costs is one render of the whole conversation by the chat template (
 conversation) and one encoding of the new text. Text that was encoded before, in this or in another
 episode, is not encoded again: the same piece of text at the same place always has the same tokens.
 Two renders are needed if a message holds the text of a control token, up to four if the template
-does not show a turn as it was sampled. When an episode ends, `verify="sample"` renders it twice more
-(the first prompt, and everything) and encodes everything that was not sampled once more; the first
-prompt only once for all samples of a task.
+does not show a turn as it was sampled. When an episode ends, `verify="sample"` renders it twice
+more (the first prompt, and everything) and encodes everything that was not sampled once more; the
+first prompt only once for all samples of a task.
 
 `tests/unit/test_cost.py` counts that work in every run of the tests.
 """

@@ -138,7 +138,7 @@ def ways(tok: Any) -> tuple[list[Way], list[str]]:
 
 @dataclass
 class Measured:
-    """Laps by (way, "first"), (way, "verify") and (way, conversation, turn); prompt tokens by turn."""
+    """Laps by (way, "first"), (way, "verify") and (way, conversation, turn); prompt lengths."""
 
     names: list[str]
     laps: Laps

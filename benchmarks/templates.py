@@ -1,7 +1,7 @@
 """Deltas under several chat templates, with a thought in every sampled turn.
 
-A template may carry state through history: Qwen3's removes thoughts once a user speaks again. Such a
-delta needs more than one render. history="preserve", so that each conversation stays one sequence.
+A template may carry state through history: Qwen3's removes thoughts once a user speaks again. Such
+a delta needs more than one render. history="preserve": each conversation stays one sequence.
 """
 
 from __future__ import annotations

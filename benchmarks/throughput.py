@@ -1,6 +1,6 @@
-"""How near the loop comes to what latencies allow: an engine that takes 0.5 s, a user who takes 0.3 s.
+"""How near the loop comes to what latencies allow: an engine takes 0.5 s, a user 0.3 s.
 
-The share of that bound, and how late the event loop comes back, with 256 and 1,024 episodes at once.
+The share of that bound, and how late the event loop comes back, with 256 and 1,024 episodes.
 """
 
 from __future__ import annotations

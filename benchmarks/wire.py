@@ -1,4 +1,4 @@
-"""Requests and replies: CPU of encoding a request body and of parsing a reply, without a network."""
+"""Requests and replies: CPU of encoding a request body and of parsing a reply."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def run(*, quick: bool = False) -> Table:
     for tokens in REPLIES:
         text = reply(tokens)
         asked = GenerateRequest(np.zeros(100, dtype=np.int32), _PARAMS, "s")
-        costs = cpu_in_turns(partial(_parse, text, asked), partial(orjson.loads, text), rounds=rounds)
+        read = partial(_parse, text, asked)
+        costs = cpu_in_turns(read, partial(orjson.loads, text), rounds=rounds)
         cells = [*costs, cpu_of(partial(json.loads, text), rounds=3)]
         made.rows.append([f"reply, {tokens:,} tokens with logprobs (others: only decoded)", *map(number, cells)])
     return made

@@ -318,9 +318,3 @@ def _parts_in_context(role: str, parts: list[dict[str, str]]) -> list[list[Messa
     if role == "assistant":
         return [[_USER, message, _USER], [_USER, message]]
     return [[message]] if role == "user" else [[message, _USER]]
-
-
-def is_due(count: int) -> bool:
-    """Return whether what is done for the `count`th time is checked: the 1st, 2nd, 4th ... 128th,
-    then one in 256. (Only for learned frames.)"""
-    return count % 256 == 0 or (count < 256 and count & (count - 1) == 0)

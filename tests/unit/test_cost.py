@@ -1,0 +1,267 @@
+"""What a turn and an episode cost, counted: renders, calls of the tokenizer, bytes. No clock.
+
+A change that is meant to cost more changes the number here. Times are measured by `make bench`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.episodes import serving
+from support.http import completion
+from support.qwen import qwen3_tokenizer, trl_template
+from support.worlds import TOOL
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.session import Session
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.types import Completion, GenerateRequest, Message, WeightVersion
+
+PARAMS = {"temperature": 1.0, "max_new_tokens": 64}
+FIRST: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."},
+]
+
+
+@dataclass
+class Work:
+    """Renders of a chat template, and calls of `Tokenizer.encode`."""
+
+    renders: int = 0
+    encodes: int = 0
+
+
+@contextmanager
+def profiled(seen: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Call `seen` for every call of a function, in this thread and in those that it starts."""
+    gc.disable()  # a collection may call what others registered
+    threading.setprofile(seen)
+    sys.setprofile(seen)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        gc.enable()
+
+
+@contextmanager
+def counting() -> Iterator[Work]:
+    """Count the work of the body."""
+    work = Work()
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            work.renders += frame.f_code is render_jinja_template.__code__
+        elif event == "c_call" and argument.__name__ == "encode":
+            work.encodes += isinstance(argument.__self__, Tokenizer)
+
+    with profiled(seen):
+        yield work
+
+
+def calls(step: Callable[[], object]) -> int:
+    """Return how many functions `step` calls."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    step()  # what is computed once is not counted
+    with profiled(seen):
+        step()
+    return count
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    """Qwen3's tokenizer with a template that shows history as it was."""
+    return qwen3_tokenizer(trl_template("qwen3_instruct_2507"))
+
+
+@pytest.fixture
+def template(qwen: Any) -> ChatTemplate:
+    """A template with empty caches."""
+    return ChatTemplate(qwen)
+
+
+class Talk:
+    """A conversation in which the model says "Fine." and users say what a test gives them."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.messages = list(FIRST)
+        self.session, self.turns = Session("s"), list[TurnSpan]()
+        self.served, prompt = template.first_prompt(FIRST, [TOOL])
+        self.session.observe(prompt)
+        self.said = [*template.encoder.encode("Fine."), template.tokenizer.eos_token_id]
+        self.begin = len(prompt)
+
+    def turn(self, body: str, *, finish_reason: str = "stop") -> Work:
+        """Play one exchange; return the work of its delta."""
+        ids = self.said if finish_reason == "stop" else self.said[:-1]
+        start = len(self.session)
+        answered = Completion(np.array(ids, np.int32), np.zeros(len(ids), np.float32), "stop")
+        self.session.sample(answered, PARAMS)
+        self.turns.append(TurnSpan(start, start + len(ids), len(self.messages)))
+        self.messages.append({"role": "assistant", "content": "Fine."})
+        sampled = self.template.sampled(ids, finish_reason=finish_reason)
+        new: list[Message] = [{"role": "user", "content": body}]
+        with counting() as work:
+            delta = self.template.delta_after(
+                self.messages,
+                new,
+                tools=[TOOL],
+                sampled=sampled,
+                sampled_ids=ids,
+                served=self.served,
+            )
+        self.served = delta.rendered
+        self.session.observe(delta.input_ids)
+        self.messages += new
+        return work
+
+    def verify(self) -> Work:
+        """Check the conversation up to its last sampled turn; return the work."""
+        stop = self.turns[-1].message + 1
+        ids, turns = self.session.input_ids, tuple(self.turns)
+        with counting() as work:
+            served = ServedSequence(ids, turns, self.messages[:stop], [TOOL])
+            found = self.template.verifier.check(served)
+        assert found is None
+        return work
+
+
+def played(template: ChatTemplate, bodies: Sequence[str]) -> Talk:
+    talk = Talk(template)
+    for body in bodies:
+        talk.turn(body)
+    return talk
+
+
+# --- one delta ------------------------------------------------------------------------------------
+
+
+def test_a_delta_costs_one_render_at_every_turn(template: ChatTemplate) -> None:
+    talk = Talk(template)
+    assert [talk.turn(f"And {at}?").renders for at in range(30)] == [1] * 30
+
+
+def test_control_token_text_in_a_body_costs_a_second_render(template: ChatTemplate) -> None:
+    talk = Talk(template)
+    assert talk.turn("What does <|im_end|> mean?").renders == 2
+    assert talk.turn("I see.").renders == 1  # the body is history now
+
+
+def test_a_cut_turn_costs_two_more_renders(template: ChatTemplate) -> None:
+    talk = Talk(template)
+    counts = [talk.turn("Go on.", finish_reason="length").renders for _ in range(3)]
+    assert counts == [4, 3, 3]  # how a close reads in history is found out once
+
+
+def test_a_body_is_encoded_once(template: ChatTemplate) -> None:
+    Talk(template).turn("What markers precede this?")
+    talk = Talk(template)
+    assert [talk.turn(body).encodes for body in ("One.", "One.", "Two.", "One.")] == [1, 0, 1, 0]
+    again = Talk(template.with_head(lambda head: head.replace("brief", "short")))
+    assert again.turn("Two.").encodes == 0  # a variant shares what was encoded
+
+
+def test_a_known_first_prompt_is_rendered_and_not_encoded(template: ChatTemplate) -> None:
+    template.first_prompt(FIRST, [TOOL])
+    with counting() as work:
+        template.first_prompt(FIRST, [TOOL])
+    assert work == Work(renders=1, encodes=0)
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [2, 12])
+def test_verification_renders_prompt_and_conversation(template: ChatTemplate, turns: int) -> None:
+    talk = played(template, [f"And {at}?" for at in range(turns)])
+    assert talk.verify() == Work(renders=2, encodes=1 + turns - 1)
+
+
+def test_verification_encodes_the_prompt_of_a_task_once(template: ChatTemplate) -> None:
+    played(template, ["And?"] * 4).verify()
+    assert played(template, ["So?"] * 4).verify() == Work(renders=2, encodes=3)
+
+
+@pytest.mark.parametrize(("verify", "checks"), [("off", 0), ("sample", 1), ("always", 5)])
+async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, checks: int) -> None:
+    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
+        with counting() as work:
+            for _ in range(2):  # what a template takes is found out in the first episode
+                before = work.renders
+                dialogue = Dialogue(served, FIRST, [TOOL], session_id="s", verify=verify)
+                for at in range(5):
+                    await dialogue.reply(PARAMS)
+                    dialogue.extend([{"role": "user", "content": f"And {at}?"}])
+                await dialogue.settle()
+    # A check renders the prompt and the conversation; that after the first turn only the prompt.
+    assert work.renders - before == 5 + 2 * checks - (verify == "always")
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_read_without_a_call_for_each_token() -> None:
+    asked = GenerateRequest(np.zeros(3, dtype=np.int32), {}, "s")
+    few, many = (completion(list(range(count))) for count in (10, 2_000))
+    counts = [calls(lambda said=said: parse_completion(said, asked)) for said in (few, many)]
+    assert counts[0] == counts[1]
+
+
+def live(turns: int, tokens: int) -> Session:
+    """A session of that many tokens, a third of them its prompt."""
+    session = Session("s")
+    session.observe(np.arange(tokens // 3, dtype=np.int32) + 50_000)
+    each = (tokens - tokens // 3) // (2 * turns)
+    for _ in range(turns):
+        ids = np.arange(each, dtype=np.int32) + 50_000
+        spans = (WeightVersion("default", 0, each),)
+        logprobs = np.zeros(each, dtype=np.float32)
+        session.sample(Completion(ids, logprobs, "stop", 2, "word " * each, spans), PARAMS)
+        session.observe(ids.copy())
+    return session
+
+
+@pytest.mark.parametrize("turns", [10, 40])
+def test_a_live_episode_holds_15_bytes_a_token(turns: int) -> None:
+    live(turns, 12_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = [live(turns, 12_000) for _ in range(4)]
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held / sum(map(len, kept)) <= 15
+
+
+def test_the_garbage_collector_sees_less_than_one_object_a_turn() -> None:
+    live(20, 2_000)
+    gc.collect()
+    before = len(gc.get_objects())
+    kept = [live(20, 2_000) for _ in range(50)]
+    gc.collect()
+    gc.collect()
+    assert (len(gc.get_objects()) - before) / (20 * len(kept)) < 0.75
