@@ -15,6 +15,8 @@ from support.servers import router, sglang_server
 from support.wire import Wire
 
 _HERE = Path(__file__).parent
+_SERVERS = frozenset({"sglang_float32", "sglang_bf16"})
+"""The tests that ask for one of these run in one worker of pytest-xdist: each server is started once."""
 _NOTES = pytest.StashKey[list[str]]()
 
 
@@ -38,14 +40,18 @@ class RoutedSglang:
         return tuple(proxy.url for proxy in self.proxies)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))  # the first test of a fixture waits for its servers
+            alone = _SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group(item.path.name if alone else "sglang"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group(name): under --dist loadgroup, the tests of a group run in one worker")
     config.stash[_NOTES] = []
 
 
