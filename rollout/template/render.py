@@ -96,9 +96,7 @@ class Renderer:
         """The template's Jinja text (of the variant for tools, if the tokenizer has several)."""
         return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
         """Return the conversation's text; with `generate`, the generation prompt at its end.
 
         Raise `TemplateError` with the template's own message if it refuses the conversation.
@@ -123,8 +121,7 @@ class Renderer:
         except _RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
-                f"the chat template refuses this conversation of {len(messages)} messages "
-                f"(the last roles: {roles}): {error}"
+                f"the chat template refuses this conversation of {len(messages)} messages (the last roles: {roles}): {error}"
             ) from error
         return str(text)
 
@@ -209,9 +206,7 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     if getattr(given, "__func__", None) is not function:
         return given
     compiler = partial(compile_template, now=now)
-    render = _rebound(
-        chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler
-    )
+    render = _rebound(chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler)
     apply = _rebound(function, "render_jinja_template", render)
     return given if render is None or apply is None else partial(apply, tokenizer)
 
@@ -222,9 +217,7 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
     if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
         return None
     names = {**function.__globals__, name: value}
-    made = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
@@ -242,9 +235,7 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
         function = dict(call["function"])
         arguments = function.get("arguments")
         if form == "text" and not isinstance(arguments, str):
-            function["arguments"] = json.dumps(
-                arguments or {}, ensure_ascii=False, separators=(",", ":")
-            )
+            function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
         elif form == "dict" and not isinstance(arguments, Mapping):
             function["arguments"] = read_arguments(arguments)
         calls.append({**call, "function": function})
@@ -279,17 +270,12 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
     Raise `TemplateError` with the field's name for anything but text parts.
     """
     if not isinstance(content, list):
-        raise TemplateError(
-            f"messages[].content must be text or a list of text parts, not {type(content).__name__}"
-        )
+        raise TemplateError(f"messages[].content must be text or a list of text parts, not {type(content).__name__}")
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
-            raise TemplateError(
-                f"messages[].content[{index}] is a part of type {kind!r}: "
-                "only text parts can be rendered"
-            )
+            raise TemplateError(f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be rendered")
         if not isinstance(part.get("text"), str):
             raise TemplateError(f"messages[].content[{index}].text must be text")
         parts.append({**part, "type": "text"})

@@ -136,10 +136,7 @@ def as_text(message: Any) -> Any:
 def with_arguments(message: Any, change: Any) -> Any:
     if not message.get("tool_calls"):
         return message
-    made = [
-        {**it, "function": {**it["function"], "arguments": change(it["function"]["arguments"])}}
-        for it in message["tool_calls"]
-    ]
+    made = [{**it, "function": {**it["function"], "arguments": change(it["function"]["arguments"])}} for it in message["tool_calls"]]
     return {**message, "tool_calls": made}
 
 
@@ -208,8 +205,7 @@ def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, 
     """Transformers 5.23 drops what is None, and copies thoughts from field to field."""
     names = ("name", "content", "reasoning_content", "thinking", "reasoning")
     source = "{% for m in messages %}" + "".join(
-        f"{{{{ m.{name} }}}}|{{{{ m.get('{name}', 'no') }}}}|{{{{ m.{name} is defined }}}};"
-        for name in names
+        f"{{{{ m.{name} }}}}|{{{{ m.get('{name}', 'no') }}}}|{{{{ m.{name} is defined }}}};" for name in names
     )
     both = Both(tokenizer, source + "{{ m | tojson }}{% endfor %}")
     turn = {"role": "assistant", "content": ""}
@@ -248,10 +244,7 @@ def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
 
 # --- arguments -------------------------------------------------------------------------------------
 
-SHOWS = (
-    "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}"
-    "{{ m.content }}{% endfor %}"
-)
+SHOWS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -264,9 +257,7 @@ SHOWS = (
         ("{{ c.function.name }}", None),
     ],
 )
-def test_the_form_of_arguments_is_learned_at_once(
-    tokenizer: Any, shown: str, form: str | None
-) -> None:
+def test_the_form_of_arguments_is_learned_at_once(tokenizer: Any, shown: str, form: str | None) -> None:
     assert Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown)).argument_form == form
 
 
@@ -354,9 +345,7 @@ def test_so_is_it_for_a_user(tokenizer: Any, name: str) -> None:
         ("gemma3", {"role": "system", "content": PARTS}),  # shows the first part
     ],
 )
-def test_a_template_that_takes_no_parts_is_given_their_text(
-    tokenizer: Any, name: str, message: Any
-) -> None:
+def test_a_template_that_takes_no_parts_is_given_their_text(tokenizer: Any, name: str, message: Any) -> None:
     both = Both(tokenizer, trl_template(name), bos_token="<b>")
     more = [USER] if message["role"] == "system" else []
     assert both.ours([message, *more]) == both.native([joined(message), *more])

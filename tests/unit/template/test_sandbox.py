@@ -149,8 +149,7 @@ SOURCES = [
     "{{ 'abc'.startswith('a', 1) }}{{ 'a,b'.split(',', maxsplit=1) }}{{ ' x '.strip().upper() }}",
     "{{ 'abc'.startswith() }}",
     "{{ 'x'.join(range(3)) }}",
-    "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}"
-    "{% call f(m) %}{{ 'A'.lower() }}{% endcall %}",
+    "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}{% call f(m) %}{{ 'A'.lower() }}{% endcall %}",
     "{% for a in l recursive %}{{ loop.depth }}{{ a.x is defined }}{{ loop.last }}{% endfor %}",
     "{{ m['__class__'] }}{{ m['items'] }}{{ m.items() | list }}",
     "{{ range(1000000) }}",
