@@ -13,7 +13,8 @@ import pytest
 from support.adversarial.dialogues import Step, loop
 from support.adversarial.judge import Judge, Said
 from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
-from support.adversarial.templates import SLOTS, Template, filled
+from support.adversarial.skeleton import SLOTS, filled
+from support.adversarial.templates import Template
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
@@ -47,9 +48,9 @@ QUESTIONS = {
 
 
 def failures(template: Template, **shape: Any) -> str:
-    """What is wrong in four loops of one shape."""
+    """What is wrong in three loops of one shape."""
     player = Player(template)
-    for at in range(4):
+    for at in range(3):
         player.play(loop(f"{template.name}/{at}", **(shape or {"calls": 1})))
     assert counts(player.rows)["exact"] > 10
     return bad(player.rows, WRONG, 3)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tokens
 ALL = {template.name: template for template in [*by_hand(), *generated()]}
 ALWAYS = [template.name for template in by_hand() if template.name.startswith("style_")]
 OTHERS = [template.name for template in by_hand() if template.name not in ALWAYS]
-NAMES = [*ALWAYS, *sampled(OTHERS, 20), *sampled([t.name for t in generated()], 150 if FULL else 7)]
+NAMES = [*ALWAYS, *sampled(OTHERS, 6), *sampled([t.name for t in generated()], 150 if FULL else 3)]
 VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
 
 

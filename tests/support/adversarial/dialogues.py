@@ -207,6 +207,7 @@ def loop(
     thought: bool = False,
     published: bool = False,
     empty: str | None = "",
+    sampling: Sampling = "alone",
 ) -> Dialogue:
     """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`: only
     what the strictest published templates take: ids of nine letters or digits, no blank texts. `empty`: the content of a turn
@@ -217,7 +218,7 @@ def loop(
     for _ in range(TURNS):
         turn = writer.turn(calls, text=text, thought=thought)
         new = writer.results(turn) if calls else [writer.user()]
-        steps.append(Step(turn, tuple(new)))
+        steps.append(Step(turn, tuple(new), sampling))
     return Dialogue(f"loop/{seed}", "loop", first, TOOLS, tuple(steps))
 
 

@@ -94,6 +94,7 @@ class Judge:
         self.pattern = re.compile("|".join(map(re.escape, names)))
         data = json.loads(tokenizer.backend_tokenizer.to_str())
         data |= {"added_tokens": [], "post_processor": None}
+        self._renders: dict[str, Render] = {}
         self._plain = Tokenizer.from_str(json.dumps(data))
 
     # --- renders ------------------------------------------------------------------------------------
@@ -124,20 +125,27 @@ class Judge:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> Render:
         """The template's text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
+        shown = repr((messages, tools, generate))
+        if shown not in self._renders:
+            if len(self._renders) > 8:
+                self._renders.clear()
+            self._renders[shown] = self._render(messages, tools, generate=generate)
+        return self._renders[shown]
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> Render:
         text = self.text(messages, tools, generate=generate)
-        masked_messages, masked_tools = (
-            self._masked(list(messages)),
-            self._masked(list(tools or ())),
-        )
-        if (masked_messages, masked_tools) == (list(messages), list(tools or ())):
+        if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
             return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
-            masked = self.text(masked_messages, masked_tools, generate=generate)
+            masked = self.text(
+                self._masked(list(messages)), self._masked(list(tools or ())), generate=generate
+            )
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
-        if len(masked) != len(text) or any(
-            _rot13(a) != b for a, b in zip(text, masked, strict=True) if a != b
-        ):
+        pairs = zip(text, masked, strict=False)
+        if len(masked) != len(text) or any(_rot13(a) != b for a, b in pairs if a != b):
             raise Unclear("the template reads control-token text in a body")
         spans = (found.span() for found in self.pattern.finditer(masked))
         return Render(text, tuple((a, b) for a, b in spans if text[a:b] == masked[a:b]))
