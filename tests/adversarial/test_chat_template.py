@@ -1,7 +1,7 @@
 """Adversarial templates and random dialogues through `ChatTemplate`, one delta at a time.
 
-One `ChatTemplate` plays all dialogues of a template, so that whatever it remembers is put to the test.
-By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
+One `ChatTemplate` plays all dialogues of a template, so that whatever it remembers is put to the
+test. By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
 `TOOLROLL_ADVERSARIAL_SEED=7` other dialogues:
 
     TOOLROLL_ADVERSARIAL=full python -m pytest tests/adversarial -q
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.tokens
 BY_HAND = {template.name: template for template in by_hand()}
 PRESERVED = sampled(list(BY_HAND), 15)
 GENERATED = {template.name: template for template in sampled(generated(), 24)}
-# The nonce of a derivation is not what such a template takes, or the turn's text decides what follows.
+# The nonce of a derivation is not what such a template takes, or the turn's text decides what
+# follows.
 FORKS_TOO_OFTEN = 0.02
 
 
@@ -64,7 +65,8 @@ def test_templates_that_ask_one_question(name: str, total: Counter[str]) -> None
 
 
 def test_what_could_be_appended_is_appended() -> None:
-    """Forks and refusals that were not needed are rare, and only where the text of the turn decides."""
+    """Forks and refusals that were not needed are rare, and only where the text of the turn
+    decides."""
     rows = []
     for template in sampled(list(BY_HAND.values()), 6):
         rows += Player(template).play_all(f"{SEED}/unneeded", limit=None if FULL else 3)

@@ -1,8 +1,8 @@
-"""Tokenizers of all kinds with four templates: the delta is exact, or the model is refused when it is loaded.
+"""Tokenizers of all kinds with four templates: the delta is exact, or the model is refused when it
+is loaded.
 
-A turn that is cut inside a text may be continued only by ids that read on from it; if the tokenizer would
-have merged across the cut, nothing is right and nothing is judged.
-"""
+A turn that is cut inside a text may be continued only by ids that read on from it; if the
+tokenizer would have merged across the cut, nothing is right and nothing is judged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ CELLS = [(kind, name) for kind in KINDS for name in (TEMPLATES if FULL else FEW)
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one tokenizer with one template; `refused`: it was refused at load, with the reason."""
+    """What came of one tokenizer with one template; `refused`: it was refused at load, with the
+    reason."""
 
     counts: Counter[str]
     wrong: list[str]
@@ -109,16 +110,10 @@ def _prompt(subject: ChatTemplate, canon: Canon, messages: Any, tools: Any) -> t
         got = list(subject.prompt(messages, tools))
     except TemplateError:
         return "refused", ""
-    return (
-        ("exact", "")
-        if got == expected
-        else ("wrong", f"prompt: {_compared(canon, expected, got)}")
-    )
+    return ("exact", "") if got == expected else ("wrong", f"prompt: {_compared(canon, expected, got)}")
 
 
-def _delta(
-    subject: ChatTemplate, canon: Canon, messages: Any, said: Said, new: Sequence[Any], tools: Any
-) -> tuple[str, str]:
+def _delta(subject: ChatTemplate, canon: Canon, messages: Any, said: Said, new: Sequence[Any], tools: Any) -> tuple[str, str]:
     expected = canon.delta(messages, said, new, tools)
     prompt = canon.judge.text(messages, tools, generate=True)
     try:
@@ -134,11 +129,7 @@ def _delta(
     except TemplateError:
         return "refused", ""
     kind = "whole" if said.stop else "cut"
-    return (
-        ("exact", "")
-        if got == expected
-        else ("wrong", f"{kind}: {_compared(canon, expected, got)}")
-    )
+    return ("exact", "") if got == expected else ("wrong", f"{kind}: {_compared(canon, expected, got)}")
 
 
 def _compared(canon: Canon, expected: Sequence[int], got: Sequence[int]) -> str:
@@ -183,13 +174,10 @@ async def test_what_is_not_exact_is_never_trained(kind: str) -> None:
     wrong = [
         turn
         for turn, (entry, then) in enumerate(pairwise(engine.log))
-        if [*entry.input_ids, *entry.output_ids, *_expected(canon, script, turn, said[turn])]
-        != then.input_ids.tolist()
+        if [*entry.input_ids, *entry.output_ids, *_expected(canon, script, turn, said[turn])] != then.input_ids.tolist()
     ]
     trained = sum(trajectory.trained_tokens for trajectory in dialogue.session.trajectories())
-    assert not wrong or not trained, (
-        f"{trained} tokens are trained, and {len(wrong)} deltas are wrong"
-    )
+    assert not wrong or not trained, f"{trained} tokens are trained, and {len(wrong)} deltas are wrong"
     assert trained
 
 

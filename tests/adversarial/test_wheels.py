@@ -1,7 +1,7 @@
 """Twelve-turn loops of one shape under the chat templates of published wheels.
 
-By default a third of those of `trl`, which is installed for tests. For all, and those of axolotl and
-xinference:
+By default a third of those of `trl`, which is installed for tests. For all, and those of axolotl
+and xinference:
 
     pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
     TOOLROLL_ADVERSARIAL_WHEELS=FOLDER python -m pytest tests/adversarial/test_wheels.py -q -rs
@@ -28,9 +28,11 @@ from toolroll.rollout.testing import load_embedded_tokenizer
 pytestmark = pytest.mark.tokens
 
 SOURCES = sources()
-# Their turns cannot be told apart: they take no text contents, or write no control token behind a turn.
+# Their turns cannot be told apart: they take no text contents, or write no control token behind a
+# turn.
 NO_JUDGE = {
-    "trl/idefics3", "trl/idefics3_training", "trl/llava_next", "trl/llava_next_training", "trl/smolvlm",
+    "trl/idefics3", "trl/idefics3_training", "trl/llava_next", "trl/llava_next_training",
+        "trl/smolvlm",
     "trl/smolvlm_training", "axolotl/llava", "xinference/Hy-MT2-1.8B", "xinference/baichuan-2-chat",
     "xinference/deepseek-v3", "xinference/minicpm-2b-dpo-bf16", "xinference/qwen3_vl_reranker",
 }  # fmt: skip
@@ -68,25 +70,19 @@ def test_a_loop_of_one_shape_is_exact_to_the_last_turn(name: str) -> None:
         whole["judged" if counts(rows)["inapplicable"] == 0 else "said nothing"] += 1
     wrong = bad(player.rows, WRONG, 3)
     assert not wrong, wrong
-    assert whole["judged"] or not FULL, [
-        row for row in player.rows if row.verdict == "inapplicable"
-    ]
+    assert whole["judged"] or not FULL, [row for row in player.rows if row.verdict == "inapplicable"]
 
 
 @pytest.mark.parametrize("name", NUMBERING)
 @pytest.mark.parametrize("verify", [None, "off"])
-async def test_a_template_that_numbers_is_correct_and_trained(
-    name: str, verify: str | None
-) -> None:
-    """In the template's own format of calls, and of results that it numbers over the whole conversation."""
+async def test_a_template_that_numbers_is_correct_and_trained(name: str, verify: str | None) -> None:
+    """In the template's own format of calls, and of results that it numbers over the whole
+    conversation."""
     if name in BY_HAND:
         template, tokenizer = BY_HAND[name], tokenizer_of(BY_HAND[name])
     else:
         template, tokenizer = template_of(name, SOURCES[name], load_embedded_tokenizer)
-    made = [
-        loop(f"{name}/{SEED}/{n}", calls=calls, published=True)
-        for n, calls in enumerate((1, 2, 1, 0) * (5 if FULL else 1))
-    ]
+    made = [loop(f"{name}/{SEED}/{n}", calls=calls, published=True) for n, calls in enumerate((1, 2, 1, 0) * (5 if FULL else 1))]
     settings = {} if verify is None else {"verify": verify}
     outcomes = await play_episodes(template, made, tokenizer=tokenizer, scripted=True, **settings)
     assert not [outcome.wrong for outcome in outcomes if outcome.wrong]

@@ -1,9 +1,8 @@
 """Adversarial templates in whole episodes: `Dialogue` against the embedded engine.
 
 A prompt that is not right must never be trained on, and a right episode must be trained. Under the
-default check there is nothing for it to find; with it off, there is nothing that it would have found.
-`TOOLROLL_ADVERSARIAL=full` plays every template.
-"""
+default check there is nothing for it to find; with it off, there is nothing that it would have
+found. `TOOLROLL_ADVERSARIAL=full` plays every template."""
 
 from __future__ import annotations
 
@@ -27,17 +26,14 @@ VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
 
 
 def failures(outcomes: list[Outcome]) -> str:
-    """What was wrong, what of it was trained, and what was left out though it was right; a line each."""
+    """What was wrong, what of it was trained, and what was left out though it was right; a line
+    each."""
     lines = []
     for outcome in outcomes:
         if outcome.wrong:
-            lines.append(
-                f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}"
-            )
+            lines.append(f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}")
         if outcome.left_out:
-            lines.append(
-                f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong"
-            )
+            lines.append(f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong")
     return "\n".join(lines)
 
 
@@ -58,14 +54,9 @@ async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -
     assert all(outcome.trained for outcome in outcomes if not outcome.ended)
 
 
-@pytest.mark.parametrize(
-    "name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"]
-)
+@pytest.mark.parametrize("name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"])
 async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> None:
-    made = [
-        loop(f"{name}/{SEED}/{n}", calls=calls)
-        for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))
-    ]
+    made = [loop(f"{name}/{SEED}/{n}", calls=calls) for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))]
     outcomes = await play_episodes(ALL[name], made)
     assert not failures(outcomes), failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]

@@ -1,8 +1,7 @@
 """Plays whole dialogues through `Dialogue` and the embedded engine, and judges what was served.
 
-The engine's request log says what was served and sampled; the judge says what was right; the session's
-trajectories say what would be trained.
-"""
+The engine's request log says what was served and sampled; the judge says what was right; the
+session's trajectories say what would be trained."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
 
 @dataclass
 class Outcome:
-    """One episode. `wrong`: the first prompt that is not right. `trained_wrong`: turns that are trained
-    although they were sampled after a wrong prompt; `left_out`: turns of a right episode that are not."""
+    """One episode. `wrong`: the first prompt that is not right. `trained_wrong`: turns that are
+    trained although they were sampled after a wrong prompt; `left_out`: turns of a right episode
+    that are not."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -44,7 +44,8 @@ class Outcome:
 
 
 class Voice:
-    """Says the turns of scripts in the Hermes format, control tokens as the model would sample them."""
+    """Says the turns of scripts in the Hermes format, control tokens as the model would sample
+    them."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -78,8 +79,8 @@ class Voice:
 
 
 class Scripted:
-    """Says each turn as the template renders it, and reads what was said as the script's own message:
-    a template's own format of calls is played, and no parser is asked."""
+    """Says each turn as the template renders it, and reads what was said as the script's own
+    message: a template's own format of calls is played, and no parser is asked."""
 
     def __init__(self, voice: Voice, tools: Sequence[Tool]) -> None:
         self.voice = voice
@@ -126,9 +127,7 @@ async def play_episodes(
             prompter = Scripted(voice, TOOLS) if scripted else None
             voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
             more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
-            dialogue = Dialogue(
-                served, script.first, TOOLS, session_id=script.name, **more, **settings
-            )
+            dialogue = Dialogue(served, script.first, TOOLS, session_id=script.name, **more, **settings)
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             found.append(_judged(judge, dialogue, engine, ended))
@@ -152,11 +151,7 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
     """The script's messages with the ids of the calls as they were parsed."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
     for message in new:
-        yield (
-            {**message, "tool_call_id": ids.pop(0)}
-            if message["role"] == "tool" and ids
-            else message
-        )
+        yield ({**message, "tool_call_id": ids.pop(0)} if message["role"] == "tool" and ids else message)
 
 
 def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str) -> Outcome:
@@ -171,9 +166,7 @@ def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str
         prompt = entry.input_ids.tolist()
         before = dialogue.messages[: at[turn]]
         last = dialogue.messages[: at[turn - 1]] if turn else []
-        verdict, detail = _verdict(
-            judge, prompt, stream, before, last, log[turn - 1] if turn else None
-        )
+        verdict, detail = _verdict(judge, prompt, stream, before, last, log[turn - 1] if turn else None)
         outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
         if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
@@ -200,14 +193,13 @@ def _verdict(
         return "unclear", str(reason)
     text = judge.decode(entry.output_ids)
     stop = judge.decode(entry.output_ids[-1:])
-    said = Said(
-        entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)]
-    )
+    said = Said(entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)])
     truth = judge.truth(last, said, before[len(last) + 1 :], TOOLS)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
         verdict = verdict_on(truth, ("append", delta), "fork", judge)
-        detail = f"expected {truth.ids and judge.decode(truth.ids)!r:.300} got {judge.decode(delta)!r:.300}"
+        wanted = truth.ids and judge.decode(truth.ids)
+        detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
     try:
         right = judge.fork_is_right(prompt, stream, before, TOOLS)

@@ -18,9 +18,9 @@ from support.adversarial.styles import STYLES
 
 @dataclass(frozen=True)
 class Template:
-    """`stops`: the control tokens that end an assistant turn, the tokenizer's EOS first. `control`:
-    control tokens besides those of the embedded tokenizer. `closes`: what history shows in the place of
-    a stop token (gpt-oss: `<|end|>` for `<|return|>`)."""
+    """`stops`: the control tokens that end an assistant turn, the tokenizer's EOS first.
+    `control`: control tokens besides those of the embedded tokenizer. `closes`: what history shows
+    in the place of a stop token (gpt-oss: `<|end|>` for `<|return|>`)."""
 
     name: str
     source: str
@@ -31,9 +31,7 @@ class Template:
 
 # --- one question of one field --------------------------------------------------------------------
 
-_CALL = (
-    "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
-)
+_CALL = "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
 _LAST_USER = "(messages | selectattr('role', 'equalto', 'user') | list | last).content"
 
 FIELDS: Mapping[str, tuple[str, str]] = {
@@ -86,13 +84,11 @@ TESTS: Mapping[str, str] = {
     "lines": "{% if {X}.split('\n') | length > 1 %}[N]{% endif %}",
     "alias": "{% set a = {X} %}{% set b = a %}{% if b in ['python', 'ok'] %}[A]{% endif %}",
     "set_block": "{% set a %}{{ {X} }}!{% endset %}{% if a == 'python!' %}[B]{% endif %}",
-    "macro": "{% macro q(t) %}{% if t == 'python' or t[:1] == 'T' %}[M]{% endif %}{% endmacro %}"
-    "{{ q({X}) }}",
+    "macro": "{% macro q(t) %}{% if t == 'python' or t[:1] == 'T' %}[M]{% endif %}{% endmacro %}{{ q({X}) }}",
     "concat": "{% if '' ~ ':' ~ {X} == ':python' or 'a' ~ {X} == 'aok' %}[+]{% endif %}",
     "lookup": "{{ {'python': 'P', 'now': 'N', 'ok': 'K', '42': 'X'}.get({X}, '?') }}",
     "subscript": "{% set d = {'python': 'P', 'ok': 'K'} %}{% if {X} in d %}{{ d[{X}] }}{% endif %}",
-    "constants": "{% for w in ['python', 'now', 'ok', 'Paris'] %}"
-    "{% if w in {X} %}[{{ w }}]{% endif %}{% endfor %}",
+    "constants": "{% for w in ['python', 'now', 'ok', 'Paris'] %}{% if w in {X} %}[{{ w }}]{% endif %}{% endfor %}",
     "compare": "{% if {X} > 'h' %}[h]{% endif %}",
     "count": "{% if {X}.count('a') > 1 %}[a]{% endif %}",
     "find": "{% if {X}.find('o') == 1 %}[o]{% endif %}",
@@ -113,9 +109,7 @@ TESTS: Mapping[str, str] = {
 
 def generated() -> list[Template]:
     """One template for each question of each field."""
-    return [
-        Template(f"{field}.{test}", _asking(field, test)) for field, test in product(FIELDS, TESTS)
-    ]
+    return [Template(f"{field}.{test}", _asking(field, test)) for field, test in product(FIELDS, TESTS)]
 
 
 def _asking(field: str, test: str) -> str:

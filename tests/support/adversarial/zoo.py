@@ -1,8 +1,7 @@
 """Small tokenizers of all kinds, trained on the spot, and what is right with each.
 
-Nothing of toolroll is imported. The truth is the tokenizer's own encoding of the whole render: the ids of
-a delta are its last ones, from where the sampled turn ends.
-"""
+Nothing of toolroll is imported. The truth is the tokenizer's own encoding of the whole render: the
+ids of a delta are its last ones, from where the sampled turn ends."""
 
 from __future__ import annotations
 
@@ -26,10 +25,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+)
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _FIXED = [
-    "user\n", "assistant\n", "tool\n", "system\n", "<tool_response>", '{"name": "', '", "arguments": {"city": ',
+    "user\n", "assistant\n", "tool\n", "system\n", "<tool_response>", '{"name": "',
+    '", "arguments": {"city": ',
     "[INST] ", " [/INST]", "<<SYS>>\n", "Plan my trip to Paris.", str(TOOLS[0]),
 ]  # fmt: skip
 
@@ -42,7 +45,7 @@ def _texts() -> list[str]:
     ]
 
 
-# --- kinds -----------------------------------------------------------------------------------------
+# --- kinds ---------------------------------------------------------------------------------------
 
 
 def _byte_level(*parts: Any, normalizer: Any = None) -> Tokenizer:
@@ -51,9 +54,7 @@ def _byte_level(*parts: Any, normalizer: Any = None) -> Tokenizer:
         made.normalizer = normalizer
     made.pre_tokenizer = pre.Sequence(list(parts)) if len(parts) > 1 else parts[0]
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False)
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -65,9 +66,7 @@ def _byte_fallback(normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokeniz
     if pre_tokenizer is not None:
         made.pre_tokenizer = pre_tokenizer
     made.decoder = decoder
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12
-    )
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12)
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -83,9 +82,7 @@ def _unigram(scheme: Any, normalizer: Any = None) -> Tokenizer:
         made.normalizer = normalizer
     made.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme)
     made.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -111,9 +108,7 @@ def _word_piece(*, lowercase: bool) -> Tokenizer:
     made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     made.pre_tokenizer = pre.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=700, special_tokens=["[UNK]"], show_progress=False
-    )
+    trainer = trainers.WordPieceTrainer(vocab_size=700, special_tokens=["[UNK]"], show_progress=False)
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -145,9 +140,7 @@ KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
         {},
     ),
     "byte_level_lowercase": (
-        lambda: _byte_level(
-            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
-        ),
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
         {},
     ),
     "metaspace_first": (lambda: _metaspace("first"), {}),
@@ -165,9 +158,7 @@ KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
     "special_both_strip": (_plain, {"lstrip": True, "rstrip": True}),
     "special_single_word": (_plain, {"single_word": True}),
     "special_normalized": (
-        lambda: _byte_level(
-            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
-        ),
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
         {"normalized": True},
     ),
     "metaspace_first_rstrip": (lambda: _metaspace("first"), {"rstrip": True}),
@@ -191,7 +182,7 @@ def tokenizer_of_kind(kind: str, control: Sequence[str], eos: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=None)
 
 
-# --- truth -----------------------------------------------------------------------------------------
+# --- truth ---------------------------------------------------------------------------------------
 
 
 class Canon:
@@ -206,9 +197,9 @@ class Canon:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def behind(self, text: str, at: int, *, cut: bool) -> list[int]:
-        """The last ids of `text`, from the character `at` on. Raises `Inapplicable` if a token of text
-        lies across it. A control token across it has swallowed white space: it belongs to the turn that
-        it ends, or to the delta if the turn was `cut`."""
+        """The last ids of `text`, from the character `at` on. Raises `Inapplicable` if a token of
+        text lies across it. A control token across it has swallowed white space: it belongs to the
+        turn that it ends, or to the delta if the turn was `cut`."""
         made = self.backend.encode(text, add_special_tokens=False)
         if cut and self.judge.pattern.match(text, at) and not self._marked(made, at):
             raise Inapplicable("the tokenizer takes no marker for a token beside a word")
