@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from support.episodes import serving
-from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
+from support.qwen import tokenizer_for, trl_template
 from tokenizers.processors import TemplateProcessing
 
 from toolroll.agents.policy import CallPolicy
@@ -27,8 +27,8 @@ TOOLS_LAST = (
 
 @cache
 def qwen(template: str = "qwen2_5") -> Any:
-    """Qwen's tokenizer with one of trl's chat templates."""
-    return qwen3_tokenizer(trl_template(template))
+    """Qwen's small tokenizer with one of trl's chat templates."""
+    return tokenizer_for(trl_template(template))
 
 
 @cache

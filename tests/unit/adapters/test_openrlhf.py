@@ -16,7 +16,7 @@ from openai import InternalServerError
 from support.endpoints import endpoint
 from support.episodes import call
 from support.looking import SAID, one_episode, play, saying
-from support.qwen import qwen3_tokenizer
+from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
 from support.worlds import TOOL
 
@@ -24,7 +24,13 @@ from toolroll.rollout.adapters.openrlhf import AgentExecutor, Outcome
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
 
-qwen = functools.cache(qwen3_tokenizer)
+
+@functools.cache
+def qwen() -> Any:
+    """Qwen's small tokenizer with Qwen3's template, which strips thoughts and groups tool results."""
+    return tokenizer_for(trl_template("qwen3"))
+
+
 USER: Any = {"role": "user", "content": "Hi"}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.episodes import call, judge
 from support.published import TOOLS_LAST, DiffingAgent, episode, observed, qwen, retold, text_of, with_bos
-from support.qwen import qwen3_tokenizer
+from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import ListedWorld
 
 from toolroll.agents.policy import CallPolicy
@@ -23,7 +23,6 @@ from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajec
 
 pytestmark = pytest.mark.tokens
 
-IM_END = 151645
 RESULT = "<tool_response>\nORDER-1\n</tool_response>"
 
 
@@ -53,7 +52,9 @@ async def test_a02_only_what_was_sampled_is_trained() -> None:
     result, engine = await episode(tokenizer, world, ["One moment.", cut, "Monday."], on_length="continue")
     judge(result, engine, "s")
     [trajectory] = result.trajectories
-    assert trajectory.input_ids[trajectory.turns[0].stop - 1] == IM_END, "the model sampled this stop token, and trains it"
+    assert trajectory.input_ids[trajectory.turns[0].stop - 1] == tokenizer.eos_token_id, (
+        "the model sampled this stop token, and trains it"
+    )
     assert tokenizer.decode(observed(trajectory, 0)).startswith("\n<|im_start|>user")
     assert trajectory.turns[1].finish_reason == "length"
     assert tokenizer.decode(observed(trajectory, 1)).startswith("<|im_end|>\n<|im_start|>user")
@@ -141,11 +142,12 @@ async def test_a05_what_was_served_is_the_beginning_of_what_is_trained() -> None
 
 @pytest.mark.parametrize("ids", [[49122, 385], [198, 198, 9707], [198, 198, 49122, 385]])
 async def test_a06_the_split_that_was_sampled_is_the_split_that_is_trained(ids: list[int]) -> None:
-    tokenizer = qwen()
-    result, engine = await episode(tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), [Reply(output_ids=[*ids, IM_END])])
+    tokenizer = qwen3_tokenizer(trl_template("qwen2_5"))  # the ids are of the whole vocabulary
+    end = tokenizer.eos_token_id
+    result, engine = await episode(tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), [Reply(output_ids=[*ids, end])])
     [trajectory] = result.trajectories
     turn = trajectory.turns[0]
-    assert trajectory.input_ids[turn.start : turn.stop].tolist() == [*ids, IM_END] == engine.log[0].output_ids
+    assert trajectory.input_ids[turn.start : turn.stop].tolist() == [*ids, end] == engine.log[0].output_ids
     judge(result, engine, "s")
     again = tokenizer.encode(tokenizer.decode(ids))
     assert again != ids, "text would give other tokens"
@@ -235,7 +237,7 @@ def _renders_as_the_template(tokenizer: Any, result: InteractionResult, engine: 
 
 
 async def test_a09_tools_that_move_with_the_last_user_message_fork() -> None:
-    tokenizer = qwen3_tokenizer(TOOLS_LAST)
+    tokenizer = tokenizer_for(TOOLS_LAST)
     world = lambda: ListedWorld(user_texts=["Hi", "And now?"])
     result, engine = await episode(tokenizer, world(), ["Hello.", "Bye."], policy=CallPolicy())
     _renders_as_the_template(tokenizer, result, engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from support.worlds import TOOL
 from toolroll.rollout.client import ManagedSession, SequenceNode, TextOnlySession, ToolrollClient, managed_session
 from toolroll.rollout.testing import Fault, Reply, drop_logprob, load_embedded_tokenizer
 
-qwen = functools.cache(qwen3_tokenizer)
+qwen = qwen3_tokenizer
 USER: Any = {"role": "user", "content": "Hi"}
 
 
