@@ -9,7 +9,7 @@ import pytest
 from openai import InternalServerError, OpenAI
 from support.endpoints import endpoint
 from support.looking import FIRST, SAID, one_episode, play, saying, seen
-from support.qwen import qwen3_tokenizer
+from support.qwen import tokenizer_for, trl_template
 from support.worlds import TOOL
 
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
@@ -20,8 +20,8 @@ SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """A small tokenizer, and Qwen3's, whose template strips thoughts and groups tool results."""
-    return load_embedded_tokenizer() if request.param == "embedded" else qwen3_tokenizer()
+    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups tool results."""
+    return load_embedded_tokenizer() if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
 
 
 async def test_openai_async(any_tokenizer: Any) -> None:
