@@ -21,7 +21,7 @@ from typing import Any
 from support.adversarial.dialogues import Message
 from support.adversarial.judge import Judge, Refused
 from support.adversarial.templates import Template
-from support.oracle_data import markers, package_folder
+from support.qwen import markers, wheel_folder
 from tokenizers import AddedToken
 
 FOLDER = "TOOLROLL_ADVERSARIAL_WHEELS"
@@ -50,7 +50,7 @@ def sources() -> dict[str, str]:
 
 
 def _all() -> Iterator[tuple[str, str]]:
-    for path in sorted((package_folder("trl") / "chat_templates").glob("*.jinja")):
+    for path in sorted((wheel_folder("trl") / "chat_templates").glob("*.jinja")):
         yield f"trl/{path.stem}", path.read_text(encoding="utf-8")
     folder = os.environ.get(FOLDER)
     for wheel in sorted(Path(folder).glob("*.whl")) if folder else ():
