@@ -100,7 +100,7 @@ class AgentExecutor:
         return (outcome if isinstance(outcome, Outcome) else Outcome(float(outcome))), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """One per tokenizer: what was learned of its template is shared."""
+        """One per tokenizer: its cache is shared."""
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
         return self._templates[tokenizer]
