@@ -91,7 +91,7 @@ def run(
     history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
     verify: Annotated[
         str | None,
-        typer.Option(help=f"check each sequence: off, sample (once, at its end) or always (every turn); default {default('verify')}"),
+        typer.Option(help=f"check sequences: off, sample or always; default {default('verify')}"),
     ] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
     parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,

@@ -44,9 +44,7 @@ def serve(
     max_tokens: Annotated[int | None, typer.Option(help="where a request names none; default: the room that is left")] = None,
     context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
     max_resumes: Annotated[int, typer.Option(help="how often a turn that the engine aborted is resumed")] = 3,
-    verify: Annotated[
-        str, typer.Option(help="check sequences: off, sample (before they are handed out) or always (every turn)")
-    ] = "sample",
+    verify: Annotated[str, typer.Option(help="check sequences: off, sample or always")] = "sample",
     seed: Annotated[str, typer.Option(help="refuse or best_effort, where the engine is not deterministic")] = "refuse",
     model_names: Annotated[str, typer.Option(help="any, or own: refuse requests that name another model")] = "any",
     grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
