@@ -23,8 +23,8 @@ conversation) and one encoding of the new text. Text that was encoded before, in
 episode, is not encoded again: the same piece of text at the same place always has the same tokens.
 Two renders are needed if a message holds the text of a control token, up to four if the template
 does not show a turn as it was sampled. When an episode ends, `verify="sample"` renders it twice
-more (the first prompt, and everything) and encodes everything that was not sampled once more; the
-first prompt only once for all samples of a task.
+more (the first prompt, and everything) and encodes everything that was not sampled once more; a
+first prompt only once for all samples of a task, and not at all if a hook rewrites the head.
 
 `tests/unit/test_cost.py` counts that work in every run of the tests.
 """

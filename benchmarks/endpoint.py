@@ -209,7 +209,7 @@ def run(*, quick: bool = False) -> Table:
 
     sessions, turns = (50, 10) if quick else (500, 20)
     head = "prompt tokens,after turns,tokens,bytes a token,ms of CPU a turn,over a bare /generate"
-    made = Table(f"The endpoint, {sessions} sessions at once", head.split(","))
+    made = Table("The endpoint under load", head.split(","))
     for prompt_tokens in (200, 10_000):
         found = asyncio.run(measure(sessions, turns, prompt_tokens))
         for row in found["rows"]:
@@ -217,8 +217,9 @@ def run(*, quick: bool = False) -> Table:
             cells = (row["tokens"], row["bytes_per_token"], cpu, cpu - found["bare_ms"])
             made.rows.append([f"{prompt_tokens:,}", str(row["turns"]), *map(number, cells)])
         made.notes.append(
-            f"{prompt_tokens:,} prompt tokens: {found['replies']:,} replies, {found['wrong']} lost "
-            f"or mixed up; latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms."
+            f"{sessions} sessions, {prompt_tokens:,} prompt tokens: {found['replies']:,} replies, "
+            f"{found['wrong']} lost or mixed up; latency p50 {1000 * found['p50']:.0f} ms, "
+            f"p99 {1000 * found['p99']:.0f} ms."
         )
     return made
 

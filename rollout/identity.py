@@ -1,4 +1,4 @@
-"""Whether an engine serves the model that a tokenizer belongs to: both encode one text, and the ids are compared.
+"""Whether an engine serves the model that a tokenizer belongs to: both encode one text.
 
 The text is sent, never ids: an id outside the vocabulary of the wrong model would kill its engine.
 """
@@ -34,7 +34,7 @@ _GENERATED = {"max_new_tokens": 8, "temperature": 0.0, "skip_special_tokens": Fa
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """What one address says: the models' names there, and the ids of the probe text (None if it does not tell)."""
+    """The model's names at `url`, and the ids of the probe text there (None if they are unknown)."""
 
     url: str
     names: tuple[str, ...]
@@ -42,15 +42,16 @@ class _Answered:
 
 
 def probe_text(tokenizer: Any, chat_template: str) -> str:
-    """Return a text that tokenizers encode differently: scripts, digits, white space, and control tokens of `tokenizer`."""
+    """Return a text that tokenizers encode differently: scripts, digits, spaces, control tokens."""
     added = sorted(tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token))
     shown = [token for token in added if token == tokenizer.eos_token or token in chat_template]
     return f"{_PROBE} {' x '.join(shown[:_CONTROLS])}\n"
 
 
 async def check_identity(engine: Engine, template: ChatTemplate, *, name: str, allow_mismatch: bool = False) -> list[str]:
-    """Return warnings, each in one line; raise `UsageError` if `engine` serves a model with another tokenizer.
+    """Return warnings, each in one line.
 
+    Raise `UsageError` if `engine` serves a model with another tokenizer.
     `name` is what the tokenizer of `template` was loaded from. Every worker is asked for the ids of
     a text (`/tokenize`); if none answers, one short generation is. `allow_mismatch`: another
     tokenizer is a warning, too.
@@ -88,7 +89,7 @@ async def _ask(engine: Engine, worker: str, text: str) -> _Answered:
 
 
 async def _generate(engine: Engine, text: str) -> Mapping[str, Any] | None:
-    """Return the answer to a few tokens after `text`, with the logprobs of the prompt: they name its ids."""
+    """Return the answer with a few tokens after `text`; the logprobs of the prompt name its ids."""
     asked = {"text": text, "sampling_params": _GENERATED, "return_logprob": True, "logprob_start_len": 0}
     return await _posted(engine, f"{engine.url}/generate", asked)
 
@@ -97,12 +98,12 @@ async def _posted(engine: Engine, url: str, payload: Mapping[str, Any]) -> Mappi
     try:
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)
-    except (EngineError, TimeoutError):  # it has no such path, or cannot be reached from here: the caller says so
+    except (EngineError, TimeoutError):  # it has no such path, or is out of reach: the caller says so
         return None
 
 
 def _compare_generated(tokenizer: Any, text: str, answer: Mapping[str, Any], said: _Answered, name: str) -> list[str]:
-    """Return the difference if the prompt's ids, else the sampled ids and their text, are not those of `tokenizer`."""
+    """Return the difference of the prompt's ids, else of the sampled ids' text, in a list."""
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
     theirs = [item[1] for item in items if isinstance(item, list) and len(item) > 1] if isinstance(items, list) else None
@@ -122,7 +123,7 @@ def _compare_generated(tokenizer: Any, text: str, answer: Mapping[str, Any], sai
 
 
 def _settled(text: str) -> str:
-    """`text` without what two correct decoders may show differently: an unfinished character, and the space before a text."""
+    """Return `text` without an unfinished character and outer spaces: correct decoders differ there."""
     return text.replace("\ufffd", "").strip()
 
 

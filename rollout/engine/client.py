@@ -2,7 +2,8 @@
 
 Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills the engine, the second opens a
 router's circuit breaker); a fresh rid of fixed length for each attempt (the engine aborts by prefix, and refuses a duplicate);
-only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine; no answer disables a check.
+only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine; no
+answer disables a check.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-_JSON = {"Content-Type": "application/json"}  # SGLang and its routers refuse a body of any other type
+# SGLang and its routers refuse a body of any other type.
+_JSON = {"Content-Type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _SERVER_FAULT_ATTEMPTS = 2
 _MAX_RETRY_AFTER = 60.0
@@ -81,7 +83,8 @@ class Engine:
         self._connections = Connections(self.config.url, connect_timeout=self.config.connect_timeout)
         self._turnstile = Turnstile()
         self._in_flight: set[str] = set()
-        self._padding_sampled: set[int] = set()  # ids of rows that no tokenizer names: a random or early policy samples them
+        # Ids of rows that no tokenizer names: a random or early policy samples them.
+        self._padding_sampled: set[int] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property

@@ -1,8 +1,9 @@
 """SGLang's answer to `/generate` -> a checked `Completion`.
 
-Invariants: every id is one that the model can sample, and there are no more than were asked for; ids and logprobs are aligned one
-to one; their number is what the engine counted; every logprob is finite and not above zero; the reason of the end is known and fits
-the ids; the weight versions cover the sampled tokens. Anything else raises `CompletionError`: nothing is corrected.
+Invariants: every id is one that the model can sample, and there are no more than were asked for; ids
+and logprobs are aligned one to one; their number is what the engine counted; every logprob is finite
+and not above zero; the reason of the end is known and fits the ids; the weight versions cover the
+sampled tokens. Anything else raises `CompletionError`: nothing is corrected.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def parse_completion(
     rid: str = "",
     vocab_size: int | None = None,
 ) -> Completion:
-    """Return the completion in `body`, the JSON object that answers `request`; raise `CompletionError` if it is not one.
+    """Return the completion in `body`, the JSON object that answers `request`.
 
+    Raise `CompletionError` if it is not one.
     `vocab_size`: the number of ids that the model can sample, None if it is unknown.
     """
     try:
@@ -81,7 +83,10 @@ def _parsed(
 
 
 def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
-    """Return `given` as an array; raise `CompletionError` if it is not a list of ids that can answer `request`."""
+    """Return `given` as an array.
+
+    Raise `CompletionError` if it is not a list of ids that can answer `request`.
+    """
     ids = _ids(given)
     if not len(ids):
         return ids
@@ -116,7 +121,7 @@ def _finish(meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray) -> 
         if ids[-1] != matched:
             raise CompletionError(f"the engine stopped at token {matched}, but output_ids end with {ids[-1]}")
     elif matched is not None and not (isinstance(matched, str) and matched in _stop_strings(request)):
-        # SGLang stops with the words "NaN happened" after it has replaced a sampled id that is outside the vocabulary.
+        # SGLang stops with "NaN happened" after it has replaced a sampled id outside the vocabulary.
         raise CompletionError(
             f"the engine stopped at {matched!r}, expected the last id or one of the requested stop strings {_stop_strings(request)}"
         )
@@ -166,7 +171,10 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 
 
 def _ids(given: Any) -> IdArray:
-    """Return `given`, a list of integers, as an array; `struct` packs it in half of the time that numpy or an `array` takes."""
+    """Return `given`, a list of integers, as an array.
+
+    `struct` packs it in half of the time that numpy or an `array` takes.
+    """
     try:
         ids = np.empty(len(given), dtype=np.intc)
         pack_into(f"{len(given)}i", ids.data, 0, *given)
@@ -189,7 +197,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         pack_into(f"{count}d", values.data, 0, *found)
     except (TypeError, ValueError, StructError):
         values = _logprobs_one_by_one(items, output_ids)
-    top, least = float(values[values.argmax()]), float(values[values.argmin()])  # a NaN is both the highest and the lowest
+    # A NaN is both the highest and the lowest.
+    top, least = float(values[values.argmax()]), float(values[values.argmin()])
     if math.isnan(top) or top > _ABOVE_ZERO:
         raise CompletionError(f"a logprob is not a number or above zero (largest: {top})")
     if least < _LEAST:
@@ -200,7 +209,10 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
 
 
 def _logprobs_one_by_one(items: Sequence[Sequence[Any]], output_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the logprobs of items of any length from two on; raise `CompletionError` for one that is none, or is of another token."""
+    """Return the logprobs of items of any length from two on.
+
+    Raise `CompletionError` for an item that is none, or is of another token.
+    """
     try:
         values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
         ids = [item[1] for item in items]

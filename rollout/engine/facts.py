@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 _PADDING = 4096
-"""The most rows that a model has beyond its tokenizer's last token. They are padding: published models have up to 2,100."""
+"""The most rows that a model has beyond its tokenizer's last token. Published models have up to 2,100."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`context_length`: prompt and answer together, in tokens; None if it is unknown. `vocab_size`: the tokenizer's; an id at or above
-    it kills the engine (SGLang 0.5.23 does not check), unless the engine sampled it: models have more rows than tokenizers have
-    tokens. `max_input_length`: the longest prompt that the engine's token pool takes."""
+    """`context_length`: prompt and answer together, in tokens; None if it is unknown.
+
+    `vocab_size`: the tokenizer's; an id at or above it kills the engine (SGLang 0.5.23 does not check),
+    unless the engine sampled it: models have more rows than tokenizers have tokens.
+    `max_input_length`: the longest prompt that the engine's token pool takes.
+    """
 
     context_length: int | None = None
     vocab_size: int | None = None

@@ -21,9 +21,12 @@ _OVERFLOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt: `status` is None if no answer came. `retry`: whether another attempt can succeed; `server_fault`
-    ones (500) get one more attempt only, since they repeat when the request itself breaks the engine. `foreign`: what came is the
-    answer to another request."""
+    """One failed attempt: `status` is None if no answer came.
+
+    `retry`: whether another attempt can succeed; `server_fault` ones (500) get one more attempt only,
+    since they repeat when the request itself breaks the engine. `foreign`: the answer is another
+    request's.
+    """
 
     message: str
     status: int | None
@@ -57,9 +60,9 @@ def from_exception(error: Exception) -> Failure:
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
-    """The failure if `answer` is that to another request than `rid`; None if it is not, or does not say.
+    """Return the failure if `answer` is that to another request than `rid`; None if it does not say.
 
-    Another attempt can succeed: proxies were seen to give one request's answer to the next one on the connection.
+    Another attempt can succeed: proxies were seen to give one request's answer to the next one.
     """
     meta = answer.get("meta_info")
     found = meta.get("id") if isinstance(meta, Mapping) else None

@@ -1,9 +1,10 @@
 """The event stream of `/generate` with `stream: true`: progress while it runs, the last event as the answer.
 
-Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is checked like any other, and of those
-before it only the ids are read (their logprobs would make a stream quadratic); the ids that progress is told are checked, belong to
-this request, and are never taken back; an event that holds an error is a failure; a stream that ends without its last event is a
-broken connection.
+Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is checked
+like any other, and of those before it only the ids are read (their logprobs would make a stream
+quadratic); the ids that progress is told are checked, belong to this request, and are never taken
+back; an event that holds an error is a failure; a stream that ends without its last event is a broken
+connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 
 
 class EventReader:
-    """Reads one stream: the answer to the request `rid`. `check` raises `CompletionError` for ids that cannot be an answer."""
+    """Reads one stream: the answer to the request `rid`.
+
+    `check` raises `CompletionError` for ids that cannot be an answer.
+    """
 
     def __init__(self, progress: Progress, rid: str, check: Callable[[Any], object]) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""The embedded engine's control endpoints: aborts, pauses, weight versions, the cache, health, facts and `/tokenize`."""
+"""The embedded engine's control endpoints: aborts, pauses, weights, cache, health, `/tokenize`."""
 
 from __future__ import annotations
 

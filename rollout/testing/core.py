@@ -241,7 +241,9 @@ class EngineCore:
             latency = self.latency(seen) if callable(self.latency) else self.latency
             run.begin(len(planned.ids), latency, self.token_latency)
             if send is not None:
-                await self._play_in_parts(ask, entry, planned, run, send, until=fault.abort_after)
+                stops = [fault.abort_after, reply.hold_after if reply.hold is not None else None]
+                until = min((at for at in stops if at is not None), default=None)
+                await self._play_in_parts(ask, entry, planned, run, send, until=until)
             await self._play(reply, fault, planned, run)
             ids, finish, text = planned.ids, planned.finish, planned.text
         except RunAborted:

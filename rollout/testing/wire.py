@@ -125,7 +125,7 @@ def queue_full() -> RefusedError:
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object in the body; raise `RefusedError` if it is none, or is sent as another type."""
+    """Return the JSON object in the body; raise `RefusedError` if it is not one, or not sent as JSON."""
     body = await request.read()
     if body and request.content_type != "application/json":
         raise invalid(f"Unsupported Media Type: Only 'application/json' is allowed, not {request.content_type!r}")

@@ -1,7 +1,7 @@
 """Adversarial templates and random dialogues through `ChatTemplate`, one delta at a time.
 
-One `ChatTemplate` plays all dialogues of a template, so that whatever it remembers is put to the test.
-By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
+One `ChatTemplate` plays all dialogues of a template, so that whatever it remembers is put to the
+test. By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
 `TOOLROLL_ADVERSARIAL_SEED=7` other dialogues:
 
     TOOLROLL_ADVERSARIAL=full python -m pytest tests/adversarial -q
@@ -20,8 +20,10 @@ from support.adversarial.templates import Template, by_hand, generated
 pytestmark = pytest.mark.tokens
 
 BY_HAND = {template.name: template for template in by_hand()}
-GENERATED = {template.name: template for template in sampled(generated(), 30)}
-# The nonce of a derivation is not what such a template takes, or the turn's text decides what follows.
+PRESERVED = sampled(list(BY_HAND), 15)
+GENERATED = {template.name: template for template in sampled(generated(), 24)}
+# The nonce of a derivation is not what such a template takes, or the turn's text decides what
+# follows.
 FORKS_TOO_OFTEN = 0.02
 
 
@@ -43,7 +45,8 @@ def judge(template: Template, total: Counter[str], dialogues: int) -> None:
     rows = player.play_all(SEED, each=3 if FULL else 1, limit=None if FULL else dialogues)
     found = counts(rows)
     kept = Player(template, "preserve")
-    kept.play_all(f"{SEED}/preserve", limit=10 if FULL else 1)
+    if FULL or template.name in PRESERVED:
+        kept.play_all(f"{SEED}/preserve", limit=10 if FULL else 1)
     total.update(found)
     total.update(counts(kept.rows))
     assert sum(found.values()) > len({row.dialogue for row in rows}), "nothing was judged"
@@ -53,18 +56,19 @@ def judge(template: Template, total: Counter[str], dialogues: int) -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_templates_written_by_hand(name: str, total: Counter[str]) -> None:
-    judge(BY_HAND[name], total, 4)
+    judge(BY_HAND[name], total, 2)
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_templates_that_ask_one_question(name: str, total: Counter[str]) -> None:
-    judge(GENERATED[name], total, 3)
+    judge(GENERATED[name], total, 2)
 
 
 def test_what_could_be_appended_is_appended() -> None:
-    """Forks and refusals that were not needed are rare, and only where the text of the turn decides."""
+    """Forks and refusals that were not needed are rare, and only where the text of the turn
+    decides."""
     rows = []
-    for template in sampled(list(BY_HAND.values()), 15):
+    for template in sampled(list(BY_HAND.values()), 6):
         rows += Player(template).play_all(f"{SEED}/unneeded", limit=None if FULL else 3)
     found = counts(rows)
     unneeded = sum(found[verdict] for verdict in UNNEEDED)
@@ -75,4 +79,3 @@ def test_there_are_enough_templates() -> None:
     assert len(by_hand()) >= 80
     assert len(generated()) >= 500
     assert len({template.source for template in [*by_hand(), *generated()]}) >= 900
-    assert "wrong" in WRONG

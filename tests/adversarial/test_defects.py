@@ -1,7 +1,7 @@
 """The smallest templates under which a delta, a prompt or a fork was wrong once, one test each.
 
-Each test plays a twelve-turn loop or one exchange and asks the judge; no test says how it was fixed.
-"""
+Each test plays a twelve-turn loop or one exchange and asks the judge; no test says how it was
+fixed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from support.adversarial.dialogues import Step, loop
 from support.adversarial.judge import Judge, Said
 from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
-from support.adversarial.templates import SLOTS, Template, filled
+from support.adversarial.skeleton import SLOTS, filled
+from support.adversarial.templates import Template
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
@@ -45,9 +46,9 @@ QUESTIONS = {
 
 
 def failures(template: Template, **shape: Any) -> str:
-    """What is wrong in four loops of one shape."""
+    """What is wrong in three loops of one shape."""
     player = Player(template)
-    for at in range(4):
+    for at in range(3):
         player.play(loop(f"{template.name}/{at}", **(shape or {"calls": 1})))
     assert counts(player.rows)["exact"] > 10
     return bad(player.rows, WRONG, 3)
@@ -92,7 +93,7 @@ def test_named_templates_are_not_mixed_up() -> None:
     assert not found, found
 
 
-# --- control-token text -----------------------------------------------------------------------------
+# --- control-token text --------------------------------------------------------------------------
 
 
 def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
@@ -128,7 +129,8 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
 
 
 def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
-    """History shows the result inside the turn: behind the sampled `<|end|>` there is nothing to append."""
+    """History shows the result inside the turn: behind the sampled `<|end|>` there is nothing to
+    append."""
     inside = (
         "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<tool_response>"
         "{{ loop.nextitem.content }}</tool_response>{% endif %}"
@@ -146,7 +148,7 @@ def _played(template: Template) -> Any:
     return player.rows
 
 
-# --- other contents -----------------------------------------------------------------------------------
+# --- other contents ------------------------------------------------------------------------------
 
 
 def test_a_lone_surrogate_is_no_crash() -> None:

@@ -129,10 +129,12 @@ async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: 
 
 
 async def test_the_context_is_never_overrun(float32: Wire) -> None:
+    """Most of the context is a long policy: the model need not sample all of it."""
+    world = ListedWorld(user_texts=["Go on."] * 40, system="Follow the policy. " * 700)
     async with serving(float32.url) as served:
-        result = await play(served, "long", users=40, steps=40, max_new_tokens=3000)
+        result = await play(served, "long", world=world, steps=40, max_new_tokens=600)
     assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.CONTEXT_FULL, 0.0)
-    assert max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns) <= CONTEXT
+    assert CONTEXT - 600 < max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns) <= CONTEXT
 
 
 @pytest.mark.parametrize("params", [{"max_new_tokenz": 3}])

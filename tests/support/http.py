@@ -40,8 +40,10 @@ def says(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def completion(ids: list[int], **meta: Any) -> dict[str, Any]:
-    """An answer of SGLang's `/generate` that samples `ids`, to whichever request (it has no id); `meta` replaces fields of
-    `meta_info`."""
+    """An answer of SGLang's `/generate` that samples `ids`, to any request (it has no id).
+
+    `meta` replaces fields of `meta_info`.
+    """
     info = {
         "finish_reason": {"type": "stop", "matched": ids[-1]} if ids else {"type": "length", "length": 0},
         "completion_tokens": len(ids),

@@ -172,7 +172,7 @@ def test_control_token_text_in_a_body_costs_a_second_render(template: ChatTempla
 def test_a_cut_turn_costs_two_more_renders(template: ChatTemplate) -> None:
     talk = Talk(template)
     counts = [talk.turn("Go on.", finish_reason="length").renders for _ in range(3)]
-    assert counts == [4, 3, 3]  # how a close reads in history is found out once
+    assert counts == [5, 3, 3]  # how a close reads in history is found out once
 
 
 def test_a_body_is_encoded_once(template: ChatTemplate) -> None:

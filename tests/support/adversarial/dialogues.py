@@ -1,7 +1,7 @@
 """Seeded random dialogues of up to twelve turns, and loops of one shape.
 
-Nothing of toolroll is imported. Each value that a template may test (names, ids, arguments, contents,
-thoughts, extra keys) is drawn from a pool in which the templates' own constants occur.
+Nothing of toolroll is imported. Each value that a template may test (names, ids, arguments,
+contents, thoughts, extra keys) is drawn from a pool in which the templates' own constants occur.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ IDS: tuple[Callable[[random.Random, int], str], ...] = (
 )
 CITIES = ("Paris", "Rome", "python", "ok", "42", "Zürich", "New York City", "a")
 RESULTS = (
-    "ok", "python", "42", "True", "sunny", "Error: no such city", '{"temp": 21, "sky": "clear"}', "7",
-    "yes", "TIMEOUT", "line one\nline two\n\nline four", "Zürich: 21 °C, 晴れ 🙂 – “fine”", "a" * 9,
-    "banana and avocado", "<b>bold</b> & 'quotes' \"here\"", "{{ braces }} {% raw %}", "done\n",
-    "\n".join(f"row {i}: lorem ipsum dolor" for i in range(12)), "get_weather said so", "Paris", "[]",
-    "error in line 3", "the word is now", "null", "3.14", "- 5", "x", "Tomorrow", "café",
+    "ok", "python", "42", "True", "sunny", "Error: no such city",
+    '{"temp": 21, "sky": "clear"}', "7", "yes", "TIMEOUT", "line one\nline two\n\nline four",
+    "Zürich: 21 °C, 晴れ 🙂 – “fine”", "a" * 9, "banana and avocado",
+    "<b>bold</b> & 'quotes' \"here\"", "{{ braces }} {% raw %}", "done\n",
+    "\n".join(f"row {i}: lorem ipsum dolor" for i in range(12)), "get_weather said so",
+    "Paris", "[]", "error in line 3", "the word is now", "null", "3.14", "- 5", "x",
+    "Tomorrow", "café",
 )  # fmt: skip
 EDGED = ("  two spaces ", "\n\nnewlines\n", "", "   ", "\t tab", " \n ")
 USERS = (
-    "And tomorrow?", "Hello.", "ok", "yes", "Use python.", "42", "Which one is it? /no_think", "go on",
-    "Thank you very much, and now please book the trip to Paris for two.", "Ünïcode, bitte: 東京", "no",
-    "TELL ME NOW", "What about\nthe other one?", "call_1", "error", "get_ the list", "A",
+    "And tomorrow?", "Hello.", "ok", "yes", "Use python.", "42", "Which one is it? /no_think",
+    "go on", "Thank you very much, and now please book the trip to Paris for two.",
+    "Ünïcode, bitte: 東京", "no", "TELL ME NOW", "What about\nthe other one?", "call_1",
+    "error", "get_ the list", "A",
 )  # fmt: skip
 SAID = (
     "It is sunny.", "Let me look that up.", "ok", "Done.", "I have booked it: 42.", "python", "Yes",
@@ -59,9 +62,9 @@ INJECTED = (
 
 @dataclass(frozen=True)
 class Step:
-    """An assistant turn and what follows it. `sampling`: how the sampled text relates to the render of
-    the turn: as it ends a conversation (`alone`), as history shows it, with odd token splits, with other
-    white space, or cut before the stop token."""
+    """An assistant turn and what follows it. `sampling`: how the sampled text relates to the
+    render of the turn: as it ends a conversation (`alone`), as history shows it, with odd token
+    splits, with other white space, or cut before the stop token."""
 
     turn: Message
     new: tuple[Message, ...]
@@ -203,17 +206,18 @@ def loop(
     thought: bool = False,
     published: bool = False,
     empty: str | None = "",
+    sampling: Sampling = "alone",
 ) -> Dialogue:
-    """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`: only
-    what the strictest published templates take: ids of nine letters or digits, no blank texts. `empty`: the content of a turn
-    with calls alone."""
+    """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`:
+    only what the strictest published templates take: ids of nine letters or digits, no blank
+    texts. `empty`: the content of a turn with calls alone."""
     writer = Writer(seed, extras=False)
     writer.published, writer.empty = published, empty
     first, steps = ({"role": "user", "content": "Plan my trip to Paris."},), []
     for _ in range(TURNS):
         turn = writer.turn(calls, text=text, thought=thought)
         new = writer.results(turn) if calls else [writer.user()]
-        steps.append(Step(turn, tuple(new)))
+        steps.append(Step(turn, tuple(new), sampling))
     return Dialogue(f"loop/{seed}", "loop", first, TOOLS, tuple(steps))
 
 

@@ -1,8 +1,7 @@
 """Plays whole dialogues through `Dialogue` and the embedded engine, and judges what was served.
 
-The engine's request log says what was served and sampled; the judge says what was right; the session's
-trajectories say what would be trained.
-"""
+The engine's request log says what was served and sampled; the judge says what was right; the
+session's trajectories say what would be trained."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
 
 @dataclass
 class Outcome:
-    """One episode. `wrong`: the first prompt that is not right. `trained_wrong`: turns that are trained
-    although they were sampled after a wrong prompt; `left_out`: turns of a right episode that are not."""
+    """One episode. `wrong`: the first prompt that is not right. `trained_wrong`: turns that are
+    trained although they were sampled after a wrong prompt; `left_out`: turns of a right episode
+    that are not."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -44,7 +44,8 @@ class Outcome:
 
 
 class Voice:
-    """Says the turns of scripts in the Hermes format, control tokens as the model would sample them."""
+    """Says the turns of scripts in the Hermes format, control tokens as the model would sample
+    them."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -78,8 +79,8 @@ class Voice:
 
 
 class Scripted:
-    """Says each turn as the template renders it, and reads what was said as the script's own message:
-    a template's own format of calls is played, and no parser is asked."""
+    """Says each turn as the template renders it, and reads what was said as the script's own
+    message: a template's own format of calls is played, and no parser is asked."""
 
     def __init__(self, voice: Voice, tools: Sequence[Tool]) -> None:
         self.voice = voice
@@ -197,7 +198,8 @@ def _verdict(
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
         verdict = verdict_on(truth, ("append", delta), "fork", judge)
-        detail = f"expected {truth.ids and judge.decode(truth.ids)!r:.300} got {judge.decode(delta)!r:.300}"
+        wanted = truth.ids and judge.decode(truth.ids)
+        detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
     try:
         right = judge.fork_is_right(prompt, stream, before, TOOLS)

@@ -1,20 +1,20 @@
 """What is right for one template, one assistant turn and the messages that follow it.
 
-The judge is `tokenizer.apply_chat_template` and the tokenizer alone: nothing of toolroll is imported.
+The judge is `tokenizer.apply_chat_template` and the tokenizer alone: nothing of toolroll is
+imported.
 
-A truth is `append` (the whole render begins with the prompt and the sampled text: its rest, encoded, is
-the only right answer), `drift` (the same but for what was not sampled, or white space), `rewrite` (what
-was served or sampled reads otherwise now: a fork is right), `raises` (the template refuses the
-conversation) or `unclear` (the bodies hold control-token text and the template reads it).
+A truth is `append` (the whole render begins with the prompt and the sampled text: its rest,
+encoded, is the only right answer), `drift` (the same but for what was not sampled, or white
+space), `rewrite` (what was served or sampled reads otherwise now: a fork is right), `raises` (the
+template refuses the conversation) or `unclear` (the bodies hold control-token text and the
+template reads it).
 
-Control tokens are those that the template writes. Which ones these are is seen in a render in which the
-letters of control-token text in bodies are replaced (ROT13): length, case and marks are the same, so a
-template that measures, cuts or transforms text does the same with it.
-"""
+Control tokens are those that the template writes. Which ones these are is seen in a render in
+which the letters of control-token text in bodies are replaced (ROT13): length, case and marks are
+the same, so a template that measures, cuts or transforms text does the same with it."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import random
 import re
@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from support.adversarial.dialogues import Message, Step, Tool
 from support.adversarial.templates import Template
+from support.adversarial.texts import common, rot13, squash, with_arguments
 from tokenizers import Tokenizer
 
 Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
@@ -74,8 +75,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Truth:
-    """`ids`: what to append, or the only right tail if a rewritten stream is kept. `careless`: what the
-    same text gives if control-token text in bodies becomes control tokens."""
+    """`ids`: what to append, or the only right tail if a rewritten stream is kept. `careless`:
+    what the same text gives if control-token text in bodies becomes control tokens."""
 
     kind: Kind
     ids: list[int] | None = None
@@ -94,18 +95,20 @@ class Judge:
         self.pattern = re.compile("|".join(map(re.escape, names)))
         data = json.loads(tokenizer.backend_tokenizer.to_str())
         data |= {"added_tokens": [], "post_processor": None}
+        self._renders: dict[str, Render] = {}
         self._plain = Tokenizer.from_str(json.dumps(data))
 
-    # --- renders ------------------------------------------------------------------------------------
+    # --- renders ---------------------------------------------------------------------------------
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        """The template's text. Arguments are given as dicts, or as JSON text if it takes no dicts."""
+        """The template's text. Arguments are given as dicts, or as JSON text if it takes no
+        dicts."""
         failure: Exception | None = None
         for as_text in (False, True):
             try:
                 return str(
                     self.tokenizer.apply_chat_template(
-                        [_with_arguments(message, as_text=as_text) for message in messages],
+                        [with_arguments(message, as_text=as_text) for message in messages],
                         tools=list(tools) if tools else None,
                         chat_template=self.template.source,
                         add_generation_prompt=generate,
@@ -119,31 +122,37 @@ class Judge:
         raise Refused(str(failure)) from failure
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
-        """The template's text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
+        """The template's text with the places of its own control tokens. Raises `Refused`,
+        `Unclear`."""
+        shown = repr((messages, tools, generate))
+        if shown not in self._renders:
+            if len(self._renders) > 8:
+                self._renders.clear()
+            self._renders[shown] = self._render(messages, tools, generate=generate)
+        return self._renders[shown]
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
         text = self.text(messages, tools, generate=generate)
-        masked_messages, masked_tools = (
-            self._masked(list(messages)),
-            self._masked(list(tools or ())),
-        )
-        if (masked_messages, masked_tools) == (list(messages), list(tools or ())):
+        if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
             return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
-            masked = self.text(masked_messages, masked_tools, generate=generate)
+            masked = self.text(self._masked(list(messages)), self._masked(list(tools or ())), generate=generate)
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
-        if len(masked) != len(text) or any(_rot13(a) != b for a, b in zip(text, masked, strict=True) if a != b):
+        pairs = zip(text, masked, strict=False)
+        if len(masked) != len(text) or any(rot13(a) != b for a, b in pairs if a != b):
             raise Unclear("the template reads control-token text in a body")
         spans = (found.span() for found in self.pattern.finditer(masked))
         return Render(text, tuple((a, b) for a, b in spans if text[a:b] == masked[a:b]))
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self.pattern.sub(lambda found: _rot13(found.group()), value)
+            return self.pattern.sub(lambda found: rot13(found.group()), value)
         if isinstance(value, dict):
             return {key: item if key == "role" else self._masked(item) for key, item in value.items()}
         return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
 
-    # --- ids ----------------------------------------------------------------------------------------
+    # --- ids -------------------------------------------------------------------------------------
 
     def ids(self, pieces: Sequence[Piece]) -> list[int]:
         """The ids of text cut at the template's control tokens: no others are in it."""
@@ -167,7 +176,7 @@ class Judge:
         """The ids of a first prompt."""
         return self.ids(self.render(messages, tools, generate=True).pieces())
 
-    # --- what the model says --------------------------------------------------------------------------
+    # --- what the model says ---------------------------------------------------------------------
 
     def say(
         self,
@@ -220,9 +229,10 @@ class Judge:
         return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[slice(*end)]
 
     def _start_in(self, alone: Render, served: Render) -> int:
-        """Where the turn begins in a render that does not begin with the prompt that was served: where
-        it leaves the prompt (which opens a thought that history drops), or behind its own header."""
-        start = _common(served.text, alone.text)
+        """Where the turn begins in a render that does not begin with the prompt that was served:
+        where it leaves the prompt (which opens a thought that history drops), or behind its own
+        header."""
+        start = common(served.text, alone.text)
         header = served.text[served.marks[-1][0] if served.marks else 0 :]
         if len(served.text) - start > 60 and header in alone.text:
             return alone.text.rindex(header) + len(header)
@@ -255,7 +265,7 @@ class Judge:
                 at += size
         return found
 
-    # --- the truth ----------------------------------------------------------------------------------
+    # --- the truth -------------------------------------------------------------------------------
 
     def truth(
         self,
@@ -298,8 +308,8 @@ class Judge:
             return None
 
     def _end_in_history(self, full: Render, alone: Render | None, start: int) -> tuple[int, int] | None:
-        """The place of the token that ends the turn once messages follow: as many tokens of its kind
-        stand before it as when the turn stands alone."""
+        """The place of the token that ends the turn once messages follow: as many tokens of its
+        kind stand before it as when the turn stands alone."""
         ends = self.template.stops + self.template.closes
         found = self._ends(full, start, ends)
         behind = len(self._ends(alone, start, ends)) if alone is not None else 1
@@ -316,8 +326,8 @@ class Judge:
         full: Render,
         why: str,
     ) -> Truth:
-        """The tail if the stream is kept all the same: what follows the turn where the whole render goes
-        on from the render of the turn alone; else it is not defined."""
+        """The tail if the stream is kept all the same: what follows the turn where the whole
+        render goes on from the render of the turn alone; else it is not defined."""
         alone = self._alone(messages, tools)
         if alone is None:
             return Truth("rewrite", why=why)
@@ -327,24 +337,24 @@ class Judge:
         return replace(self._tail(full, "rewrite", ends[-1][1]), why=why)
 
     def _reads_the_same(self, alone: Render | None, served: str, said: Said, then: str) -> bool:
-        """Whether history shows the turn as it was sampled (in other white space), or as the template
-        shows it at the end of a conversation (what was sampled never rendered so), or whether the two
-        differ only in what was not sampled."""
-        body = _squash(said.text.removesuffix(said.stop))
-        if body == _squash(then):
+        """Whether history shows the turn as it was sampled (in other white space), or as the
+        template shows it at the end of a conversation (what was sampled never rendered so), or
+        whether the two differ only in what was not sampled."""
+        body = squash(said.text.removesuffix(said.stop))
+        if body == squash(then):
             return True
         if alone is None or not alone.text.startswith(served):
             return False
         ends = self._ends(alone, len(served), self.template.stops + self.template.closes)
         rest = alone.text[len(served) : ends[-1][0]] if ends else alone.text[len(served) :]
-        last, shown = _squash(rest), _squash(then)
+        last, shown = squash(rest), squash(then)
         if last == shown:
             return True
-        begin = _common(last, shown)
-        differs = max(len(shown) - _common(last[begin:][::-1], shown[begin:][::-1]), begin + 1)
+        begin = common(last, shown)
+        differs = max(len(shown) - common(last[begin:][::-1], shown[begin:][::-1]), begin + 1)
         return body.startswith(shown[:differs])
 
-    # --- forks --------------------------------------------------------------------------------------
+    # --- forks -----------------------------------------------------------------------------------
 
     def fork_is_right(
         self,
@@ -370,29 +380,3 @@ class Judge:
                 if full.text.startswith(begin) and ids[at + 1 :] == self.ids(full.pieces(len(begin))):
                     return True
         return False
-
-
-def _common(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _squash(text: str) -> str:
-    return "".join(text.split())
-
-
-def _rot13(text: str) -> str:
-    return codecs.encode(text, "rot13")
-
-
-def _with_arguments(message: Message, *, as_text: bool) -> Message:
-    """`message` with the arguments of its calls as dicts, or as JSON text."""
-    made = []
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        if as_text and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-        elif not as_text and isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        made.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": made} if made else message

@@ -65,7 +65,8 @@ def control_words(judge: Judge) -> dict[str, str]:
 
 
 class Player:
-    """One template with one `ChatTemplate` for all its dialogues, so that what it remembers is used."""
+    """One template with one `ChatTemplate` for all its dialogues, so that what it remembers is
+    used."""
 
     def __init__(self, template: Template, history: History = "fork", tokenizer: Any = None) -> None:
         self.template = template

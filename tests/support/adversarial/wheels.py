@@ -1,7 +1,7 @@
 """The chat templates of published wheels: of `trl` (installed), and of those in a folder.
 
-`TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read as
-data and never imported:
+`TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read
+as data and never imported:
 
     pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
 
@@ -21,20 +21,22 @@ from typing import Any
 from support.adversarial.dialogues import Message
 from support.adversarial.judge import Judge, Refused
 from support.adversarial.templates import Template
-from support.oracle_data import markers, package_folder
+from support.qwen import markers, wheel_folder
 from tokenizers import AddedToken
 
 FOLDER = "TOOLROLL_ADVERSARIAL_WHEELS"
 MARK = "Zw7Qmark"
 _MORE = re.compile(
-    r"<_[a-z]+>|\[\|[a-z]+\|\]|<eos>|<bos>|</?s>|\[EOS\]|<reserved_\d+>|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
+    r"<_[a-z]+>|\[\|[a-z]+\|\]|<eos>|<bos>|</?s>|\[EOS\]|<reserved_\d+>"
+    r"|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
 )
 _ROLES = ("user", "assistant", "system", "observation")
 # How published models end a turn, also if further markers stand behind the last text.
 CLOSES = (
-    "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>", "[e~[",
-    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<|end_of_text|>", "<|end|>", "</s>",
-    "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>", "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>",
+    "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>",
+    "[e~[", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>",
+    "<|end_of_text|>", "<|end|>", "</s>", "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>",
+    "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>",
 )  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def sources() -> dict[str, str]:
 
 
 def _all() -> Iterator[tuple[str, str]]:
-    for path in sorted((package_folder("trl") / "chat_templates").glob("*.jinja")):
+    for path in sorted((wheel_folder("trl") / "chat_templates").glob("*.jinja")):
         yield f"trl/{path.stem}", path.read_text(encoding="utf-8")
     folder = os.environ.get(FOLDER)
     for wheel in sorted(Path(folder).glob("*.whl")) if folder else ():
@@ -70,7 +72,8 @@ def _models(models: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
-    """The template with its stop tokens, and its tokenizer: `load()` with the markers of the source.
+    """The template with its stop tokens, and its tokenizer: `load()` with the markers of the
+    source.
 
     Raises `Refused` with the reason if it cannot be told what ends a turn.
     """
@@ -93,8 +96,8 @@ def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
 
 
 def _stops(judge: Judge) -> tuple[str, ...]:
-    """What ends a text turn, and a turn with calls if it is something else; for a template that writes no
-    end, the control tokens with which the next role begins."""
+    """What ends a text turn, and a turn with calls if it is something else; for a template that
+    writes no end, the control tokens with which the next role begins."""
     user = {"role": "user", "content": "x"}
     text, call = [user, {"role": "assistant", "content": MARK}], [user, _calling(1)]
     if not _behind(judge, call):  # DeepSeek-R1 shows no calls beside a content, be it empty
@@ -110,7 +113,8 @@ def _stops(judge: Judge) -> tuple[str, ...]:
 
 
 def _behind(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
-    """The text behind the last mark (the first); empty if the template leaves the turn out or refuses it."""
+    """The text behind the last mark (the first); empty if the template leaves the turn out or
+    refuses it."""
     try:
         text = judge.text(messages, None, generate=False)
     except Refused:
@@ -124,8 +128,8 @@ def _close(judge: Judge, messages: list[Message]) -> str:
 
 
 def _call_close(judge: Judge, one: list[Message]) -> str:
-    """The end of a turn with calls: a known one, or what stands there once however many calls there are
-    (Gemma 4 stops where the result begins)."""
+    """The end of a turn with calls: a known one, or what stands there once however many calls
+    there are (Gemma 4 stops where the result begins)."""
     text = _behind(judge, one)
     behind = judge.pattern.findall(text)
     known = next((text for text in behind if text in CLOSES), "")

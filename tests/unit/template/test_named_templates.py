@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from support.oracle_data import tokenizer_for
+from support.qwen import tokenizer_for
 
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message

@@ -1,0 +1,34 @@
+"""Small functions of texts and messages that the judge needs."""
+
+from __future__ import annotations
+
+import codecs
+import json
+
+from support.adversarial.dialogues import Message
+
+
+def common(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def squash(text: str) -> str:
+    return "".join(text.split())
+
+
+def rot13(text: str) -> str:
+    return codecs.encode(text, "rot13")
+
+
+def with_arguments(message: Message, *, as_text: bool) -> Message:
+    """`message` with the arguments of its calls as dicts, or as JSON text."""
+    made = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        if as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        elif not as_text and isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        made.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": made} if made else message

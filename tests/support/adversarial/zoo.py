@@ -1,0 +1,246 @@
+"""Small tokenizers of all kinds, trained on the spot, and what is right with each.
+
+Nothing of toolroll is imported. The truth is the tokenizer's own encoding of the whole render: the
+ids of a delta are its last ones, from where the sampled turn ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from support.adversarial.dialogues import (
+    CITIES,
+    NAMES,
+    RESULTS,
+    SAID,
+    THOUGHTS,
+    TOOLS,
+    USERS,
+    Message,
+    Tool,
+)
+from support.adversarial.judge import Inapplicable, Judge, Said
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+from transformers import PreTrainedTokenizerFast
+
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+)
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_FIXED = [
+    "user\n", "assistant\n", "tool\n", "system\n", "<tool_response>", '{"name": "',
+    '", "arguments": {"city": ',
+    "[INST] ", " [/INST]", "<<SYS>>\n", "Plan my trip to Paris.", str(TOOLS[0]),
+]  # fmt: skip
+
+
+def _texts() -> list[str]:
+    found = [*RESULTS, *USERS, *SAID, *THOUGHTS, *CITIES, *NAMES, *_FIXED]
+    return [
+        *found,
+        *(f"{a}\n{b} {c}" for a, b, c in zip(found, found[1:], found[2:], strict=False)),
+    ]
+
+
+# --- kinds ---------------------------------------------------------------------------------------
+
+
+def _byte_level(*parts: Any, normalizer: Any = None) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre.Sequence(list(parts)) if len(parts) > 1 else parts[0]
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False)
+    made.train_from_iterator(_texts(), trainer)
+    return made
+
+
+def _byte_fallback(normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    made.decoder = decoder
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12)
+    made.train_from_iterator(_texts(), trainer)
+    return made
+
+
+def _metaspace(scheme: Any) -> Tokenizer:
+    pieces = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]
+    return _byte_fallback(None, pre.Metaspace(prepend_scheme=scheme), decoders.Sequence(pieces))
+
+
+def _unigram(scheme: Any, normalizer: Any = None) -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme)
+    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.UnigramTrainer(vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    made.train_from_iterator(_texts(), trainer)
+    return made
+
+
+def _legacy() -> Tokenizer:
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    back = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    return _byte_fallback(normalizers.Sequence(steps), None, decoders.Sequence(back))
+
+
+def _replaced() -> Tokenizer:
+    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _byte_fallback(normalizers.Replace(" ", "▁"), None, decoders.Sequence(back))
+
+
+def _word_piece(*, lowercase: bool) -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=700, special_tokens=["[UNK]"], show_progress=False)
+    made.train_from_iterator(_texts(), trainer)
+    return made
+
+
+def _plain() -> Tokenizer:
+    return _byte_level(pre.ByteLevel(add_prefix_space=False))
+
+
+KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
+    "byte_level": (_plain, {}),
+    "byte_level_prefix_space": (lambda: _byte_level(pre.ByteLevel(add_prefix_space=True)), {}),
+    "byte_level_no_regex": (
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False, use_regex=False)),
+        {},
+    ),
+    "byte_level_split": (
+        lambda: _byte_level(
+            pre.Split(Regex(_SPLIT), "isolated"),
+            pre.ByteLevel(add_prefix_space=False, use_regex=False),
+        ),
+        {},
+    ),
+    "byte_level_nfc": (
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFC()),
+        {},
+    ),
+    "byte_level_nfkc": (
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFKC()),
+        {},
+    ),
+    "byte_level_lowercase": (
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
+        {},
+    ),
+    "metaspace_first": (lambda: _metaspace("first"), {}),
+    "metaspace_always": (lambda: _metaspace("always"), {}),
+    "metaspace_never": (lambda: _metaspace("never"), {}),
+    "unigram_first": (lambda: _unigram("first"), {}),
+    "unigram_always": (lambda: _unigram("always"), {}),
+    "unigram_nfkc": (lambda: _unigram("first", normalizers.NFKC()), {}),
+    "legacy_prepend": (_legacy, {}),
+    "replace_only": (_replaced, {}),
+    "word_piece": (lambda: _word_piece(lowercase=False), {}),
+    "word_piece_lowercase": (lambda: _word_piece(lowercase=True), {}),
+    "special_lstrip": (_plain, {"lstrip": True}),
+    "special_rstrip": (_plain, {"rstrip": True}),
+    "special_both_strip": (_plain, {"lstrip": True, "rstrip": True}),
+    "special_single_word": (_plain, {"single_word": True}),
+    "special_normalized": (
+        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
+        {"normalized": True},
+    ),
+    "metaspace_first_rstrip": (lambda: _metaspace("first"), {"rstrip": True}),
+}
+"""Name: what makes the tokenizer, and the flags of its control tokens."""
+
+EXACT = ("byte_level", "byte_level_no_regex", "byte_level_split", "byte_level_nfc", "replace_only")
+"""Kinds of published models that must not be refused."""
+
+
+@cache
+def _trained(kind: str) -> str:
+    return str(KINDS[kind][0]().to_str())
+
+
+def tokenizer_of_kind(kind: str, control: Sequence[str], eos: str) -> Any:
+    """A tokenizer of `kind` with `control` tokens, in the form that models have it."""
+    backend = Tokenizer.from_str(_trained(kind))
+    flags = {"normalized": False, **KINDS[kind][1]}
+    backend.add_special_tokens([AddedToken(text, special=True, **flags) for text in control])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=None)
+
+
+# --- truth ---------------------------------------------------------------------------------------
+
+
+class Canon:
+    """The tokenizer's own encodings of whole texts."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.backend: Tokenizer = judge.tokenizer.backend_tokenizer
+        self.marks = set(judge.control.values())
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def behind(self, text: str, at: int, *, cut: bool) -> list[int]:
+        """The last ids of `text`, from the character `at` on. Raises `Inapplicable` if a token of
+        text lies across it. A control token across it has swallowed white space: it belongs to the
+        turn that it ends, or to the delta if the turn was `cut`."""
+        made = self.backend.encode(text, add_special_tokens=False)
+        if cut and self.judge.pattern.match(text, at) and not self._marked(made, at):
+            raise Inapplicable("the tokenizer takes no marker for a token beside a word")
+        first = next((n for n, (a, _) in enumerate(made.offsets) if a >= at), len(made.ids))
+        if first and made.offsets[first - 1][1] > at:
+            if made.ids[first - 1] not in self.marks:
+                raise Inapplicable("a token of text lies across the end of the turn")
+            first -= cut
+        return list(made.ids[first:])
+
+    def _marked(self, made: Any, at: int) -> bool:
+        """Whether a control token lies at `at`."""
+        pairs = zip(made.ids, made.offsets, strict=True)
+        return any(index in self.marks and a <= at < b for index, (a, b) in pairs)
+
+    def sampled(self, prompt: str, said: Said) -> list[int]:
+        """The ids of a turn as its model would choose them behind the prompt."""
+        if not said.stop:
+            return self._sampled(prompt, said.text)
+        stop = self.judge.control[said.stop]
+        return [*self._sampled(prompt, said.text.removesuffix(said.stop)), stop]
+
+    def _sampled(self, prompt: str, text: str) -> list[int]:
+        try:
+            return self.behind(prompt + text, len(prompt), cut=False)
+        except Inapplicable:
+            anchor = next(iter(self.judge.control))
+            return self.encode(anchor + text)[1:]
+
+    def delta(
+        self,
+        before: Sequence[Message],
+        said: Said,
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+    ) -> list[int]:
+        """The ids to append. Raises `Inapplicable` if the whole
+        render does not begin with what was served and sampled."""
+        served = self.judge.text(before, tools, generate=True)
+        full = self.judge.text([*before, said.turn, *new], tools, generate=True)
+        if not full.startswith(served + said.text):
+            raise Inapplicable("the turn reads otherwise in history")
+        at = len(served) + len(said.text)
+        return self.behind(full, at, cut=not said.stop)
