@@ -20,12 +20,13 @@ ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""
 
 LEFT_OUT = """\
-The quick tier has passed over:
-  tests/unit       the marker `slow`: all chat templates but six
-  tests/system     processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
-  tests/contract   other projects' clients and types: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers ...
+The quick tier leaves out:
+  tests/unit         the marker `slow`: all chat templates but six
+  tests/adversarial  templates that were written to go wrong
+  tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
+  tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers
   tests/integration  the real SGLang server and router, Ray
-`make test-all` runs all of it, and more examples of each property; `make test-peers` what is on GitHub only."""
+`make test-all` runs all of it, with more examples of each property; `make test-peers` runs what is on GitHub only."""
 
 BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
 """Files with one costly case a template: each template is a scope of its own."""

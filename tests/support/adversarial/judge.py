@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from support.adversarial.dialogues import Message, Step, Tool
 from support.adversarial.templates import Template
-from support.adversarial.texts import common, rot13, squash, with_arguments
+from support.adversarial.texts import common, rot13, squash, unwritten, with_arguments
 from tokenizers import Tokenizer
 
 Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
@@ -291,8 +291,8 @@ class Judge:
         end = self._end_in_history(full, alone, len(served))
         if end is None:
             return Truth("rewrite", why="the turn has no end in history")
-        at = end[1] if said.stop else end[0]
         then = full.text[len(served) : end[0]]
+        at = end[1] if said.stop else end[0] - unwritten(said.text, then)
         content = str(said.turn.get("content") or "").strip()
         said_anew = any(content in str(message.get("content")) for message in new)
         if content and content not in then and content in full.text[at:] and not said_anew:

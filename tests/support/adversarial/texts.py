@@ -21,6 +21,12 @@ def rot13(text: str) -> str:
     return codecs.encode(text, "rot13")
 
 
+def unwritten(said: str, shown: str) -> int:
+    """How much of the white space at the end of `shown` the cut text `said` does not have."""
+    edge = shown[len(shown.rstrip()) :]
+    return next(len(edge) - n for n in range(len(edge), -1, -1) if said.endswith(edge[:n]))
+
+
 def with_arguments(message: Message, *, as_text: bool) -> Message:
     """`message` with the arguments of its calls as dicts, or as JSON text."""
     made = []
