@@ -62,13 +62,27 @@ class BodyMasker:
                 return pattern.sub(marker, item)
             if isinstance(item, dict):
                 used = self._own if item.get("role") == "assistant" else pattern
-                return {walk(name, pattern): entry if name == "role" else walk(entry, used) for name, entry in item.items()}
+                self._refuse_split(item.get("content"), used)
+                return {
+                    walk(name, pattern): entry if name == "role" else walk(entry, used)
+                    for name, entry in item.items()
+                }
             if isinstance(item, list | tuple):
                 return [walk(entry, pattern) for entry in item]
             return item
 
         masked = walk(value, self._pattern)
         return (masked, originals) if originals else (value, originals)
+
+    def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
+        """Raise `TemplateError` if the parts of a content form a control token's text together."""
+        if not isinstance(content, list):
+            return
+        texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
+        if len(pattern.findall("".join(texts))) != sum(len(pattern.findall(text)) for text in texts):
+            raise TemplateError(
+                "the parts of a message's content form the text of a control token together: join them"
+            )
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
         """Return the spans of `text` that the markers of the render `masked` stand for.

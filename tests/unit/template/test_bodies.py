@@ -91,6 +91,16 @@ def test_control_text_in_names_of_a_tool(tokenizer: Any, name: str) -> None:
     assert controls(subject, ids) == ["<|turn|>", "<|end|>", "<|turn|>"]
 
 
+def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> None:
+    source = TURNS.replace("{{ BODY }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    subject = ChatTemplate(tokenizer, chat_template=source)
+    whole = [{"type": "text", "text": "a <|end|> b"}, {"type": "text", "text": "c"}]
+    assert controls(subject, subject.prompt([{"role": "user", "content": whole}])) == ["<|turn|>", "<|end|>", "<|turn|>"]
+    split = [{"type": "text", "text": "a <|en"}, {"type": "text", "text": "d|> b"}]
+    with pytest.raises(TemplateError, match="the parts of a message's content form"):
+        subject.prompt([{"role": "user", "content": split}])
+
+
 def test_lone_surrogates_are_replaced(tokenizer: Any) -> None:
     subject = template(tokenizer, "m.content")
     ids = subject.prompt([{"role": "user", "content": "a\ud800b"}])
