@@ -86,6 +86,7 @@ class Dialogue:
         self._pending: list[Message] = []
         self._new_tools: list[Tool] | None = None
         self._last: tuple[Sampled, IdArray] | None = None
+        self._observed = False  # the session holds the next prompt: its request may be sent again
         self._served_text: str | None = None  # what the last turn was sampled after
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
@@ -112,7 +113,11 @@ class Dialogue:
         Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then), `TemplateError` where the
         template refuses the conversation, `EngineError` where the engine fails.
         """
-        self._observe_pending()
+        if not self._observed:
+            self._observe_pending()
+        elif self._pending:
+            self._fork("messages were added after a request that failed")
+        self._observed = True
         params = await self.served.effective_params(sampling_params, len(self.session), self.template)
         request = GenerateRequest(
             input_ids=self.session.input_ids,
@@ -138,6 +143,7 @@ class Dialogue:
         self._turns.append(TurnSpan(node.start, node.stop, len(self.messages)))
         self.messages.append(reading.message)
         self._last = (reading.sampled, completion.output_ids)
+        self._observed = False
         if self._verify == "always" and self._is_checked:
             self._checks.add(asyncio.create_task(self._check(self._sequence())))
         return Reply(completion, reading.said, reading.parsed, reading.message, node)
@@ -148,7 +154,7 @@ class Dialogue:
         if self._last is None:
             self._observe_first()
             return
-        new, self._pending = self._pending, []
+        new = self._pending
         before = self.messages[: len(self.messages) - len(new)]
         if self._new_tools is not None:
             tools, self._new_tools = self._new_tools, None
@@ -165,14 +171,17 @@ class Dialogue:
             self._fork(error.reason)
             return
         self._served_text = delta.rendered
+        self._pending = []
         if delta.preserved:
             self._preserved = True
             self.mismatches["preserved"] += 1
         self.session.observe(self._hooked(self._delta_hook, delta.input_ids, "delta_hook"))
 
     def _observe_first(self) -> None:
+        if self._new_tools is not None:
+            self.tools, self._new_tools = self._new_tools, None
         text, ids = self.template.first_prompt(self.messages, self.tools)
-        self._pending.clear()
+        self._pending = []
         self._served_text = text
         served = self._hooked(self._prompt_hook, ids, "prompt_hook")
         self.session.observe(served)
@@ -185,6 +194,7 @@ class Dialogue:
         ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
         self.session.fork(ids, reason)
         self._served_text = None
+        self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
 
@@ -230,14 +240,10 @@ class Dialogue:
 
     async def settle(self) -> None:
         """Check the sequences of the episode, and wait for the result; called once, when it has ended."""
-        checks, self._checks = self._checks, set()
-        if checks:
-            await asyncio.gather(*checks)
+        if self._checks:
+            await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
-            sequences, self._finished = self._finished, []
-            if self._turns:
-                sequences.append(self._sequence())
-            for sequence in sequences:
+            for sequence in [*self._finished, *([self._sequence()] if self._turns else ())]:
                 await self._check(sequence)
         for kind in self.mismatches:
             if kind != "preserved":

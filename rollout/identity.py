@@ -64,7 +64,7 @@ async def check_identity(engine: Engine, template: ChatTemplate, *, name: str, a
     wrong = [difference for answer in answers if (difference := _difference(ours, answer, name)) is not None]
     if all(answer.ids is None for answer in answers):
         generated = await _generate(engine, text)
-        if generated is None:
+        if generated is None or not _tells(generated):
             return [f"{engine.url} does not say how it encodes text: whether it serves {name!r} was not checked"]
         wrong = _compare_generated(tokenizer, text, generated, _Answered(engine.url, names, None), name)
     if wrong:
@@ -120,6 +120,13 @@ def _compare_generated(tokenizer: Any, text: str, answer: Mapping[str, Any], sai
     if _settled(decoded) == _settled(shown):
         return []
     return [f"{_served(said, name)}: it sampled the ids {ids} as {shown!r}, which decode to {decoded!r} here"]
+
+
+def _tells(answer: Mapping[str, Any]) -> bool:
+    """Return True if there is something in the answer to a generation that can be compared."""
+    meta = answer.get("meta_info")
+    prompt = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    return bool(prompt) or (bool(answer.get("output_ids")) and bool(answer.get("text")))
 
 
 def _settled(text: str) -> str:

@@ -29,7 +29,7 @@ class ModelFacts:
 
     @property
     def sampled_limit(self) -> int | None:
-        """The first id that no model with this tokenizer can sample."""
+        """The first id that is taken to be beyond the model's rows."""
         return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property

@@ -297,12 +297,17 @@ class Endpoint:
 
     def _start_checks(self, live: LiveSession) -> None:
         for turn in live.tree.unchecked():
+            turn.checked = True
             task = asyncio.get_running_loop().create_task(self._check(live, turn))
             live.checks.add(task)
             task.add_done_callback(live.checks.discard)
 
     async def _check(self, live: LiveSession, turn: ServedTurn) -> None:
-        kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
+        try:
+            kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
+        except BaseException:
+            turn.checked = False  # it was not: the next export checks it again
+            raise
         if kind is not None:
             live.mismatches[kind] += 1
 

@@ -62,8 +62,10 @@ class LiveSession:
 
     async def settle(self) -> None:
         """Wait for the checks under way, and take what they found wrong out of training."""
-        while self.checks:
-            await asyncio.gather(*self.checks)
+        while self.checks:  # a caller that is cancelled does not cancel them
+            finished, _ = await asyncio.wait(self.checks)
+            for task in finished:
+                task.result()
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")

@@ -161,13 +161,10 @@ class ConversationTree:
     # --- verifying -----------------------------------------------------------------------------------------------------
 
     def unchecked(self) -> list[ServedTurn]:
-        """Return the turns that end a sequence that was not verified, and mark them."""
+        """Return the turns that end a sequence that was not verified and is not being verified."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
-        found = [turn for turn in turns if not turn.checked and id(turn) not in continued]
-        for turn in found:
-            turn.checked = True
-        return found
+        return [turn for turn in turns if not turn.checked and id(turn) not in continued]
 
     # --- committing ----------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jinja2
+import orjson
 from jinja2 import nodes
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
 """Ten letters without case, for the digits of a marker: no template changes, escapes or strips them."""
@@ -33,6 +35,10 @@ _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """The tags that transformers adds to Jinja; they mark text and do not change it."""
 
 
+_CACHED = 4 << 20
+"""Characters of strings without control-token text that are cached; then the cache starts again."""
+
+
 class BodyMasker:
     """Replaces control-token text in messages and tools by markers, and finds its place in a render.
 
@@ -41,16 +47,47 @@ class BodyMasker:
     """
 
     def __init__(self, encoder: Encoder, source: str) -> None:
-        self._pattern = encoder.pattern
+        # A template may change the case of a text.
+        self._pattern = re.compile(encoder.pattern.pattern, re.IGNORECASE)
+        self._clean: set[str] = set()
+        self._room = _CACHED
+        self._tools: dict[bytes, set[str]] = {}
         looked_for = " ".join(_looked_for(source))
         own = sorted((text for text in encoder.special if text not in looked_for), key=len)
-        self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)")
+        self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
 
-    def mask(self, value: Any) -> tuple[Any, list[str]]:
-        """Return a copy of `value` (messages, tools: any JSON data) with markers, and the texts replaced.
+    def spelled_in(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> set[str]:
+        """Return the control-token text in `messages` and `tools`, in lower case.
 
-        The value itself is returned if nothing is replaced.
+        Strings that hold none, and lists of tools, are cached: those of a conversation come every turn.
         """
+        key = _key(tools)
+        found = self._tools.get(key) if key is not None else None
+        if found is None:
+            found = self._spelled(list(tools or ()))
+            if key is not None:
+                self._tools = {key: found}
+        for message in messages:
+            self._refuse_split(message.get("content"), self._pattern)
+        return found.union(*map(self._spelled, messages))
+
+    def _spelled(self, item: Any) -> set[str]:
+        if isinstance(item, str):
+            if item in self._clean:
+                return set()
+            found = {text.lower() for text in self._pattern.findall(item)}
+            if not found:
+                self._room -= len(item)
+                if self._room < 0:
+                    self._clean, self._room = set(), _CACHED
+                self._clean.add(item)
+            return found
+        if isinstance(item, dict):
+            return set().union(*map(self._spelled, item), *map(self._spelled, item.values()))
+        return set().union(*map(self._spelled, item)) if isinstance(item, list | tuple) else set()
+
+    def mask(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[list[Message], list[Tool], list[str]]:
+        """Return copies of `messages` and `tools` with markers, and the texts that they replace."""
         originals: list[str] = []
 
         def marker(match: re.Match[str]) -> str:
@@ -61,18 +98,18 @@ class BodyMasker:
             if isinstance(item, str):
                 return pattern.sub(marker, item)
             if isinstance(item, dict):
-                used = self._own if item.get("role") == "assistant" else pattern
-                self._refuse_split(item.get("content"), used)
-                return {
-                    walk(name, pattern): entry if name == "role" else walk(entry, used)
-                    for name, entry in item.items()
-                }
+                return {walk(name, pattern): walk(entry, pattern) for name, entry in item.items()}
             if isinstance(item, list | tuple):
                 return [walk(entry, pattern) for entry in item]
             return item
 
-        masked = walk(value, self._pattern)
-        return (masked, originals) if originals else (value, originals)
+        masked = []
+        for message in messages:
+            pattern = self._own if message.get("role") == "assistant" else self._pattern
+            self._refuse_split(message.get("content"), pattern)
+            parts = {name: entry for name, entry in message.items() if name != "role"}
+            masked.append({**message, **walk(parts, pattern)})
+        return masked, walk(list(tools or ()), self._pattern), originals
 
     def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
         """Raise `TemplateError` if the parts of a content form a control token's text together."""
@@ -80,9 +117,7 @@ class BodyMasker:
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
         if len(pattern.findall("".join(texts))) != sum(len(pattern.findall(text)) for text in texts):
-            raise TemplateError(
-                "the parts of a message's content form the text of a control token together: join them"
-            )
+            raise TemplateError("the parts of a message's content form the text of a control token together: join them")
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
         """Return the spans of `text` that the markers of the render `masked` stand for.
@@ -115,7 +150,15 @@ class BodyMasker:
             if text.startswith(form + following, at):
                 return at + len(form)
         end = text.find(following, at) if following else -1
-        return end if end >= 0 and self._pattern.search(text, at, end) is None else None
+        return end if end > at and self._pattern.search(text, at, end) is None else None
+
+
+def _key(tools: Sequence[Tool] | None) -> bytes | None:
+    """Return `tools` as bytes; None if JSON cannot hold them."""
+    try:
+        return orjson.dumps(tools)
+    except TypeError:  # a lone surrogate
+        return None
 
 
 def _taken_apart(masked: str) -> tuple[list[str], list[int]]:

@@ -196,14 +196,14 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier` judge them."""
     messages: list[Message] = list(BASE)
-    stream = ids = _encoded(template, messages, TOOLS)
+    stream = _encoded(template, messages, TOOLS)
     spans: list[TurnSpan] = []
     result = partial(ProbeResult, "twelve_calls", "twelve calls in a row, with other names, arguments, ids and results")
     try:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             probe = Probe("", "", (*messages, turn), (answer,))
             text, finish_reason = _said(template, probe, TOOLS)
-            said = template.encoder.encode(text, previous=ids[-1])
+            said = template.encoder.encode(text, previous=stream[-1])
             delta = template.delta(probe.messages, probe.new, tools=TOOLS, sampled_ids=said, finish_reason=finish_reason)
             spans.append(TurnSpan(len(stream), len(stream) + len(said), len(messages)))
             stream = [*stream, *said, *delta]
@@ -226,7 +226,7 @@ def _tokenizer(template: ChatTemplate) -> str:
 
 
 def _encoded(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-    """The conversation with its generation prompt, encoded by the tokenizer and from no memory."""
+    """Return the ids of the conversation with its generation prompt."""
     return template.encoder.encode(*template.conversation(messages, tools, generate=True))
 
 

@@ -186,11 +186,11 @@ class ChatTemplate:
     def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> tuple[str, Sequence[Span]]:
         """Return the render of the conversation, and its spans that are control-token text of a message."""
         text = self.renderer.render(messages, tools, generate=generate)
-        given = {"messages": list(messages), "tools": list(tools or ())}
-        masked, originals = self._bodies.mask(given)
+        given = [self.renderer.with_content(message) for message in messages]
+        masked, masked_tools, originals = self._bodies.mask(given, tools)
         if not originals:
             return text, ()
-        shown = self.renderer.render(masked["messages"], masked["tools"] or tools, generate=generate)
+        shown = self.renderer.render(masked, masked_tools or tools, generate=generate)
         return text, self._bodies.locate(shown, originals, text)
 
     # --- deltas ------------------------------------------------------------------------------------
@@ -236,10 +236,13 @@ class ChatTemplate:
         derived = self.deriver.derive(messages, new, tools, sampled, served=served, fork=fork)
         if derived.rewritten is not None and fork:
             raise HistoryRewrittenError(derived.rewritten)
-        masked, originals = self._bodies.mask(new)
         bodies: Sequence[Span] = ()
-        if originals:
-            shown = self.renderer.render([*messages, *masked], tools, generate=True)
+        appended = derived.text.lower()
+        given = [self.renderer.with_content(message) for message in (*messages, *new)]
+        if any(text in appended for text in self._bodies.spelled_in(given, tools)):
+            # Also text of earlier messages: a template may repeat it.
+            masked, masked_tools, originals = self._bodies.mask(given, tools)
+            shown = self.renderer.render(masked, masked_tools or tools, generate=True)
             spans = self._bodies.locate(shown, originals, derived.whole)
             bodies = _from(spans, derived.cut)
         if len(sampled_ids):

@@ -148,7 +148,7 @@ class Deriver:
             beyond = own + (sampled.stop or "")  # the model said the close, and went on to the next role's marker
             if sampled.stop != own and sampled.text.endswith(beyond) and after.startswith(beyond, close_at):
                 return _Tail(probe, after, alone, close_at, close_at + len(beyond))
-            close = self._close_in_history(after, close_at, own)
+            close = self._close_in_history(after, close_at, own, sampled.stop)
             if sampled.stop and sampled.stop != own:
                 raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, the template closes with {own!r}")
             return _Tail(probe, after, alone, close_at, close_at + len(close))
@@ -178,12 +178,13 @@ class Deriver:
                 return probed, after[after.rfind(NONCE) + len(NONCE) :], alone[alone.rfind(NONCE) + len(NONCE) :]
         raise HistoryRewrittenError("the template does not show this assistant turn once messages follow it")
 
-    def _close_in_history(self, after: str, close_at: int, own: str) -> str:
+    def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
         """Return the turn close as it is when messages follow: gpt-oss writes `<|end|>` if `<|return|>` was sampled."""
-        close = next((mark for mark in (own, *self._other_closes) if after.startswith(mark, close_at)), None)
-        if close is None:
-            raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
-        return close
+        known: list[str] = [own, *([sampled] if sampled else ()), *self._other_closes]
+        for close in known:
+            if after.startswith(close, close_at):
+                return close
+        raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
@@ -197,8 +198,9 @@ class Deriver:
             except TemplateError:
                 continue
             marker = self.encoder.pattern.search(text, text.rfind(NONCE))
-            found += [marker.group()] if marker is not None else []
-        return tuple(dict.fromkeys(found))
+            found.append(marker.group() if marker is not None else "")
+        # A marker that depends on who speaks next is not a close: it begins the next message.
+        return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
 
     # --- the verdict -------------------------------------------------------------------------------------------------
 

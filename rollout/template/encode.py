@@ -83,6 +83,7 @@ class Encoder:
         self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
         """Text of each control token -> its id."""
         self.control_ids = frozenset(self.control.values())
+        self._never = self.control_ids - {tokenizer.unk_token_id}  # an unknown character is no control token
         self.special = frozenset(text for text in self.control if text in flags and flags[text].special)
         """Texts of the control tokens that are special: those that no text is meant to hold."""
         ordered = sorted(self.control, key=len, reverse=True)
@@ -162,11 +163,8 @@ class Encoder:
             ids = tokenizer.encode(piece, add_special_tokens=False).ids
         if self._renumbered:
             ids = [self._renumbered.get(index, index) for index in ids]
-        if self.pattern.search(piece) and not self.control_ids.isdisjoint(ids):
-            raise TemplateError(
-                "a message holds the text of a control token, and the tokenizer cannot encode that "
-                "text as anything but the control token"
-            )
+        if not self._never.isdisjoint(ids):
+            raise TemplateError("a message holds text that the tokenizer encodes as a control token, although it is not one")
         return list(ids)
 
     @cached_property
@@ -215,10 +213,6 @@ class Encoder:
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
         return next(ending, ORDINARY)
 
-    def holds_control(self, text: str) -> bool:
-        """Return True if `text` contains the characters of a control token."""
-        return self.pattern.search(text) is not None
-
     # --- decoding ----------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -265,14 +259,6 @@ class Encoder:
         ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
         starts = [0, *ends]
         return [(start, max(end, start)) for start, end in zip(starts, ends, strict=False)]
-
-    def control_text(self, token_id: int) -> str | None:
-        """Return the text of a control token, None for an ordinary id."""
-        return self._control_by_id.get(token_id)
-
-    @cached_property
-    def _control_by_id(self) -> dict[int, str]:
-        return {index: text for text, index in self.control.items()}
 
 
 def as_ids(ids: Sequence[int]) -> IdArray:
@@ -341,10 +327,9 @@ def _refuse_flags(control: Iterable[str], flags: Mapping[str, AddedToken], fast:
                     "cannot be told. Add it with normalized=False"
                 )
             checked = True
-        if has_blank and text[0].isspace():
+        if has_blank and (text[0].isspace() or token.lstrip or token.rstrip):
             raise TemplateError(
-                f"the token {text!r} begins with white space, and other added tokens are white space: "
-                "its place in a text cannot be told"
+                f"the token {text!r} takes white space, and other added tokens are white space: what takes it cannot be told"
             )
     return checked
 

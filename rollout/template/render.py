@@ -102,7 +102,7 @@ class Renderer:
         Raise `TemplateError` with the template's own message if it refuses the conversation.
         """
         form = self.argument_form or "dict"
-        prepared = [_with_arguments(self._with_content(message), form) for message in messages]
+        prepared = [_with_arguments(self.with_content(message), form) for message in messages]
         prepared = without_surrogates(prepared)
         tools = without_surrogates(list(tools)) if tools else None
         text = self._render(prepared, tools, generate=generate)
@@ -156,7 +156,7 @@ class Renderer:
                     return form
         return None
 
-    def _with_content(self, message: Message) -> Message:
+    def with_content(self, message: Message) -> Message:
         """Return `message` with text parts as the template takes them from its role."""
         content = message.get("content")
         if content is None or isinstance(content, str):

@@ -1,14 +1,16 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
 It shares no code with what made the sequence: the conversation is rendered by
-`tokenizer.apply_chat_template`, and the text that follows a sampled turn is encoded by the tokenizer
-itself, after the token that the turn ended with. It asks three questions:
+`tokenizer.apply_chat_template`, and encoded by the tokenizer itself. It asks three questions:
 
 1. Are the tokens of the first prompt those of its render?
-2. Does the render continue with exactly the text of each delta, directly after the sampled turn?
-3. Are the tokens of each delta those of that text? Where a message holds the text of a control token,
-   whose tokens are meant to differ: is the text the same, and are the control tokens those of the same
-   conversation with that text replaced by other text of the same length?
+2. Does the render continue with exactly the text of each delta, directly after the sampled turn? If
+   the template shows the turn as it was sampled, one render answers this for every turn. If it does
+   not (JSON spacing, another turn close, a tokenizer that normalizes), the prompts before and after
+   the turn are rendered, and compared token by token from the turn's close on.
+3. Are the tokens of each delta those of that text? If a message holds the text of a control token,
+   the control tokens must be those of the same conversation with that text replaced by other text of
+   the same length, and all pieces between them that hold none of it must have the same tokens.
 
 What it does not judge is how the template shows a sampled turn: its tokens are the engine's.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,8 +32,18 @@ import numpy as np
 
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """What a template, or its sandbox, raises for messages that it refuses."""
+_NEUTRAL = "〇※¤#"
+"""Characters that stand for control-token text: the first that the tokenizer knows."""
 _SAMPLE = 3
 """How many turns of a sequence are checked if the template rewrites its history (one render each)."""
 _PROMPTS = 128
@@ -87,9 +100,12 @@ class Verifier:
         self._shows_parts: dict[str, bool] = {}
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
-        self._control = {index: text for text, index in added.items() if text.strip()}
-        texts = sorted(self._control.values(), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        texts = {index: text for text, index in added.items() if text.strip()}
+        pattern = "|".join(map(re.escape, sorted(texts.values(), key=len, reverse=True)))
+        self._exact = re.compile(pattern or r"(?!)")
+        self._pattern = re.compile(pattern or r"(?!)", re.IGNORECASE)  # a template may change a text's case
+        # An unknown character is no control token, although its id is a special one.
+        self._control = {index: text for index, text in texts.items() if index != tokenizer.unk_token_id}
 
     def check(self, served: ServedSequence) -> str | None:
         """Return None if the sequence is right, else what is wrong with it."""
@@ -106,115 +122,210 @@ class Verifier:
             return f"render: {error}"
         return None
 
-    # --- one render for the whole sequence ---------------------------------------------------------
+    # --- a sequence that the template only appends to ----------------------------------------------
 
     def _check_all(self, served: ServedSequence) -> None:
         first, last = served.turns[0].message, served.turns[-1].message
-        begin = self._render(served.messages[:first], served.tools)
+        begin = self._shown(served, first)
         self._check_prompt(served, begin)
         if first == last:
             return
-        whole = self._render(served.messages[:last], served.tools)
-        if not whole.startswith(begin):
+        whole = self._shown(served, last)
+        if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
-        neutral = self._neutral(served, last, whole)
-        shown = _Shown(whole, neutral, len(begin))
-        try:
-            self._check_deltas(served, shown)
-        except _Mismatch:
-            # A tokenizer that normalizes (NFC, white space beside a token) shows its own form of a text.
-            forms = (self._decode(self._encode(text)) for text in (whole, neutral, begin))
-            whole, neutral, begin = forms
-            self._check_deltas(served, _Shown(whole, neutral, len(begin)))
-
-    def _check_prompt(self, served: ServedSequence, shown: str) -> None:
-        if self._is_of_another_day:
-            return
-        text = self._hooked(shown, served)
-        prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(text)
-        if np.array_equal(prompt, expected):
-            return
-        ids = prompt.tolist()
-        stop = served.turns[0].message
-        neutral = self._hooked(self._neutral(served, stop, shown), served)
-        if not served.forked and neutral == text:
-            raise _Mismatch("prompt")
-        if self._decode(ids) != self._decode(expected.tolist()):
-            raise _Mismatch("prompt")
-        others = self._hooked(self._neutral(served, stop, shown, assistant=True), served)
-        for form in (neutral, others):
-            if self._controls(ids) == self._controls(self._encode(form)):
-                return
-        raise _Mismatch("prompt: control tokens")
-
-    def _check_deltas(self, served: ServedSequence, shown: _Shown) -> None:
-        at = shown.start
+        at = len(begin.text)
         for turn, following in zip(served.turns, served.turns[1:], strict=False):
-            sampled = served.input_ids[turn.start : turn.stop].tolist()
-            delta = served.input_ids[turn.stop : following.start].tolist()
-            text = self._continuation(sampled, delta)
-            start = self._end_of_turn(shown.text, at, sampled, text)
-            at = start + len(text)
-            self._check_ids(sampled, delta, text, shown.neutral[start:at])
-        if at != len(shown.text):
+            at = self._check_delta(served, turn, following, whole, at)
+        if at != len(whole.text):
             raise _Mismatch("delta: text is missing")
 
-    def _end_of_turn(self, shown: str, at: int, sampled: list[int], text: str) -> int:
-        """Return where the sampled turn that begins at `at` ends in the render, which `text` must follow."""
-        said = self._decode(sampled)
-        if shown.startswith(said + text, at):
-            return at + len(said)
-        # The template shows the turn in its own way (JSON spacing, another turn close).
-        start = shown.find(text, at)
-        if start < 0:
+    def _check_prompt(self, served: ServedSequence, shown: _Shown) -> None:
+        if self._shows_date and self._now.date() != datetime.now().date():
+            return
+        shown = _Shown(self._hooked(shown.text, served), self._hooked(shown.neutral, served))
+        prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(shown.text)
+        ids = prompt.tolist()
+        if shown.neutral == shown.text:
+            if np.array_equal(prompt, expected):
+                return
+            if not served.forked:
+                raise _Mismatch("prompt")
+        if self._decode(ids) != self._decode(expected.tolist()):
+            raise _Mismatch("prompt")
+        neutral = self._encode(shown.neutral)
+        if self._controls(ids) == self._controls(neutral):
+            if served.forked or self._same(ids, neutral, shown):
+                return
+            raise _Mismatch("prompt: tokens")
+        # In the context of a fork, control-token text of the assistant is text as well.
+        others = self._shown(served, served.turns[0].message, assistant=True).neutral
+        if self._controls(ids) != self._controls(self._encode(self._hooked(others, served))):
+            raise _Mismatch("prompt: control tokens")
+
+    def _check_delta(self, served: ServedSequence, turn: TurnSpan, following: TurnSpan, whole: _Shown, at: int) -> int:
+        """Check what follows the turn that begins at `at` in the render; return where the next begins."""
+        sampled = served.input_ids[turn.start : turn.stop].tolist()
+        delta = served.input_ids[turn.stop : following.start].tolist()
+        said, text = self._decode(sampled), self._continuation(sampled, delta)
+        start = at + len(said)
+        if said and whole.text.startswith(said + text, at):
+            stop = start + len(text)
+            if self._is_encoded(sampled, delta, _Shown(whole.text[start:stop], whole.neutral[start:stop])):
+                return stop
+        before, after = self._shown(served, turn.message), self._shown(served, following.message)
+        if before.text != whole.text[:at] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
-        ended = bool(sampled) and sampled[-1] in self._control
-        turn = shown[at:start]
-        if ended and not any(turn.endswith(mark) for mark in self._control.values()):
-            raise _Mismatch("delta: the turn does not end there")
-        return start
+        self._check_between(sampled, delta, before, after)
+        return len(after.text)
 
-    def _check_ids(self, sampled: list[int], delta: list[int], text: str, neutral: str) -> None:
-        last = sampled[-1] if sampled else -1
-        if last in self._control:
-            anchored = self._encode(self._control[last] + text)
-            if anchored == [last, *delta]:
-                return
-            expected = self._encode(self._control[last] + neutral)[1:]
-        else:  # the turn was cut: text continues text, where a tokenizer may have merged
-            expected = self._encode(neutral)
-            if expected == delta:
-                return
-        cut = last not in self._control
-        if not cut and neutral == text:
-            raise _Mismatch("delta: tokens")
-        if self._controls(expected) != self._controls(delta):
+    def _is_encoded(self, sampled: list[int], delta: list[int], shown: _Shown) -> bool:
+        """Return True if `delta` are the ids of a text that follows the turn."""
+        last = sampled[-1]
+        if last not in self._control:  # text continues text, where a tokenizer may have merged
+            return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
+        expected = self._encode(self._control[last] + shown.neutral)
+        return expected[:1] == [last] and self._same(delta, expected[1:], shown)
+
+    def _check_between(self, sampled: list[int], delta: list[int], before: _Shown, after: _Shown) -> None:
+        """Compare tokens from the turn's close on: the prompt before it and the next one are rendered."""
+        start = len(before.text)
+        shown = _Shown(after.text[start:], after.neutral[start:])
+        expected = self._encode(shown.neutral)
+        controls = [place for place, index in enumerate(expected) if index in self._control]
+        own = self._controls(sampled)
+        if sampled and sampled[-1] in self._control:
+            closing = [place for place in controls if expected[place] == sampled[-1]]
+            count = sampled.count(sampled[-1])
+            if len(closing) >= count:
+                place = closing[count - 1]
+            elif len(controls) >= len(own):  # closed otherwise: as many control tokens as were sampled
+                place = controls[len(own) - 1]
+            else:
+                raise _Mismatch("delta")
+            if not self._same(delta, expected[place + 1 :], shown):
+                raise _Mismatch("delta: tokens")
+            return
+        if [*own, *self._controls(delta)] != [expected[place] for place in controls]:
             raise _Mismatch("delta: control tokens")
+        if not self._same(delta, expected[-len(delta) :], shown, text_first=True):
+            raise _Mismatch("delta: tokens")
 
-    # --- one render for a turn ---------------------------------------------------------------------
+    # --- a sequence whose history was preserved ----------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence) -> None:
-        """The template rewrites history: each delta must be the end of the render at its time."""
-        self._check_prompt(served, self._render(served.messages[: served.turns[0].message], served.tools))
+        """The template rewrites history: a sample of deltas must be the end of the render at their time."""
+        self._check_prompt(served, self._shown(served, served.turns[0].message))
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
         middle = len(gaps) // 2
         for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]][:_SAMPLE]:
             sampled = served.input_ids[turn.start : turn.stop].tolist()
             delta = served.input_ids[turn.stop : following.start].tolist()
-            text = self._continuation(sampled, delta)
-            whole = self._render(served.messages[: following.message], served.tools)
-            if not whole.endswith(text):
-                whole = self._decode(self._encode(whole))
-            if not whole.endswith(text):
-                raise _Mismatch("delta")
-            neutral = self._neutral(served, following.message, whole)
-            self._check_ids(sampled, delta, text, neutral[len(neutral) - len(text) :])
+            self._check_tail(sampled, delta, self._shown(served, following.message))
+
+    def _check_tail(self, sampled: list[int], delta: list[int], shown: _Shown) -> None:
+        """The render must end with the turn's close and the delta."""
+        expected = self._encode(shown.neutral)
+        own, controls = self._controls(delta), self._controls(expected)
+        ended = sampled[-1] in self._control
+        count = len(own)
+        if len(controls) < count + ended or (count and controls[-count:] != own):
+            raise _Mismatch("delta: control tokens")
+        if ended and controls[-count - 1] not in (sampled[-1], *self._closes):
+            raise _Mismatch("delta: the turn does not end there")
+        pairs = zip(self._pieces(delta), self._pieces(expected)[-count - 1 :], self._piece_texts(shown)[-count - 1 :], strict=True)
+        if not delta or not all(self._alike(*parts) for parts in list(pairs)[not ended :]):
+            raise _Mismatch("delta")
+
+    @cached_property
+    def _closes(self) -> tuple[int, ...]:
+        """The control token that follows a text turn in history."""
+        turn = {"role": "assistant", "content": "qxa"}
+        try:
+            shown = self._apply([_USER, turn, _USER], None)
+        except _RENDER_ERRORS:
+            return ()
+        return tuple(self._controls(self._encode(shown[shown.rfind("qxa") :]))[:1])
+
+    # --- tokens ------------------------------------------------------------------------------------
+
+    def _same(self, given: list[int], expected: list[int], shown: _Shown, *, text_first: bool = False) -> bool:
+        """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with `expected`.
+
+        `text_first`: what precedes the first control token continues a text, so only its text counts.
+        """
+        if given == expected:
+            return True
+        if shown.text == shown.neutral and not text_first:
+            return False
+        if self._controls(given) != self._controls(expected):
+            return False
+        own, wanted = self._pieces(given), self._pieces(expected)
+        texts = self._piece_texts(shown)[-len(own) :]
+        if text_first and self._decode(own[0]) == self._decode(wanted[0]):
+            own, wanted, texts = own[1:], wanted[1:], texts[1:]
+        return all(map(self._alike, own, wanted, texts))
+
+    def _alike(self, own: list[int], wanted: list[int], shown: _Shown) -> bool:
+        """Return True if a piece has the ids that are wanted, or, if it holds control-token text, its text."""
+        if shown.text == shown.neutral:
+            return own == wanted
+        text = unicodedata.normalize("NFC", shown.text)
+        return unicodedata.normalize("NFC", self._decode(own)).strip() == text.strip()
+
+    def _pieces(self, ids: list[int]) -> list[list[int]]:
+        """Cut at control tokens."""
+        pieces: list[list[int]] = [[]]
+        for index in ids:
+            if index in self._control:
+                pieces.append([])
+            else:
+                pieces[-1].append(index)
+        return pieces
+
+    def _piece_texts(self, shown: _Shown) -> list[_Shown]:
+        """Cut a text where its neutral form has control tokens."""
+        pieces, at = [], 0
+        for match in self._exact.finditer(shown.neutral):
+            pieces.append(_Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
+            at = match.end()
+        return [*pieces, _Shown(shown.text[at:], shown.neutral[at:])]
+
+    def _shown(self, served: ServedSequence, stop: int, *, assistant: bool = False) -> _Shown:
+        """Return the prompt after `stop` messages, and the same with neutral control-token text.
+
+        `assistant`: in messages of the assistant as well.
+        """
+        given = {
+            "messages": [self._prepared(message) for message in served.messages[:stop]],
+            "tools": [_readable(tool) for tool in served.tools],
+        }
+        text = self._apply(given["messages"], given["tools"] or None)
+        changed = self._neutral(given, assistant=assistant)
+        if changed == given:
+            return _Shown(text, text)
+        shown = self._apply(changed["messages"], changed["tools"] or None)
+        if len(shown) != len(text):
+            raise _Mismatch("control-token text changes the render")
+        return _Shown(text, shown)
+
+    @cached_property
+    def _neutral_mark(self) -> str:
+        known = (mark for mark in _NEUTRAL if self._decode(self._encode(mark)).strip() == mark)
+        return next(known, "x")
+
+    def _neutral(self, value: Any, *, assistant: bool) -> Any:
+        """Return JSON data in which control-token text is other text of the same length."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda match: self._neutral_mark * len(match.group()), value)
+        if isinstance(value, Mapping):
+            if value.get("role") == "assistant" and not assistant:
+                return value
+            return {self._neutral(name, assistant=assistant): self._neutral(item, assistant=assistant) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._neutral(item, assistant=assistant) for item in value]
+        return value
 
     # --- transformers and the tokenizer ------------------------------------------------------------
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        shown = [self._prepared(message) for message in messages]
-        return self._apply(shown, list(tools) or None)
 
     def _apply(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True) -> str:
         return str(
@@ -238,7 +349,8 @@ class Verifier:
                 made["content"] = "".join(str(part["text"]) for part in made["content"])
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
-        return made
+        readable: Message = _readable(made)
+        return readable
 
     def _prepared_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
@@ -277,10 +389,10 @@ class Verifier:
         return self._shows_parts[role]
 
     @cached_property
-    def _is_of_another_day(self) -> bool:
-        """True if the template shows a date, and today's is not that of the prompts."""
+    def _shows_date(self) -> bool:
+        """True if the template asks for the time."""
         template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
-        return "strftime_now" in str(template) and self._now.date() != datetime.now().date()
+        return "strftime_now" in str(template)
 
     def _encode(self, text: str) -> list[int]:
         fast = self._tokenizer.backend_tokenizer
@@ -301,20 +413,6 @@ class Verifier:
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]
 
-    def _neutral(self, served: ServedSequence, stop: int, text: str, *, assistant: bool = False) -> str:
-        """Return the render in which control-token text of messages is other text of the same length.
-
-        `assistant`: also in messages of the assistant.
-        """
-        given = {"messages": list(served.messages[:stop]), "tools": list(served.tools)}
-        changed = _neutral(given, self._pattern, assistant=assistant)
-        if changed == given:
-            return text
-        shown = self._render(changed["messages"], changed["tools"])
-        if len(shown) != len(text):
-            raise _Mismatch("control-token text changes the render")
-        return shown
-
     def _hooked(self, text: str, served: ServedSequence) -> str:
         """Return the render of a prompt as the hook changes it."""
         if self._head_hook is None:
@@ -322,7 +420,7 @@ class Verifier:
         lead = takewhile(lambda message: message["role"] in ("system", "developer"), served.messages)
         shown = [self._prepared(message) for message in lead]
         try:
-            head = self._apply(shown, list(served.tools) or None, generate=False)
+            head = self._apply(shown, [_readable(tool) for tool in served.tools] or None, generate=False)
         except _RENDER_ERRORS:  # the template asks for a user message
             head = ""
         if not text.startswith(head):
@@ -332,11 +430,10 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A render, the same with neutral bodies, and where the first prompt ends in both."""
+    """A render, or a part of one, and the same with neutral bodies."""
 
     text: str
     neutral: str
-    start: int
 
 
 class _Mismatch(Exception):
@@ -345,18 +442,13 @@ class _Mismatch(Exception):
         self.kind = kind
 
 
-def _neutral(value: Any, pattern: re.Pattern[str], *, assistant: bool) -> Any:
+def _readable(value: Any) -> Any:
+    """Return JSON data without lone surrogates, which no tokenizer reads."""
     if isinstance(value, str):
-        return pattern.sub(lambda match: "\u3007" * len(match.group()), value)
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, Mapping):
-        if value.get("role") == "assistant" and not assistant:
-            return value
-        return {
-            _neutral(name, pattern, assistant=assistant): _neutral(item, pattern, assistant=assistant) for name, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_neutral(item, pattern, assistant=assistant) for item in value]
-    return value
+        return {_readable(name): _readable(item) for name, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _USER: Message = {"role": "user", "content": "x"}
@@ -375,6 +467,6 @@ def _result(content: Any) -> Message:
 def _as_object(given: Any) -> dict[str, Any]:
     try:
         found = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return dict(found) if isinstance(found, Mapping) else {}

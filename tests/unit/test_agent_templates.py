@@ -22,7 +22,7 @@ def _agent(served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCal
 
 
 async def test_all_agents_share_the_template_that_asks_for_one_call_a_turn(tokenizer: Any) -> None:
-    """One of its own for each episode would learn its frames, and copy the vocabulary, again and again."""
+    """One of its own for each episode would encode everything again."""
     async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
         agents = [_agent(served) for _ in range(3)]
         for agent in agents:

@@ -72,9 +72,18 @@ class ByNonce(Deriver):
         return None
 
 
-def bad(rows: list[Row]) -> str:
+NOT_PRESERVED = {("glm4moe_training", "system_midway")}
+"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also with history="preserve"."""
+
+
+def bad(rows: list[Row], name: str) -> str:
     """The rows that fail, one a line."""
-    return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in rows if row.verdict in BAD)
+    wrong = [row for row in rows if row.verdict in BAD and not _is_known(row, name)]
+    return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in wrong)
+
+
+def _is_known(row: Row, name: str) -> bool:
+    return row.verdict == "refused-unneeded" and (name, row.scenario) in NOT_PRESERVED
 
 
 def judge(name: str, ranks: int) -> str:
@@ -87,7 +96,7 @@ def judge(name: str, ranks: int) -> str:
         prompts = prompts_by_policy[history]
         found = Counter(row.verdict for row in rows)
         counts.append(f"{history}: {', '.join(f'{verdict} {found[verdict]}' for verdict in sorted(found))}")
-        failures += [text for text in (bad(rows), bad(prompts)) if text]
+        failures += [text for text in (bad(rows, name), bad(prompts, name)) if text]
         applicable = [row for row in rows if row.verdict != "inapplicable"]
         assert len(rows) >= 40
         # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every other one has its forty.
