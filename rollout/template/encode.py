@@ -49,6 +49,11 @@ _RIGHT_SPACE = re.compile(_SPACE + r"\Z")
 _PROBE = 'Is it so?  Yes:\n\n{"x": [1, 2]}\tDone.'
 """A tokenizer must give this text back as it was."""
 
+_UNKNOWN = "\U0010fffd"
+"""A character that no vocabulary has."""
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
 _CACHED = 4 << 20
 """Characters of pieces that are cached; then the cache starts from scratch."""
 _LONGEST = 1 << 16
@@ -83,7 +88,6 @@ class Encoder:
         self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
         """Text of each control token -> its id."""
         self.control_ids = frozenset(self.control.values())
-        self._never = self.control_ids - {tokenizer.unk_token_id}  # an unknown character is no control token
         self.special = frozenset(text for text in self.control if text in flags and flags[text].special)
         """Texts of the control tokens that are special: those that no text is meant to hold."""
         ordered = sorted(self.control, key=len, reverse=True)
@@ -166,6 +170,13 @@ class Encoder:
         if not self._never.isdisjoint(ids):
             raise TemplateError("a message holds text that the tokenizer encodes as a control token, although it is not one")
         return list(ids)
+
+    @cached_property
+    def _never(self) -> frozenset[int]:
+        """What text is never encoded as: control tokens, except those for unknown characters and for bytes."""
+        unknown = self._plain.encode(_UNKNOWN, add_special_tokens=False).ids
+        in_bytes = {index for text, index in self.control.items() if _BYTE.fullmatch(text)}
+        return self.control_ids - in_bytes - set(unknown)
 
     @cached_property
     def _plain(self) -> Tokenizer:

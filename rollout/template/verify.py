@@ -104,8 +104,9 @@ class Verifier:
         pattern = "|".join(map(re.escape, sorted(texts.values(), key=len, reverse=True)))
         self._exact = re.compile(pattern or r"(?!)")
         self._pattern = re.compile(pattern or r"(?!)", re.IGNORECASE)  # a template may change a text's case
-        # An unknown character is no control token, although its id is a special one.
-        self._control = {index: text for index, text in texts.items() if index != tokenizer.unk_token_id}
+        # In some vocabularies, unknown characters and single bytes have the ids of special tokens.
+        text_too = {*self._encode("\U0010fffd"), *(index for index in texts if re.fullmatch("<0x..>", texts[index]))}
+        self._control = {index: text for index, text in texts.items() if index not in text_too}
 
     def check(self, served: ServedSequence) -> str | None:
         """Return None if the sequence is right, else what is wrong with it."""
@@ -175,7 +176,9 @@ class Verifier:
         before, after = self._shown(served, turn.message), self._shown(served, following.message)
         if before.text != whole.text[:at] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
-        self._check_between(sampled, delta, before, after)
+        alone = self._prompt(served, turn.message + 1, generate=False)
+        turn_ids = self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
+        self._check_between(sampled, delta, _Shown(after.text[at:], after.neutral[at:]), turn_ids)
         return len(after.text)
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: _Shown) -> bool:
@@ -186,20 +189,23 @@ class Verifier:
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
 
-    def _check_between(self, sampled: list[int], delta: list[int], before: _Shown, after: _Shown) -> None:
-        """Compare tokens from the turn's close on: the prompt before it and the next one are rendered."""
-        start = len(before.text)
-        shown = _Shown(after.text[start:], after.neutral[start:])
+    def _check_between(self, sampled: list[int], delta: list[int], shown: _Shown, turn: list[int]) -> None:
+        """Compare tokens from the turn's close on.
+
+        `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`: the ids of the turn as it
+        shows it at the end of a conversation; they tell which close in `shown` is the turn's own.
+        """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
         own = self._controls(sampled)
         if sampled and sampled[-1] in self._control:
             closing = [place for place in controls if expected[place] == sampled[-1]]
-            count = sampled.count(sampled[-1])
+            count = turn.count(sampled[-1]) or sampled.count(sampled[-1])
+            others = len(self._controls(turn)) or len(own)
             if len(closing) >= count:
                 place = closing[count - 1]
-            elif len(controls) >= len(own):  # closed otherwise: as many control tokens as were sampled
-                place = controls[len(own) - 1]
+            elif len(controls) >= others:  # history closes otherwise (gpt-oss), after as many control tokens
+                place = controls[others - 1]
             else:
                 raise _Mismatch("delta")
             if not self._same(delta, expected[place + 1 :], shown):
@@ -295,11 +301,10 @@ class Verifier:
 
         `assistant`: in messages of the assistant as well.
         """
-        given = {
-            "messages": [self._prepared(message) for message in served.messages[:stop]],
-            "tools": [_readable(tool) for tool in served.tools],
-        }
-        text = self._apply(given["messages"], given["tools"] or None)
+        messages = [self._prepared(message) for message in served.messages[:stop]]
+        tools = [_readable(tool) for tool in served.tools]
+        text = self._apply(messages, tools or None)
+        given = {"messages": messages, "tools": tools}
         changed = self._neutral(given, assistant=assistant)
         if changed == given:
             return _Shown(text, text)
@@ -307,6 +312,10 @@ class Verifier:
         if len(shown) != len(text):
             raise _Mismatch("control-token text changes the render")
         return _Shown(text, shown)
+
+    def _prompt(self, served: ServedSequence, stop: int, *, generate: bool = True) -> str:
+        messages = [self._prepared(message) for message in served.messages[:stop]]
+        return self._apply(messages, [_readable(tool) for tool in served.tools] or None, generate=generate)
 
     @cached_property
     def _neutral_mark(self) -> str:

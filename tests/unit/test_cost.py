@@ -196,6 +196,7 @@ def test_a_known_first_prompt_is_rendered_and_not_encoded(template: ChatTemplate
 @pytest.mark.parametrize("turns", [2, 12])
 def test_verification_renders_prompt_and_conversation(template: ChatTemplate, turns: int) -> None:
     talk = played(template, [f"And {at}?" for at in range(turns)])
+    assert template.verifier
     assert talk.verify() == Work(renders=2, encodes=1 + turns - 1)
 
 

@@ -72,7 +72,7 @@ async def test_objects_that_were_frozen_stay_frozen() -> None:
     count = gc.get_freeze_count()
     async with paced_garbage(0.01):
         assert gc.isenabled()
-    assert gc.get_freeze_count() == count
+    assert gc.get_freeze_count() > count // 2  # some objects die meanwhile; thawing would leave none
 
 
 async def test_the_collector_is_put_back_after_an_error() -> None:
