@@ -197,10 +197,12 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier` judge them."""
     messages: list[Message] = list(BASE)
     stream = _encoded(template, messages, TOOLS)
+    mark = max(template.encoder.control, key=len, default="<|x|>")
     spans: list[TurnSpan] = []
     result = partial(ProbeResult, "twelve_calls", "twelve calls in a row, with other names, arguments, ids and results")
     try:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
+            [answer] = with_control((answer,), mark)
             probe = Probe("", "", (*messages, turn), (answer,))
             text, finish_reason = _said(template, probe, TOOLS)
             said = template.encoder.encode(text, previous=stream[-1])

@@ -99,6 +99,7 @@ BODIES = (
     "  edged  ",
     "<b>&'\"</b> {{ x }}",
     "Error: it's 12:30",
+    f"see {CONTROL} there",
 )
 """Tool results of many kinds."""
 
