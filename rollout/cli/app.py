@@ -89,10 +89,7 @@ def run(
     chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
     chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
     history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
-    verify: Annotated[
-        str | None,
-        typer.Option(help=f"check sequences: off, sample or always; default {default('verify')}"),
-    ] = None,
+    verify: Annotated[str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
     parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
     on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,

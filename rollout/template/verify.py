@@ -17,7 +17,6 @@ What it does not judge is how the template shows a sampled turn: its tokens are 
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -27,21 +26,11 @@ from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any
 
-import jinja2
 import numpy as np
 
+from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender, readable
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_RENDER_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a template, or its sandbox, raises for messages that it refuses."""
 _NEUTRAL = "〇※¤#"
 """Characters that stand for control-token text: the first that the tokenizer knows."""
 _SAMPLE = 3
@@ -93,11 +82,9 @@ class Verifier:
         head_hook: Callable[[str], str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._kwargs = dict(kwargs)
+        self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
         self._head_hook = head_hook
-        self._shows_parts: dict[str, bool] = {}
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
@@ -121,7 +108,7 @@ class Verifier:
                 self._check_all(served)
         except _Mismatch as found:
             return found.kind
-        except _RENDER_ERRORS as error:
+        except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
 
@@ -143,7 +130,7 @@ class Verifier:
             raise _Mismatch("delta: text is missing")
 
     def _check_prompt(self, served: ServedSequence, shown: _Shown) -> None:
-        if self._shows_date and self._now.date() != datetime.now().date():
+        if self._reference.shows_date and self._now.date() != datetime.now().date():
             return
         shown = _Shown(self._hooked(shown.text, served), self._hooked(shown.neutral, served))
         prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(shown.text)
@@ -247,10 +234,10 @@ class Verifier:
     @cached_property
     def _closes(self) -> tuple[int, ...]:
         """The control token that follows a text turn in history."""
-        turn = {"role": "assistant", "content": "qxa"}
+        user, turn = ({"role": role, "content": content} for role, content in (("user", "x"), ("assistant", "qxa")))
         try:
-            shown = self._apply([_USER, turn, _USER], None)
-        except _RENDER_ERRORS:
+            shown = self._reference.render([user, turn, user], None)
+        except RENDER_ERRORS:
             return ()
         return tuple(self._controls(self._encode(shown[shown.rfind("qxa") :]))[:1])
 
@@ -305,21 +292,21 @@ class Verifier:
 
         `assistant`: in messages of the assistant as well.
         """
-        messages = [self._prepared(message) for message in served.messages[:stop]]
-        tools = [_readable(tool) for tool in served.tools]
-        text = self._apply(messages, tools or None)
+        messages = [self._reference.prepared(message) for message in served.messages[:stop]]
+        tools = [readable(tool) for tool in served.tools]
+        text = self._reference.render(messages, tools or None)
         given = {"messages": messages, "tools": tools}
         changed = self._neutral(given, assistant=assistant)
         if changed == given:
             return _Shown(text, text)
-        shown = self._apply(changed["messages"], changed["tools"] or None)
+        shown = self._reference.render(changed["messages"], changed["tools"] or None)
         if len(shown) != len(text):
             raise _Mismatch("control-token text changes the render")
         return _Shown(text, shown)
 
     def _prompt(self, served: ServedSequence, stop: int, *, generate: bool = True) -> str:
-        messages = [self._prepared(message) for message in served.messages[:stop]]
-        return self._apply(messages, [_readable(tool) for tool in served.tools] or None, generate=generate)
+        messages = [self._reference.prepared(message) for message in served.messages[:stop]]
+        return self._reference.render(messages, [readable(tool) for tool in served.tools] or None, generate=generate)
 
     @cached_property
     def _neutral_mark(self) -> str:
@@ -339,73 +326,6 @@ class Verifier:
         return value
 
     # --- transformers and the tokenizer ------------------------------------------------------------
-
-    def _apply(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=self._chat_template,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self._kwargs,
-            )
-        )
-
-    def _prepared(self, message: Message) -> Message:
-        """Return the message with its arguments and its content in the form that the template takes."""
-        made = dict(message)
-        if isinstance(made.get("content"), list):
-            if self._takes_parts(str(made.get("role"))):
-                made["content"] = [{**part, "type": "text"} for part in made["content"]]
-            else:
-                made["content"] = "".join(str(part["text"]) for part in made["content"])
-        if made.get("tool_calls"):
-            made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
-        readable: Message = _readable(made)
-        return readable
-
-    def _prepared_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = dict(call["function"])
-        given = function.get("arguments")
-        if self._takes_objects and not isinstance(given, Mapping):
-            function["arguments"] = _as_object(given)
-        elif not self._takes_objects and not isinstance(given, str):
-            function["arguments"] = json.dumps(given or {}, ensure_ascii=False, separators=(",", ":"))
-        return {**call, "function": function}
-
-    @cached_property
-    def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects (else as JSON text, as DeepSeek-V3's)."""
-        for content in ("", None):  # DeepSeek-V3 shows no call beside a text
-            call = {**_calling({"x": "qxa"}), "content": content}
-            try:
-                if "qxa" in self._apply([_USER, call, _result("x")], None):
-                    return True
-            except _RENDER_ERRORS:
-                continue
-        return False
-
-    def _takes_parts(self, role: str) -> bool:
-        """True if the template shows the texts of a content that is a list of parts."""
-        if role not in self._shows_parts:
-            parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
-            message = {"role": role, "content": parts}
-            call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
-            talks = {"user": [message], "tool": [_USER, call, _result(parts)]}
-            try:
-                shown = self._apply(talks.get(role, [message, _USER]), None)
-            except _RENDER_ERRORS:
-                shown = ""
-            found = "qxa" in shown and "qxb" in shown and repr(parts[0]) not in shown
-            self._shows_parts[role] = found
-        return self._shows_parts[role]
-
-    @cached_property
-    def _shows_date(self) -> bool:
-        """True if the template asks for the time."""
-        template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
-        return "strftime_now" in str(template)
 
     def _encode(self, text: str) -> list[int]:
         fast = self._tokenizer.backend_tokenizer
@@ -431,10 +351,10 @@ class Verifier:
         if self._head_hook is None:
             return text
         lead = takewhile(lambda message: message["role"] in ("system", "developer"), served.messages)
-        shown = [self._prepared(message) for message in lead]
+        shown = [self._reference.prepared(message) for message in lead]
         try:
-            head = self._apply(shown, [_readable(tool) for tool in served.tools] or None, generate=False)
-        except _RENDER_ERRORS:  # the template asks for a user message
+            head = self._reference.render(shown, [readable(tool) for tool in served.tools] or None, generate=False)
+        except RENDER_ERRORS:  # the template asks for a user message
             head = ""
         if not text.startswith(head):
             return text
@@ -453,33 +373,3 @@ class _Mismatch(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
-
-
-def _readable(value: Any) -> Any:
-    """Return JSON data without lone surrogates, which no tokenizer reads."""
-    if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, Mapping):
-        return {_readable(name): _readable(item) for name, item in value.items()}
-    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-_USER: Message = {"role": "user", "content": "x"}
-
-
-def _calling(arguments: Any) -> Message:
-    function = {"name": "x", "arguments": arguments}
-    call = {"id": "callid000", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def _result(content: Any) -> Message:
-    return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
-
-
-def _as_object(given: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        return {}
-    return dict(found) if isinstance(found, Mapping) else {}

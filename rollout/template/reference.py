@@ -1,0 +1,139 @@
+"""`ReferenceRender`: conversations as `transformers` renders them, for `Verifier`.
+
+It shares nothing with `Renderer`: `tokenizer.apply_chat_template` is called as it is, and what a template
+can take is found with conversations of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import jinja2
+
+from toolroll.rollout.types import Message, Tool
+
+RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template, or its sandbox, raises for messages that it refuses."""
+
+
+class ReferenceRender:
+    """Renders with `tokenizer`'s chat template, or with `chat_template`, and the switches `kwargs`."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._kwargs = dict(kwargs)
+        self._shows_parts: dict[str, bool] = {}
+
+    def render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True) -> str:
+        """Return the text of prepared messages. Raises one of `RENDER_ERRORS` if the template refuses them."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=self._chat_template,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._kwargs,
+            )
+        )
+
+    def prepared(self, message: Message) -> Message:
+        """Return the message with its arguments and its content in the form that the template takes."""
+        made = dict(message)
+        if isinstance(made.get("content"), list):
+            if self._takes_parts(str(made.get("role"))):
+                made["content"] = [{**part, "type": "text"} for part in made["content"]]
+            else:
+                made["content"] = "".join(str(part["text"]) for part in made["content"])
+        if made.get("tool_calls"):
+            made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
+        shown: Message = readable(made)
+        return shown
+
+    def _prepared_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        given = function.get("arguments")
+        if self._takes_objects and not isinstance(given, Mapping):
+            function["arguments"] = _as_object(given)
+        elif not self._takes_objects and not isinstance(given, str):
+            function["arguments"] = json.dumps(given or {}, ensure_ascii=False, separators=(",", ":"))
+        return {**call, "function": function}
+
+    @cached_property
+    def _takes_objects(self) -> bool:
+        """True if the template takes tool arguments as objects (else as JSON text, as DeepSeek-V3's)."""
+        # DeepSeek-V3 shows no call beside a text; some templates show none without tools.
+        for content, tools in itertools.product(("", None), (None, [_TOOL])):
+            call = {**_calling({"x": "qxa"}), "content": content}
+            try:
+                if "qxa" in self.render([_USER, call, _result("x")], tools):
+                    return True
+            except RENDER_ERRORS:
+                continue
+        return False
+
+    def _takes_parts(self, role: str) -> bool:
+        """True if the template shows the texts of a content that is a list of parts."""
+        if role not in self._shows_parts:
+            parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
+            message = {"role": role, "content": parts}
+            call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
+            talks = {"user": [message], "tool": [_USER, call, _result(parts)]}
+            try:
+                shown = self.render(talks.get(role, [message, _USER]), None)
+            except RENDER_ERRORS:
+                shown = ""
+            found = "qxa" in shown and "qxb" in shown and repr(parts[0]) not in shown
+            self._shows_parts[role] = found
+        return self._shows_parts[role]
+
+    @cached_property
+    def shows_date(self) -> bool:
+        """True if the template asks for the time."""
+        template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
+        return "strftime_now" in str(template)
+
+
+def readable(value: Any) -> Any:
+    """Return JSON data without lone surrogates, which no tokenizer reads."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, Mapping):
+        return {readable(name): readable(item) for name, item in value.items()}
+    return [readable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_USER: Message = {"role": "user", "content": "x"}
+_PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
+_TOOL: Tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": _PARAMETERS}}
+
+
+def _calling(arguments: Any) -> Message:
+    function = {"name": "x", "arguments": arguments}
+    call = {"id": "callid000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(content: Any) -> Message:
+    return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
+
+
+def _as_object(given: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return {}
+    return dict(found) if isinstance(found, Mapping) else {}
