@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.encode import Encoder
@@ -137,6 +138,8 @@ class Deriver:
 
     def _tail(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> _Tail:
         """Render with the nonce and find where the assistant turn ends."""
+        if any(stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])):
+            raise HistoryRewrittenError("the turn spells a stop token, and the template does not show it as it was sampled")
         probe, after, alone = self._after_nonce(messages, new, tools)
         hits = [(alone.find(stop), -len(stop), stop) for stop in self._all_stops(sampled) if stop in alone]
         if hits:
@@ -228,6 +231,15 @@ class Deriver:
         if turn_alone == turn_then or _reads_like_history(_squash(sampled.said), _squash(turn_alone), _squash(turn_then)):
             return None
         return "the last assistant turn is rendered differently once messages follow it"
+
+
+def _texts_of(item: Any) -> Iterator[str]:
+    """Yield the strings of a message."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, dict | list | tuple):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _texts_of(part)
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:

@@ -17,6 +17,7 @@ What it does not judge is how the template shows a sampled turn: its tokens are 
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,6 @@ import numpy as np
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender, readable
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_NEUTRAL = "〇※¤#"
-"""Characters that stand for control-token text: the first that the tokenizer knows."""
 _SAMPLE = 3
 """How many turns of a sequence are checked if the template rewrites its history (one render each)."""
 _PROMPTS = 128
@@ -308,15 +307,10 @@ class Verifier:
         messages = [self._reference.prepared(message) for message in served.messages[:stop]]
         return self._reference.render(messages, [readable(tool) for tool in served.tools] or None, generate=generate)
 
-    @cached_property
-    def _neutral_mark(self) -> str:
-        known = (mark for mark in _NEUTRAL if self._decode(self._encode(mark)).strip() == mark)
-        return next(known, "x")
-
     def _neutral(self, value: Any, *, assistant: bool) -> Any:
         """Return JSON data in which control-token text is other text of the same length."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda match: self._neutral_mark * len(match.group()), value)
+            return self._pattern.sub(_other_text, value)
         if isinstance(value, Mapping):
             if value.get("role") == "assistant" and not assistant:
                 return value
@@ -367,6 +361,13 @@ class _Shown:
 
     text: str
     neutral: str
+
+
+def _other_text(match: re.Match[str]) -> str:
+    """Return text of the same length, with letters for letters, so that filters treat it alike."""
+    text = match.group()
+    turned = codecs.encode(text, "rot13")
+    return turned if turned != text else "\u3007" * len(text)
 
 
 class _Mismatch(Exception):
