@@ -286,7 +286,7 @@ class Judge:
         if full.text.startswith(served + said.text):
             return self._tail(full, "append", len(served) + len(said.text))
         if not full.text.startswith(served):
-            return self._rewritten(messages, new, tools, full, "the prompt reads otherwise")
+            return self._rewritten(messages, said, tools, full, "the prompt reads otherwise")
         alone = self._alone(messages, tools)
         end = self._end_in_history(full, alone, len(served))
         if end is None:
@@ -321,7 +321,7 @@ class Judge:
     def _rewritten(
         self,
         messages: Sequence[Message],
-        new: Sequence[Message],
+        said: Said,
         tools: Sequence[Tool] | None,
         full: Render,
         why: str,
@@ -334,7 +334,9 @@ class Judge:
         ends = [at for at in alone.marks if alone.text[slice(*at)] in self.template.stops]
         if not ends or not full.text.startswith(alone.text[: ends[-1][1]]):
             return Truth("rewrite", why=why)
-        return replace(self._tail(full, "rewrite", ends[-1][1]), why=why)
+        # A turn that was cut is closed first.
+        at = ends[-1][1] if said.stop else ends[-1][0]
+        return replace(self._tail(full, "rewrite", at), why=why)
 
     def _reads_the_same(self, alone: Render | None, served: str, said: Said, then: str) -> bool:
         """Whether history shows the turn as it was sampled (in other white space), or as the
