@@ -140,7 +140,8 @@ class Dialogue:
             place=f"{self.session.session_id}/{node.start}",
             parse=self._parse,
         )
-        self._turns.append(TurnSpan(node.start, node.stop, len(self.messages)))
+        stopped = reading.sampled.stop is not None
+        self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
         self._last = (reading.sampled, completion.output_ids)
         self._observed = False

@@ -86,7 +86,8 @@ def sequence_of(last: ServedTurn, session: Session) -> ServedSequence:
     at = len(messages)
     spans: list[TurnSpan] = []
     for turn in chain:
-        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1))
+        stopped = turn.sampled.stop is not None
+        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1, stopped))
         at -= len(turn.added) + 1
     return ServedSequence(
         session.path_ids(last.node),

@@ -207,7 +207,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
             text, finish_reason = _said(template, probe, TOOLS)
             said = template.encoder.encode(text, previous=stream[-1])
             delta = template.delta(probe.messages, probe.new, tools=TOOLS, sampled_ids=said, finish_reason=finish_reason)
-            spans.append(TurnSpan(len(stream), len(stream) + len(said), len(messages)))
+            spans.append(TurnSpan(len(stream), len(stream) + len(said), len(messages), finish_reason == "stop"))
             stream = [*stream, *said, *delta]
             messages += [turn, answer]
     except HistoryRewrittenError as error:

@@ -40,11 +40,15 @@ _PROMPTS = 128
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """Where a sampled turn is in the sequence ([start, stop) in tokens), and which message it became."""
+    """Where a sampled turn is in the sequence ([start, stop) in tokens), and which message it became.
+
+    `stopped`: it ended with a stop token; else it was cut, whatever its last token is.
+    """
 
     start: int
     stop: int
     message: int
+    stopped: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +170,22 @@ class Verifier:
             raise _Mismatch("delta")
         alone = self._prompt(served, turn.message + 1, generate=False)
         turn_ids = self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
-        self._check_between(sampled, delta, _Shown(after.text[at:], after.neutral[at:]), turn_ids)
+        shown = _Shown(after.text[at:], after.neutral[at:])
+        if turn.stopped:
+            self._check_after_stop(sampled, delta, shown, turn_ids)
+        else:
+            self._check_after_cut(delta, shown, turn_ids)
         return len(after.text)
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: _Shown) -> bool:
         """Return True if `delta` are the ids of a text that follows the turn."""
-        last = sampled[-1]
+        last = sampled[-1] if sampled else -1
         if last not in self._control:  # text continues text, where a tokenizer may have merged
             return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
 
-    def _check_between(self, sampled: list[int], delta: list[int], shown: _Shown, turn: list[int]) -> None:
+    def _check_after_stop(self, sampled: list[int], delta: list[int], shown: _Shown, turn: list[int]) -> None:
         """Compare tokens from the turn's close on.
 
         `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`: the ids of the turn as it
@@ -185,23 +193,28 @@ class Verifier:
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
-        own = self._controls(sampled)
-        if sampled and sampled[-1] in self._control:
-            closing = [place for place in controls if expected[place] == sampled[-1]]
-            count = turn.count(sampled[-1]) or sampled.count(sampled[-1])
-            others = len(self._controls(turn)) or len(own)
-            if len(closing) >= count:
-                place = closing[count - 1]
-            elif len(controls) >= others:  # history closes otherwise (gpt-oss), after as many control tokens
-                place = controls[others - 1]
-            else:
-                raise _Mismatch("delta")
-            if not self._same(delta, expected[place + 1 :], shown):
-                raise _Mismatch("delta: tokens")
-            return
-        if [*own, *self._controls(delta)] != [expected[place] for place in controls]:
+        closing = [place for place in controls if expected[place] == sampled[-1]]
+        count = turn.count(sampled[-1]) or sampled.count(sampled[-1])
+        others = len(self._controls(turn)) or len(self._controls(sampled))
+        if len(closing) >= count:
+            place = closing[count - 1]
+        elif len(controls) >= others > 0:  # history closes otherwise (gpt-oss), after as many control tokens
+            place = controls[others - 1]
+        else:
+            raise _Mismatch("delta")
+        if not self._same(delta, expected[place + 1 :], shown):
+            raise _Mismatch("delta: tokens")
+
+    def _check_after_cut(self, delta: list[int], shown: _Shown, turn: list[int]) -> None:
+        """Compare tokens with the end of what the template shows: the turn's close must be among them."""
+        expected = self._encode(shown.neutral)
+        controls, own, within = self._controls(expected), self._controls(delta), self._controls(turn)
+        closed = bool(within) and within[-1] in self._closes
+        least = len(controls) - len(within) + closed
+        if not own or len(own) < least or controls[-len(own) :] != own:
             raise _Mismatch("delta: control tokens")
-        if not self._same(delta, expected[-len(delta) :], shown, text_first=True):
+        pieces = self._pieces(expected)[-len(own) :]
+        if not all(map(self._alike, self._pieces(delta)[1:], pieces, self._piece_texts(shown)[-len(own) :])):
             raise _Mismatch("delta: tokens")
 
     # --- a sequence whose history was preserved ----------------------------------------------------
@@ -214,13 +227,13 @@ class Verifier:
         for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]][:_SAMPLE]:
             sampled = served.input_ids[turn.start : turn.stop].tolist()
             delta = served.input_ids[turn.stop : following.start].tolist()
-            self._check_tail(sampled, delta, self._shown(served, following.message))
+            ended = turn.stopped and sampled[-1] in self._control
+            self._check_tail(sampled, delta, self._shown(served, following.message), ended=ended)
 
-    def _check_tail(self, sampled: list[int], delta: list[int], shown: _Shown) -> None:
-        """The render must end with the turn's close and the delta."""
+    def _check_tail(self, sampled: list[int], delta: list[int], shown: _Shown, *, ended: bool) -> None:
+        """The render must end with the turn's close, if the model `ended` it, and the delta."""
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
-        ended = sampled[-1] in self._control
         count = len(own)
         if len(controls) < count + ended or (count and controls[-count:] != own):
             raise _Mismatch("delta: control tokens")
