@@ -171,7 +171,7 @@ class Verifier:
         alone = self._prompt(served, turn.message + 1, generate=False)
         turn_ids = self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
         shown = _Shown(after.text[at:], after.neutral[at:])
-        if turn.stopped:
+        if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
             self._check_after_stop(sampled, delta, shown, turn_ids)
         else:
             self._check_after_cut(delta, shown, turn_ids)
