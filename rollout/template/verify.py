@@ -209,8 +209,10 @@ class Verifier:
         """Compare tokens with the end of what the template shows: the turn's close must be among them."""
         expected = self._encode(shown.neutral)
         controls, own, within = self._controls(expected), self._controls(delta), self._controls(turn)
-        closed = bool(within) and within[-1] in self._closes
-        least = len(controls) - len(within) + closed
+        closing = [place for place, index in enumerate(controls) if index in self._closes]
+        count = sum(index in self._closes for index in within)
+        begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
+        least = len(controls) - begin
         if not own or len(own) < least or controls[-len(own) :] != own:
             raise _Mismatch("delta: control tokens")
         pieces = self._pieces(expected)[-len(own) :]
