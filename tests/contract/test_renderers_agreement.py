@@ -59,7 +59,7 @@ def kind_of(peer: list[int] | None, ours: list[int], careless: list[int], decode
         return "thought"
     if mine == theirs + "<think>\n":
         return "generation prompt"
-    if scenario.startswith("parts_") and '"type": "text"' in theirs:
+    if scenario == "parts_tool" and mine.count("<response>") == 2 and theirs.count("<response>") == 1:
         return "parts"
     if scenario.startswith("system_") and "Be brief" in theirs and "Be brief" not in mine:
         return "system"
