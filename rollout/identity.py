@@ -135,7 +135,7 @@ def _settled(text: str) -> str:
 
 
 def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None:
-    """Return in words how the ids differ; None if they do not, or if there are none."""
+    """Return how the ids differ, as a sentence; None if they do not, or if there are none."""
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
