@@ -2,7 +2,8 @@
 
 Invariants: every id is one that the model can sample, and there are no more than were asked for; ids
 and logprobs are aligned one to one; their number is what the engine counted; every logprob is finite
-and not above zero; the reason of the end is known and fits the ids; the weight versions cover the
+and not above zero (but for rounding); the reason of the end is known, and a stop token that it names
+is the last id; the weight versions cover the
 sampled tokens. Anything else raises `CompletionError`: nothing is corrected.
 """
 

@@ -120,7 +120,7 @@ class BodyMasker:
             raise TemplateError("the parts of a message's content form the text of a control token together: join them")
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-        """Return the spans of `text` that the markers of the render `masked` stand for.
+        """Return the spans of `text` that the markers in the render `masked` replaced.
 
         Raises `TemplateError` if the two renders differ in more than that.
         """

@@ -49,7 +49,7 @@ class ChatTemplate:
 
         template = ChatTemplate(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))
         prompt = template.prompt(messages, tools)
-        # ... the engine samples `output_ids` from `prompt`; `turn` is the message they stand for
+        # ... the engine samples `output_ids` from `prompt`; `turn` is their message
         delta = template.delta([*messages, turn], results, tools=tools, sampled_ids=output_ids)
         # the next prompt is exactly prompt + output_ids + delta
 
