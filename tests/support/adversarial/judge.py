@@ -288,7 +288,7 @@ class Judge:
         if not full.text.startswith(served):
             return self._rewritten(messages, said, tools, full, "the prompt reads otherwise")
         alone = self._alone(messages, tools)
-        end = self._end_in_history(full, alone, len(served))
+        end = self._end_in_history(full, self._in_history(messages, new, tools, full), len(served))
         if end is None:
             return Truth("rewrite", why="the turn has no end in history")
         then = full.text[len(served) : end[0]]
@@ -306,6 +306,21 @@ class Judge:
             return self.render(messages, tools, generate=False)
         except (Refused, Unclear):
             return None
+
+    def _in_history(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        full: Render,
+    ) -> Render | None:
+        """The render of the turn alone, without its reasoning if `full` does not show that."""
+        turn = {key: item for key, item in messages[-1].items() if key != "reasoning_content"}
+        without = [*messages[:-1], turn]
+        with suppress(Refused, Unclear):
+            if self.render([*without, *new], tools, generate=True).text == full.text:
+                return self._alone(without, tools)
+        return self._alone(messages, tools)
 
     def _end_in_history(self, full: Render, alone: Render | None, start: int) -> tuple[int, int] | None:
         """The place of the token that ends the turn once messages follow: as many tokens of its
