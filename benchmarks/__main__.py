@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.tables import machine
 
-PARTS = ("deltas", "templates", "loop", "throughput", "endpoint", "memory", "wire")
+PARTS = ("deltas", "templates", "texts", "loop", "throughput", "endpoint", "memory", "wire")
 INTRODUCTION = """# Speed
 
 `make bench` writes this page, from one run. Read the ratios: all ways of a table are measured in

@@ -97,6 +97,25 @@ def lengthened(given: Sequence[Conversation], turns: int) -> list[Conversation]:
     return made
 
 
+def renumbered(given: Conversation, seed: int) -> Conversation:
+    """Return the conversation with other digits in all but its system message: text of the same
+    shape that was not seen before."""
+    digits = list("0123456789")
+    random.Random(seed).shuffle(digits)
+    table = str.maketrans("0123456789", "".join(digits))
+
+    def other(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.translate(table)
+        if isinstance(value, dict):
+            return {key: other(item) for key, item in value.items()}
+        return [other(item) for item in value] if isinstance(value, list) else value
+
+    turns = [Turn(other(turn.assistant), other(turn.new)) for turn in given.turns]
+    first = [message if message["role"] == "system" else other(message) for message in given.first]
+    return Conversation(first, turns)
+
+
 def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
     """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are its own."""
     from toolroll.agents.tau_bench.package import installed, load_domain

@@ -1,7 +1,8 @@
 """Prompt building: CPU per turn, from a sampled turn and new messages to the next request's ids.
 
-The first round is not timed, so every way has its caches filled. One row of ours begins each
-conversation with empty caches instead: no text of it was seen before.
+A whole turn is timed: ours decodes and stores what was sampled, too. No conversation is played
+twice: digits differ from round to round, so that a cache helps only with what repeats in a real run
+(the system prompt, the words of tools). One row of ours begins each conversation with empty caches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clock import Laps, mean
-from benchmarks.conversations import QWEN, Conversation, Workload, as_sampled, tokenizer, workload
+from benchmarks.conversations import (
+    QWEN,
+    Conversation,
+    Workload,
+    as_sampled,
+    renumbered,
+    tokenizer,
+    workload,
+)
 from benchmarks.peers import (
     FullRender,
     PublishedLoop,
@@ -69,7 +78,7 @@ class Toolroll:
         return self._session.input_ids  # type: ignore[return-value]
 
     def sampled(self, ids: list[int]) -> None:
-        """Take in what the engine sampled; not timed, since the parser needs its text anyway."""
+        """Store and decode what the engine sampled."""
         array = np.array(ids, dtype=np.int32)
         said = Completion(array, np.zeros(len(ids), dtype=np.float32), "stop")
         node = self._session.sample(said, {})
@@ -118,7 +127,7 @@ def ways(tok: Any) -> tuple[list[Way], list[str]]:
         FullRender(tok),
         PublishedLoop(tok),
         Toolroll(tok),
-        Toolroll(tok, "toolroll, every text new", forget=True),
+        Toolroll(tok, "toolroll, empty caches", forget=True),
     ]
     peers: list[tuple[str, str, Callable[[], Way]]] = [
         ("renderers 0.1.12", "renderers", lambda: Renderers(tok)),
@@ -165,7 +174,8 @@ def measure(load: Workload, *, conversations: int, rounds: int) -> Measured:
     for number_of_round in range(rounds + 1):
         gc.collect()
         laps = found.laps if number_of_round else Laps()
-        for at, conversation in enumerate(load.conversations[:conversations]):
+        for at, given in enumerate(load.conversations[:conversations]):
+            conversation = renumbered(given, number_of_round)
             turned = at % len(candidates)
             for way in candidates[turned:] + candidates[:turned]:
                 equal = play(way, tok, conversation, load.tools, at, laps, found.prompts)
@@ -194,9 +204,9 @@ def play(
     for number_of_turn, turn in enumerate(conversation.turns[: TURNS[-1]], 1):
         ids = [*tok.encode(as_sampled(turn.assistant), add_special_tokens=False), end]
         assistant = readable(turn.assistant)
-        if isinstance(way, Toolroll):
-            way.sampled(ids)
         with laps.lap((way.name, at, number_of_turn)):
+            if isinstance(way, Toolroll):
+                way.sampled(ids)
             prompt = way.turn(assistant, ids, turn.new)
         history += [assistant, *turn.new]
         if number_of_turn in TURNS and not isinstance(way, PublishedLoop):

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.clock import Laps, mean
-from benchmarks.conversations import QWEN, Conversation, Workload, as_sampled, tokenizer, workload
+from benchmarks.conversations import (
+    QWEN,
+    Conversation,
+    Workload,
+    as_sampled,
+    renumbered,
+    tokenizer,
+    workload,
+)
 from benchmarks.deltas import FLOOR, Toolroll, floor, readable
 from benchmarks.tables import Table, number
 from toolroll.rollout.types import Message
@@ -26,21 +34,23 @@ def with_thought(assistant: Message) -> tuple[Message, str]:
 
 
 def row(name: str, load: Workload, conversations: Sequence[Conversation]) -> list[str]:
-    """Play the conversations under the template `name`, first without and then with the clock."""
+    """Play the conversations under the template `name`, first without and then with the clock and
+    other digits."""
     tok = tokenizer(name)
     way = Toolroll(tok, history="preserve")
     end = tok.convert_tokens_to_ids(STOP)
     preserved, laps = 0, Laps()
     for timed in (False, True):
         preserved, laps = 0, Laps()
-        for at, conversation in enumerate(conversations):
+        for at, given in enumerate(conversations):
+            conversation = renumbered(given, int(timed))
             with laps.lap("first"):
                 way.begin(list(conversation.first), load.tools)
             for turn in conversation.turns[:TURNS]:
                 assistant, text = with_thought(turn.assistant)
                 ids = [*tok.encode(text, add_special_tokens=False), end]
-                way.sampled(ids)
                 with laps.lap("turn"):
+                    way.sampled(ids)
                     way.turn(assistant, ids, turn.new)
             with laps.lap("verify"):
                 way.verify()
