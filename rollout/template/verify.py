@@ -17,19 +17,18 @@ What it does not judge is how the template shows a sampled turn: its tokens are 
 
 from __future__ import annotations
 
-import codecs
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender, readable
+from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
+from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConversation
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
@@ -105,37 +104,43 @@ class Verifier:
         if not served.turns:
             return None
         try:
+            messages = served.messages[: served.turns[-1].message]
+            talk = ShownConversation(self._reference, self._pattern, messages, served.tools)
             if served.preserved:
-                self._check_preserved(served)
+                self._check_preserved(served, talk)
             else:
-                self._check_all(served)
+                self._check_all(served, talk)
         except _Mismatch as found:
             return found.kind
+        except NeutralTextError as error:
+            return str(error)
         except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
 
     # --- a sequence that the template only appends to ----------------------------------------------
 
-    def _check_all(self, served: ServedSequence) -> None:
+    def _check_all(self, served: ServedSequence, talk: ShownConversation) -> None:
         first, last = served.turns[0].message, served.turns[-1].message
-        begin = self._shown(served, first)
-        self._check_prompt(served, begin)
+        begin = talk.prompt(first)
+        self._check_prompt(served, talk)
         if first == last:
             return
-        whole = self._shown(served, last)
+        whole = talk.prompt(last)
         if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
         at = len(begin.text)
         for turn, following in zip(served.turns, served.turns[1:], strict=False):
-            at = self._check_delta(served, turn, following, whole, at)
+            at = self._check_delta(served, talk, turn, following, whole, at)
         if at != len(whole.text):
             raise _Mismatch("delta: text is missing")
 
-    def _check_prompt(self, served: ServedSequence, shown: _Shown) -> None:
+    def _check_prompt(self, served: ServedSequence, talk: ShownConversation) -> None:
         if self._reference.shows_date and self._now.date() != datetime.now().date():
             return
-        shown = _Shown(self._hooked(shown.text, served), self._hooked(shown.neutral, served))
+        first = served.turns[0].message
+        shown = talk.prompt(first)
+        shown = Shown(self._hooked(shown.text, talk), self._hooked(shown.neutral, talk))
         prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(shown.text)
         ids = prompt.tolist()
         if shown.neutral == shown.text:
@@ -151,11 +156,19 @@ class Verifier:
                 return
             raise _Mismatch("prompt: tokens")
         # In the context of a fork, control-token text of the assistant is text as well.
-        others = self._shown(served, served.turns[0].message, assistant=True).neutral
-        if self._controls(ids) != self._controls(self._encode(self._hooked(others, served))):
+        others = talk.prompt(first, assistant=True).neutral
+        if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
             raise _Mismatch("prompt: control tokens")
 
-    def _check_delta(self, served: ServedSequence, turn: TurnSpan, following: TurnSpan, whole: _Shown, at: int) -> int:
+    def _check_delta(
+        self,
+        served: ServedSequence,
+        talk: ShownConversation,
+        turn: TurnSpan,
+        following: TurnSpan,
+        whole: Shown,
+        at: int,
+    ) -> int:
         """Check what follows the turn that begins at `at` in the render; return where the next begins."""
         sampled = served.input_ids[turn.start : turn.stop].tolist()
         delta = served.input_ids[turn.stop : following.start].tolist()
@@ -163,21 +176,21 @@ class Verifier:
         start = at + len(said)
         if said and whole.text.startswith(said + text, at):
             stop = start + len(text)
-            if self._is_encoded(sampled, delta, _Shown(whole.text[start:stop], whole.neutral[start:stop])):
+            if self._is_encoded(sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])):
                 return stop
-        before, after = self._shown(served, turn.message), self._shown(served, following.message)
+        before, after = talk.prompt(turn.message), talk.prompt(following.message)
         if before.text != whole.text[:at] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
-        alone = self._prompt(served, turn.message + 1, generate=False)
+        alone = talk.without_prompt(turn.message + 1)
         turn_ids = self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
-        shown = _Shown(after.text[at:], after.neutral[at:])
+        shown = Shown(after.text[at:], after.neutral[at:])
         if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
             self._check_after_stop(sampled, delta, shown, turn_ids)
         else:
             self._check_after_cut(delta, shown, turn_ids)
         return len(after.text)
 
-    def _is_encoded(self, sampled: list[int], delta: list[int], shown: _Shown) -> bool:
+    def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
         """Return True if `delta` are the ids of a text that follows the turn."""
         last = sampled[-1] if sampled else -1
         if last not in self._control:  # text continues text, where a tokenizer may have merged
@@ -185,7 +198,7 @@ class Verifier:
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
 
-    def _check_after_stop(self, sampled: list[int], delta: list[int], shown: _Shown, turn: list[int]) -> None:
+    def _check_after_stop(self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]) -> None:
         """Compare tokens from the turn's close on.
 
         `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`: the ids of the turn as it
@@ -205,7 +218,7 @@ class Verifier:
         if not self._same(delta, expected[place + 1 :], shown):
             raise _Mismatch("delta: tokens")
 
-    def _check_after_cut(self, delta: list[int], shown: _Shown, turn: list[int]) -> None:
+    def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
         """Compare tokens with the end of what the template shows: the turn's close must be among them."""
         expected = self._encode(shown.neutral)
         controls, own, within = self._controls(expected), self._controls(delta), self._controls(turn)
@@ -221,18 +234,18 @@ class Verifier:
 
     # --- a sequence whose history was preserved ----------------------------------------------------
 
-    def _check_preserved(self, served: ServedSequence) -> None:
+    def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
         """The template rewrites history: a sample of deltas must be the end of the render at their time."""
-        self._check_prompt(served, self._shown(served, served.turns[0].message))
+        self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
         middle = len(gaps) // 2
         for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]][:_SAMPLE]:
             sampled = served.input_ids[turn.start : turn.stop].tolist()
             delta = served.input_ids[turn.stop : following.start].tolist()
             ended = turn.stopped and sampled[-1] in self._control
-            self._check_tail(sampled, delta, self._shown(served, following.message), ended=ended)
+            self._check_tail(sampled, delta, talk.prompt(following.message), ended=ended)
 
-    def _check_tail(self, sampled: list[int], delta: list[int], shown: _Shown, *, ended: bool) -> None:
+    def _check_tail(self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool) -> None:
         """The render must end with the turn's close, if the model `ended` it, and the delta."""
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
@@ -257,7 +270,7 @@ class Verifier:
 
     # --- tokens ------------------------------------------------------------------------------------
 
-    def _same(self, given: list[int], expected: list[int], shown: _Shown, *, text_first: bool = False) -> bool:
+    def _same(self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False) -> bool:
         """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with `expected`.
 
         `text_first`: what precedes the first control token continues a text, so only its text counts.
@@ -274,7 +287,7 @@ class Verifier:
             own, wanted, texts = own[1:], wanted[1:], texts[1:]
         return all(map(self._alike, own, wanted, texts))
 
-    def _alike(self, own: list[int], wanted: list[int], shown: _Shown) -> bool:
+    def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
         """Return True if a piece has the ids that are wanted, or, if it holds control-token text, its text."""
         if shown.text == shown.neutral:
             return own == wanted
@@ -293,46 +306,13 @@ class Verifier:
                 pieces[-1].append(index)
         return pieces
 
-    def _piece_texts(self, shown: _Shown) -> list[_Shown]:
+    def _piece_texts(self, shown: Shown) -> list[Shown]:
         """Cut a text where its neutral form has control tokens."""
         pieces, at = [], 0
         for match in self._exact.finditer(shown.neutral):
-            pieces.append(_Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
+            pieces.append(Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
             at = match.end()
-        return [*pieces, _Shown(shown.text[at:], shown.neutral[at:])]
-
-    def _shown(self, served: ServedSequence, stop: int, *, assistant: bool = False) -> _Shown:
-        """Return the prompt after `stop` messages, and the same with neutral control-token text.
-
-        `assistant`: in messages of the assistant as well.
-        """
-        messages = [self._reference.prepared(message) for message in served.messages[:stop]]
-        tools = [readable(tool) for tool in served.tools]
-        text = self._reference.render(messages, tools or None)
-        given = {"messages": messages, "tools": tools}
-        changed = self._neutral(given, assistant=assistant)
-        if changed == given:
-            return _Shown(text, text)
-        shown = self._reference.render(changed["messages"], changed["tools"] or None)
-        if len(shown) != len(text):
-            raise _Mismatch("control-token text changes the render")
-        return _Shown(text, shown)
-
-    def _prompt(self, served: ServedSequence, stop: int, *, generate: bool = True) -> str:
-        messages = [self._reference.prepared(message) for message in served.messages[:stop]]
-        return self._reference.render(messages, [readable(tool) for tool in served.tools] or None, generate=generate)
-
-    def _neutral(self, value: Any, *, assistant: bool) -> Any:
-        """Return JSON data in which control-token text is other text of the same length."""
-        if isinstance(value, str):
-            return self._pattern.sub(_other_text, value)
-        if isinstance(value, Mapping):
-            if value.get("role") == "assistant" and not assistant:
-                return value
-            return {self._neutral(name, assistant=assistant): self._neutral(item, assistant=assistant) for name, item in value.items()}
-        if isinstance(value, list):
-            return [self._neutral(item, assistant=assistant) for item in value]
-        return value
+        return [*pieces, Shown(shown.text[at:], shown.neutral[at:])]
 
     # --- transformers and the tokenizer ------------------------------------------------------------
 
@@ -355,34 +335,15 @@ class Verifier:
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]
 
-    def _hooked(self, text: str, served: ServedSequence) -> str:
+    def _hooked(self, text: str, talk: ShownConversation) -> str:
         """Return the render of a prompt as the hook changes it."""
         if self._head_hook is None:
             return text
-        lead = takewhile(lambda message: message["role"] in ("system", "developer"), served.messages)
-        shown = [self._reference.prepared(message) for message in lead]
         try:
-            head = self._reference.render(shown, [readable(tool) for tool in served.tools] or None, generate=False)
+            head = talk.head()
         except RENDER_ERRORS:  # the template asks for a user message
             head = ""
-        if not text.startswith(head):
-            return text
-        return self._head_hook(head) + text[len(head) :]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A render, or a part of one, and the same with neutral bodies."""
-
-    text: str
-    neutral: str
-
-
-def _other_text(match: re.Match[str]) -> str:
-    """Return text of the same length, with letters for letters, so that filters treat it alike."""
-    text = match.group()
-    turned = codecs.encode(text, "rot13")
-    return turned if turned != text else "\u3007" * len(text)
+        return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
 
 
 class _Mismatch(Exception):
