@@ -1,7 +1,9 @@
-"""What live episodes hold: bytes a token, and the cost of a full garbage collection."""
+"""Start and memory: what a process takes before its first episode, what live episodes hold, and what
+a full garbage collection costs then."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
 import subprocess
@@ -10,12 +12,31 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.conversations import tokenizer, workload
+from benchmarks.stub import stub
 from benchmarks.tables import Table, number
+from benchmarks.world import Material, RecordedFactory, RecordedWorld, material
+from toolroll.agents.tool_calling import make_agent
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.served import ServedModel
 from toolroll.rollout.session import Session
-from toolroll.rollout.types import Completion, WeightVersion
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import (
+    Action,
+    Completion,
+    EnvironmentOptions,
+    Episode,
+    GenerateRequest,
+    StepResult,
+    WeightVersion,
+)
 
 TURNS = 20
 TOKENS = 12_000
@@ -98,16 +119,120 @@ def resident(episodes: int) -> float:
     return float(done.stdout.split()[-1])
 
 
+class CountingEngine(Engine):
+    """Keeps the length of each session: its last prompt and answer."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.lengths: dict[str, int] = {}
+
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """Generate, and note the length."""
+        found = await super().generate(request, progress=progress)
+        self.lengths[request.session_id] = len(request.input_ids) + len(found.output_ids)
+        return found
+
+
+class HeldFactory(RecordedFactory):
+    """Environments that wait in their last step, so that all episodes are alive at once."""
+
+    def __init__(self, given: Material, turns: int) -> None:
+        super().__init__(given, turns=turns)
+        self.waiting = 0
+
+    def make(self, options: EnvironmentOptions) -> RecordedWorld:
+        """Return a fresh one."""
+        made = super().make(options)
+        made.blocking = False  # type: ignore[misc]
+        step, left = made.step, self._turns
+
+        async def held(action: Action) -> StepResult:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.waiting += 1
+                await asyncio.Event().wait()
+            found = step(action)
+            assert isinstance(found, StepResult)
+            return found
+
+        made.step = held  # type: ignore[method-assign]
+        return made
+
+
+async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
+    """Return the bytes a token that whole episodes hold: messages, environment, agent and session."""
+    template = ChatTemplate(tok)
+    parser = get_parser("hermes", template.encoder.control)
+    engine = CountingEngine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
+    async with ServedModel(engine, template, parser) as served:
+        await _held_bytes(served, engine, given, 4)  # caches and imports
+        used = await _held_bytes(served, engine, given, episodes)
+    return used / sum(engine.lengths.values())
+
+
+async def _held_bytes(served: ServedModel, engine: CountingEngine, given: Material, episodes: int) -> int:
+    factory, engine.lengths = HeldFactory(given, TURNS), {}
+    settings = RunSettings({"max_new_tokens": 512}, concurrency=episodes, max_num_steps=4 * TURNS)
+    runner = Runner(factory, lambda: make_agent(served, {"parallel_calls": "first"}), settings)
+    gc.collect()
+    tracemalloc.start()
+    ended: list[Episode] = []
+    running = asyncio.create_task(runner.run(factory.tasks("test")[:episodes], ended.append))
+    while factory.waiting < episodes and not ended and not running.done():
+        await asyncio.sleep(0.01)
+    if ended or running.done():
+        raise RuntimeError(f"an episode has ended: {ended[:1]}")
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    running.cancel()
+    await asyncio.wait([running])
+    return used
+
+
+_START = """
+import time
+from benchmarks.memory import rss
+import toolroll.agents.tool_calling, toolroll.rollout.served
+print(rss(), time.process_time())
+from benchmarks.conversations import tokenizer
+tok = tokenizer()
+print(rss(), time.process_time())
+from toolroll.rollout.template import ChatTemplate
+template = ChatTemplate(tok)
+template.first_prompt([{"role": "user", "content": "Hi"}], [])
+print(rss(), time.process_time())
+"""
+
+
+def start() -> list[list[str]]:
+    """Return the rows of a fresh process: its memory and CPU after each step of its start."""
+    done = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True, timeout=600)
+    steps = ("imports", "and the tokenizer (151,643 tokens)", "and the chat template, certified, with one prompt")
+    found = [line.split() for line in done.stdout.splitlines()]
+    return [
+        [f"start: {step}", f"{number(float(size))} MiB, {number(float(cpu))} s of CPU"]
+        for step, (size, cpu) in zip(steps, found, strict=True)
+    ]
+
+
 def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
     episodes = 512 if quick else 4096
-    made = Table("Memory of live episodes (12,000 tokens, 20 turns)", ["", "toolroll"])
+    made = Table("Start, and memory of live episodes (20 turns)", ["", "toolroll"])
+    made.rows += start()
+    tok = tokenizer()
+    given = material(workload(), tok)
+    with stub(given.replies) as url:
+        whole = asyncio.run(live(url, given, tok, 64 if quick else 256))
+    made.rows.append(["bytes a token of whole episodes", number(whole)])
     few, many = held(10), held(40)
-    made.rows.append(["bytes a token, 10 turns", number(few)])
-    made.rows.append(["bytes a token, 20 turns", number(held(TURNS))])
-    made.rows.append(["bytes a token, 40 turns, the same tokens", number(many)])
+    made.rows.append(["bytes a token of sessions alone, 10 turns", number(few)])
+    made.rows.append(["bytes a token of sessions alone, 20 turns", number(held(TURNS))])
+    made.rows.append(["bytes a token of sessions alone, 40 turns, the same tokens", number(many)])
     grown = resident(episodes) * 4096 / episodes
-    made.rows.append([f"MiB of 4,096 live episodes{' (from 512)' if quick else ''}", number(grown)])
+    made.rows.append([f"MiB of 4,096 live sessions{' (from 512)' if quick else ''}", number(grown)])
     paused, lists = collection(1024), collection(256, as_lists) * 4
     made.rows.append(["ms of a full collection for 1,024 live episodes", number(max(paused, 0.0))])
     made.rows.append(["the same in Python lists (from 256)", number(lists)])

@@ -29,6 +29,9 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 _COUNT = b"77777777"
 """Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with spaces."""
+_ID = b"0" * 32
+"""Stands for the request's own id in a reply."""
+_RID = b'"rid":"'
 
 
 def _prompt_tokens(body: bytes) -> int:
@@ -78,6 +81,9 @@ class _Connection(asyncio.BufferedProtocol):
         plain, with_logprobs = next(self._replies)
         wanted = b'"return_logprob":true' in body or b'"return_logprob": true' in body
         reply = (with_logprobs if wanted else plain).replace(_COUNT, b"%8d" % _prompt_tokens(body))
+        at = body.find(_RID)
+        if at >= 0:
+            reply = reply.replace(_ID, body[at + len(_RID) : at + len(_RID) + len(_ID)])
         if self._latency:
             asyncio.get_running_loop().call_later(self._latency, self._write, reply)
         else:
@@ -113,7 +119,7 @@ def _response(body: dict[str, Any]) -> bytes:
 def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
     """An answer of SGLang's that says `text`."""
     meta: dict[str, Any] = {
-        "id": "0" * 32,
+        "id": _ID.decode(),
         "finish_reason": {"type": "stop", "matched": ids[-1]},
         "prompt_tokens": int(_COUNT),
         "completion_tokens": len(ids),

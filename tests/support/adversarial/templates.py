@@ -88,7 +88,7 @@ TESTS: Mapping[str, str] = {
     "concat": "{% if '' ~ ':' ~ {X} == ':python' or 'a' ~ {X} == 'aok' %}[+]{% endif %}",
     "lookup": "{{ {'python': 'P', 'now': 'N', 'ok': 'K', '42': 'X'}.get({X}, '?') }}",
     "subscript": "{% set d = {'python': 'P', 'ok': 'K'} %}{% if {X} in d %}{{ d[{X}] }}{% endif %}",
-    "constants": "{% for w in ['python', 'now', 'ok', 'Paris'] %}{% if w in {X} %}[{{ w }}]{% endif %}{% endfor %}",
+    "constants": "{% set x = {X} %}{% for w in ['python', 'now', 'ok', 'Paris'] %}{% if w in x %}[{{ w }}]{% endif %}{% endfor %}",
     "compare": "{% if {X} > 'h' %}[h]{% endif %}",
     "count": "{% if {X}.count('a') > 1 %}[a]{% endif %}",
     "find": "{% if {X}.find('o') == 1 %}[o]{% endif %}",
