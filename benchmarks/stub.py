@@ -113,7 +113,6 @@ def _response(body: dict[str, Any]) -> bytes:
 def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
     """An answer of SGLang's that says `text`."""
     meta: dict[str, Any] = {
-        "id": "0" * 32,
         "finish_reason": {"type": "stop", "matched": ids[-1]},
         "prompt_tokens": int(_COUNT),
         "completion_tokens": len(ids),
