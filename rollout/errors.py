@@ -11,6 +11,8 @@ from typing import Any
 
 _TRACEBACK = 4000
 """Characters of a traceback that an episode's `info` keeps: its end."""
+_TEXT = 2000
+"""Characters of a message that errors and episodes keep: its beginning."""
 
 
 class ToolrollError(Exception):
@@ -36,6 +38,10 @@ class EngineError(RolloutError):
         self.status = status
         self.body = body
         self.attempts = attempts
+
+
+class EngineUnreachableError(EngineError):
+    """Nothing has answered at the engine's address for `engine_timeout` seconds."""
 
 
 class ContextOverflowError(EngineError):
@@ -82,12 +88,21 @@ class ActionError(ToolrollError):
     observation."""
 
 
+def capped(text: str) -> str:
+    """Return the first 2,000 characters of `text`, and how many more there were."""
+    if len(text) <= _TEXT:
+        return text
+    return f"{text[:_TEXT]}... ({len(text) - _TEXT:,} more characters)"
+
+
 def describe(error: BaseException) -> dict[str, Any]:
-    """`error` as plain data for an episode's `info`: type, message, an engine's status and attempts, the traceback of an environment's
-    own error."""
-    data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    """Return `error` as plain data for an episode's `info`, with its texts capped.
+
+    An engine's error has its status, attempts and body, an environment's own error its traceback.
+    """
+    data: dict[str, Any] = {"type": type(error).__name__, "message": capped(str(error))}
     if isinstance(error, EngineError):
-        data |= {"status": error.status, "attempts": error.attempts, "body": error.body[:2000]}
+        data |= {"status": error.status, "attempts": error.attempts, "body": capped(error.body)}
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
