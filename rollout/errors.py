@@ -41,7 +41,10 @@ class EngineError(RolloutError):
 
 
 class EngineUnreachableError(EngineError):
-    """Nothing has answered at the engine's address for `engine_timeout` seconds."""
+    """A server has not answered at all for `engine_timeout` seconds.
+
+    It says nothing about the episode: agents let it pass, and a run ends with it.
+    """
 
 
 class ContextOverflowError(EngineError):

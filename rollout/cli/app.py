@@ -33,6 +33,10 @@ T = TypeVar("T")
 _Processes = Annotated[
     int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
 ]
+_EngineTimeout = Annotated[
+    float | None,
+    typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
+]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
@@ -104,6 +108,7 @@ def run(
     step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
+    engine_timeout: _EngineTimeout = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
     processes: _Processes = None,
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,

@@ -80,7 +80,7 @@ class Engine:
         self._facts_so_far = ModelFacts()
         self._sleep = sleep
         self._transport = Transport(self.config)
-        self._outage = Outage(self.url, self.health, timeout=self.config.engine_timeout, sleep=sleep)
+        self._outage = Outage(f"the engine at {self.url}", self.health, timeout=self.config.engine_timeout, sleep=sleep)
         self._closings = 0
         self._workers: list[str] | None = None
         self._in_flight: set[str] = set()
@@ -110,13 +110,12 @@ class Engine:
     # --- generate ----------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
-        """One turn. `progress` is called with the ids sampled so far, as they come; what it was told is not sampled anew, so that a
-        stream that breaks off later is an error.
+        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks off after that is an error.
 
         An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
         `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not exist, a
-        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the
-        attempts that could help).
+        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
+        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the attempts that could help).
         """
         facts = await self._check(request)
         began = perf_counter()

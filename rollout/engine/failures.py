@@ -18,6 +18,7 @@ import orjson
 
 from toolroll.rollout.errors import capped
 
+NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
 """What a router says if all its workers are down."""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
@@ -68,7 +69,7 @@ def from_exception(error: Exception) -> Failure:
     """Return the failure if no whole answer came: refused, reset, timed out."""
     unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return Failure(
-        message=f"no answer from the engine: {capped(reason(error))}",
+        message=f"{NO_ANSWER}{capped(reason(error))}",
         status=None,
         retry=True,
         lost=unsent or not isinstance(error, TimeoutError),

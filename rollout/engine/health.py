@@ -22,6 +22,26 @@ class Health:
     down: bool = False
 
 
+async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
+    """Ask whether anything answers at `base_url`, the address of an OpenAI-compatible server.
+
+    What it answers does not matter: not all of them list their models.
+    """
+    headers = {"Authorization": authorization} if authorization else {}
+    limits = aiohttp.ClientTimeout(total=_TIMEOUT)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limits, headers=headers) as session,
+            session.get(f"{base_url}/models", allow_redirects=False) as response,
+        ):
+            status = response.status
+    except NETWORK_ERRORS as error:
+        return Health(False, f"nothing answers at {base_url} ({reason(error)})", down=True)
+    if status in _DOWN:
+        return Health(False, f"{base_url} answers {status}", down=True)
+    return Health(True)
+
+
 async def check_health(transport: Transport, url: str) -> Health:
     """Ask `/health`."""
     try:

@@ -1,4 +1,4 @@
-"""`Outage`: waits for an engine that does not answer, once for all the requests that noticed.
+"""`Outage`: waits for a server that does not answer, once for all the requests that noticed.
 
 Invariants: at most one request probes at a time, whatever number waits; time in an outage costs no
 attempt and no part of a deadline; after `timeout` seconds every waiting request fails at once, and
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from time import perf_counter
 
+from toolroll.rollout.engine.failures import NO_ANSWER
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.errors import EngineUnreachableError
 
@@ -31,11 +32,14 @@ class _State(Enum):
 
 
 class Outage:
-    """`probe` asks the engine at `url` for its health; `timeout` 0 never waits."""
+    """`probe` asks `server`, such as "the engine at http://...", for its health.
+
+    `timeout`: the longest time to wait, in seconds; 0 never waits.
+    """
 
     def __init__(
         self,
-        url: str,
+        server: str,
         probe: Callable[[], Awaitable[Health]],
         *,
         timeout: float,
@@ -43,7 +47,7 @@ class Outage:
     ) -> None:
         self.ended = 0
         """How many outages have ended, well or not: a request remembers it when it is sent."""
-        self._url = url
+        self._server = server
         self._probe = probe
         self._timeout = timeout
         self._sleep = sleep
@@ -52,13 +56,14 @@ class Outage:
         self._probing: asyncio.Task[_State] | None = None
 
     async def over(self, ended: int, why: str) -> bool:
-        """Wait until the engine answers. Return False if it does already, or if nobody waits.
+        """Wait until the server answers. Return False if it does already, or if nobody waits.
 
         `ended`: its value when the request was sent that failed with `why`. Raise
-        `EngineUnreachableError` if the engine does not answer in time.
+        `EngineUnreachableError` if the server does not answer in time.
         """
         if not self._timeout:
             return False
+        why = why.removeprefix(NO_ANSWER)
         state = self._state
         if self.ended == ended:
             if self._probing is None or self._probing.done():
@@ -69,7 +74,7 @@ class Outage:
                 return False
             state = probing.result()
         if state is _State.LOST:
-            raise EngineUnreachableError(f"the engine at {self._url} has not answered for {self._timeout:g} s: {why}")
+            raise EngineUnreachableError(f"{self._server} has not answered for {self._timeout:g} s: {why}")
         return state is _State.BACK
 
     async def aclose(self) -> None:
@@ -84,8 +89,8 @@ class Outage:
             return _State.ANSWERS
         if not self._waited:
             logger.warning(
-                "the engine at %s does not answer (%s): waiting for it, up to %g s",
-                self._url,
+                "%s does not answer (%s): waiting for it, up to %g s",
+                self._server,
                 why,
                 self._timeout,
             )
@@ -95,7 +100,7 @@ class Outage:
             await self._sleep(pause)
             self._waited += pause
             if not await self._down():
-                logger.warning("the engine at %s answers again", self._url)
+                logger.warning("%s answers again", self._server)
                 self._waited = 0.0
                 return self._end(_State.BACK)
             pause = min(2 * pause, _LONGEST_PAUSE)
