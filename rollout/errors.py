@@ -13,6 +13,15 @@ _TRACEBACK = 4000
 """Characters of a traceback that an episode's `info` keeps: its end."""
 _TEXT = 2000
 """Characters of a message that errors and episodes keep: its beginning."""
+_SLACK = 200
+"""So much more is not worth a cut: a cut text stays as it is where it is quoted and capped again."""
+
+
+def capped(text: str, limit: int = _TEXT) -> str:
+    """Return the first `limit` characters of `text`, and how many more there were."""
+    if len(text) <= limit + _SLACK:
+        return text
+    return f"{text[:limit]}... ({len(text) - limit:,} more characters)"
 
 
 class ToolrollError(Exception):
@@ -24,7 +33,13 @@ class UsageError(ToolrollError):
 
 
 class RolloutError(ToolrollError):
-    """A part of the rollout failed in a way that the model did not cause."""
+    """A part of the rollout failed in a way that the model did not cause.
+
+    The message is capped: it may quote what a server or an environment said.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(capped(message))
 
 
 class EngineError(RolloutError):
@@ -36,7 +51,7 @@ class EngineError(RolloutError):
     def __init__(self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1) -> None:
         super().__init__(message)
         self.status = status
-        self.body = body
+        self.body = capped(body)
         self.attempts = attempts
 
 
@@ -89,13 +104,6 @@ class TimeLimitError(RolloutError):
 class ActionError(ToolrollError):
     """Raised by an environment where the model's action is at fault; the text goes back to the model as the
     observation."""
-
-
-def capped(text: str) -> str:
-    """Return the first 2,000 characters of `text`, and how many more there were."""
-    if len(text) <= _TEXT:
-        return text
-    return f"{text[:_TEXT]}... ({len(text) - _TEXT:,} more characters)"
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -18,6 +18,9 @@ import orjson
 
 from toolroll.rollout.errors import capped
 
+_MESSAGE = 1500
+_READ = 1 << 20
+"""Bytes of an error's body that are looked at."""
 NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
 """What a router says if all its workers are down."""
@@ -51,10 +54,10 @@ class Failure:
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
     """Return the failure in an HTTP answer that is not 200."""
-    text = body.decode("utf-8", "replace")
+    text = body[:_READ].decode("utf-8", "replace")
     message = message_of(text)
     return Failure(
-        message=capped(message) or f"HTTP {status}",
+        message=capped(message, _MESSAGE) or f"HTTP {status}",
         status=status,
         body=capped(text),
         retry=status in _RETRYABLE,
@@ -69,7 +72,7 @@ def from_exception(error: Exception) -> Failure:
     """Return the failure if no whole answer came: refused, reset, timed out."""
     unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return Failure(
-        message=f"{NO_ANSWER}{capped(reason(error))}",
+        message=f"{NO_ANSWER}{capped(reason(error), _MESSAGE)}",
         status=None,
         retry=True,
         lost=unsent or not isinstance(error, TimeoutError),
