@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolroll.rollout.errors import EngineUnreachableError, RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -157,7 +158,8 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                result = await self._solve(task, sample, seed)
+                with pausable(limit):
+                    result = await self._solve(task, sample, seed)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -1,7 +1,7 @@
 """`Outage`: waits for a server that does not answer, once for all the requests that noticed.
 
 Invariants: at most one request probes at a time, whatever number waits; time in an outage costs no
-attempt and no part of a deadline; after `timeout` seconds every waiting request fails at once, and
+attempt and no part of a deadline or of an episode's time limit; after `timeout` seconds every waiting request fails at once, and
 later ones fail after a single probe.
 """
 
@@ -16,6 +16,7 @@ from time import perf_counter
 from toolroll.rollout.engine.failures import NO_ANSWER
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.errors import EngineUnreachableError
+from toolroll.rollout.time_limit import not_counted
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class Outage:
             if self._probing is None or self._probing.done():
                 self._probing = asyncio.get_running_loop().create_task(self._watch(why))
             probing = self._probing
-            await asyncio.wait([probing])
+            with not_counted():
+                await asyncio.wait([probing])
             if probing.cancelled():
                 return False
             state = probing.result()

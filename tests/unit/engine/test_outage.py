@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.client import Pauses, client, request
+from support.clock import skip
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
@@ -24,8 +25,8 @@ from toolroll.rollout.errors import EngineError, EngineUnreachableError
 from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.rollout.types import Episode, Status, StopReason
 
 UP, DOWN = Health(True), Health(False, "no", down=True)
 
@@ -233,6 +234,41 @@ async def test_an_engine_that_is_killed_for_good_ends_the_run_which_goes_on_late
         await run(model, 60, episodes, done)
     assert len({episode.task_id for episode in episodes}) == 60 == len(episodes)
     assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
+
+
+async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
+    """Nor is it given back: what was left of the limit is left when the engine is back."""
+    dead, hold, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    engines: list[EmbeddedEngine] = []
+
+    def holds(seen: PolicyRequest) -> Reply:
+        late.set()
+        return Reply("Goodbye.", hold=hold)
+
+    async with AsyncExitStack() as stack:
+        engines.append(await stack.enter_async_context(EmbeddedEngine(tokenizer, look)))
+        port = int(engines[0].url.rpartition(":")[2])
+
+        async def sleep(seconds: float) -> None:
+            if not dead.is_set():
+                dead.set()
+                skip(5000)
+                return
+            await stack.enter_async_context(EmbeddedEngine(tokenizer, holds, port=port))
+
+        async with served(tokenizer, engines[0].url, sleep) as model:
+            await model.engine.facts()
+            await engines[0].kill()
+            episodes: list[Episode] = []
+            settings = RunSettings({"max_new_tokens": 64}, episode_timeout=600)
+            factory = PondFactory(1)
+            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+            playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+            await late.wait()
+            assert dead.is_set() and not playing.done()
+            skip(601)
+            await playing
+    assert [episode.result.stop_reason for episode in episodes] == [StopReason.TIME_LIMIT]
 
 
 # --- whoever else is asked ----------------------------------------------------------------------
