@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
@@ -25,6 +24,7 @@ from toolroll.rollout.cli.settings import default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.event_loop import run as run_loop
 from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.runner import RunStoppedError
 from toolroll.rollout.testing.serve import serve
@@ -258,7 +258,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; a group of errors that are all the same kind is raised as the first of them."""
     try:
-        return asyncio.run(main)
+        return run_loop(main)
     except* ToolrollError as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
