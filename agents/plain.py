@@ -20,7 +20,7 @@ from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError
 from toolroll.rollout.executor import RunsOffLoop
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
@@ -82,7 +82,7 @@ class PlainAgent(ABC):
             how = (sampling_params or {}, max_num_steps, session_id or task.id)
             reason = await self._interact(world, record, messages, tools, how)
             reward = await record.reward(reason, world, self._policy.invalid_penalty)
-        except UsageError:
+        except (UsageError, EngineUnreachableError):
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
             reason = record.fail(error)

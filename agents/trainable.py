@@ -26,7 +26,7 @@ from toolroll.agents.world import World
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
-from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -90,8 +90,8 @@ class TrainableAgentMixin:
         """Play one episode of `env` and return it; at most `max_num_steps` turns of the model.
 
         `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index` chooses the task where no `task` is
-        given. Raises `UsageError` for settings that cannot work, and `CancelledError`; everything else becomes the result's
-        status, stop reason and `info["error"]`.
+        given. Raises `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set), and
+        `CancelledError`; everything else becomes the result's status, stop reason and `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
@@ -104,7 +104,7 @@ class TrainableAgentMixin:
             reason = await self._interact(world, dialogue, record, params, max_num_steps)
             await dialogue.settle()
             reward = await record.reward(reason, world, self.policy.invalid_penalty)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineUnreachableError):
             if dialogue is not None:
                 dialogue.cancel_checks()
             raise

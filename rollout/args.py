@@ -32,6 +32,7 @@ class RolloutArgs(BaseModel):
     verify: Literal["off", "sample", "always"] = "sample"
     max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
     return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
+    engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")
     concurrency: int = Field(64, ge=1)
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
 

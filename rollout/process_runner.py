@@ -23,6 +23,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.event_loop import run
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
@@ -163,7 +164,7 @@ def _main(open_: Open, share: int, channel: socket.socket) -> None:
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _QUIET)
-    asyncio.run(_serve(open_, share, channel))
+    run(_serve(open_, share, channel))
 
 
 async def _serve(open_: Open, share: int, channel: socket.socket) -> None:

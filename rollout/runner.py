@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.errors import RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.errors import EngineUnreachableError, RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -121,9 +122,10 @@ class Runner:
     ) -> None:
         """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode in, in the order of finishing.
 
-        Raises `UsageError` as soon as one episode shows that the settings cannot work, and `RunStoppedError` as soon as
-        `give_up_after` attempts in a row have failed; the others are cancelled, and their requests aborted at the engine. So are
-        they when this call is cancelled.
+        Raises `UsageError` as soon as one episode shows that the settings cannot work, and
+        `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
+        not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
+        at the engine. So are they when this call is cancelled.
         """
         todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
         rest = iter(todo)
@@ -156,7 +158,8 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                result = await self._solve(task, sample, seed)
+                with pausable(limit):
+                    result = await self._solve(task, sample, seed)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -180,6 +183,11 @@ class Runner:
                 seed=seed,
                 session_id=session_id(name, task.id, sample),
             )
+        except EngineUnreachableError as error:  # it is no failure of this episode
+            raise RunStoppedError(
+                f"{error}. What was finished is kept; with that server back, the same command goes on from there.",
+                describe(error),
+            ) from error
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)

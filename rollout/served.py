@@ -91,6 +91,7 @@ class ServedModel:
             context_length=args.context_length,
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
+            engine_timeout=args.engine_timeout,
             return_routed_experts=args.return_routed_experts,
         )
         return cls(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
@@ -25,6 +24,7 @@ from toolroll.rollout.cli.settings import default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.event_loop import run as run_loop
 from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.runner import RunStoppedError
 from toolroll.rollout.testing.serve import serve
@@ -32,6 +32,10 @@ from toolroll.rollout.testing.serve import serve
 T = TypeVar("T")
 _Processes = Annotated[
     int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
+]
+_EngineTimeout = Annotated[
+    float | None,
+    typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
 ]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
@@ -104,6 +108,7 @@ def run(
     step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
+    engine_timeout: _EngineTimeout = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
     processes: _Processes = None,
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
@@ -253,7 +258,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; a group of errors that are all the same kind is raised as the first of them."""
     try:
-        return asyncio.run(main)
+        return run_loop(main)
     except* ToolrollError as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):

@@ -104,6 +104,7 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
         history=config.history,
         verify=config.verify,
         concurrency=config.concurrency,
+        engine_timeout=config.engine_timeout,
         allow_model_mismatch=config.allow_model_mismatch,
     )
 
@@ -114,6 +115,7 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
         base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
+        engine_timeout=config.engine_timeout,
         api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)

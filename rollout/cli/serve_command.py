@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import json_object
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.event_loop import run
 from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
@@ -89,7 +89,7 @@ def serve(
     )
     _log_requests()
     with named():
-        asyncio.run(serve_endpoint(args, settings, _ready))
+        run(serve_endpoint(args, settings, _ready))
 
 
 def _ready(url: str) -> None:

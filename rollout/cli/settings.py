@@ -57,6 +57,7 @@ class RunConfig(BaseModel):
     step_timeout: float | None = Field(None, gt=0)
     reruns: int = Field(2, ge=0)
     give_up_after: int | None = Field(100, ge=1)
+    engine_timeout: float = Field(600.0, ge=0)
     sampling_seed: bool = False
     processes: int = Field(1, ge=1, description="of this machine; each plays its share of the concurrency")
     ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
@@ -88,7 +89,7 @@ class RunConfig(BaseModel):
     def agent_settings(self) -> dict[str, Any]:
         """What the agent is made with."""
         names = ["on_invalid_call", "parallel_calls", "step_timeout"]
-        names += ["endpoint", "model", "api_key_env"] if self.endpoint is not None else ["on_length", "verify"]
+        names += ["endpoint", "model", "api_key_env", "engine_timeout"] if self.endpoint is not None else ["on_length", "verify"]
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -105,7 +106,7 @@ class RunConfig(BaseModel):
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
-    "give_up_after verify processes ray ray_workers floor allow_unequal allow_model_mismatch out".split()
+    "give_up_after engine_timeout verify processes ray ray_workers floor allow_unequal allow_model_mismatch out".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 

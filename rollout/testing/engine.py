@@ -59,9 +59,21 @@ class EmbeddedEngine(EngineCore):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._runner is not None
-        self.stop()
-        await self._runner.cleanup()
+        if self._runner is not None:
+            self.stop()
+            await self._runner.cleanup()
+
+    async def kill(self) -> None:
+        """Die as a process does: every connection breaks, nothing is answered, the port is free."""
+        runner, self._runner = self._runner, None
+        if runner is None or runner.server is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        for connection in runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await runner.cleanup()
 
     # --- /generate -------------------------------------------------------------------------------------------------------
 

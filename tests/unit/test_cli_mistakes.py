@@ -70,8 +70,6 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
         ([*RUN, "--config", "unknown.yaml"], "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?"),
-        ([*RUN, "--endpoint", "http://127.0.0.1:9/v1", "--out", "afile"], "--out afile: there is a file of that name"),
-        ([*RUN, "--endpoint", "http://127.0.0.1:9/v1", "--out", "afile/x"], "--out afile/x: the folder cannot be made"),
         (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),

@@ -122,7 +122,7 @@ async def test_health(tokenizer: Any) -> None:
             {"/health": says({"error": {"code": "no_available_workers", "message": "all circuits open"}}, status=503)},
             "--disable-circuit-breaker",
         ),
-        ({"/health": says(b"", status=500)}, "answers 500: without a word"),
+        ({"/health": says(b"", status=500)}, "answers 500: without a message"),
     ],
 )
 async def test_health_says_why_not(routes: Any, words: str) -> None:
