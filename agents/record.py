@@ -99,7 +99,7 @@ class EpisodeRecord:
 
     async def close(self, world: World) -> None:
         """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
-        for what, error in (("metrics_error", world.measure()), ("close_error", await world.close())):
+        for what, error in (("metrics_error", await world.measure()), ("close_error", await world.close())):
             if error is not None:
                 self.info[what] = describe(error)
 

@@ -1,7 +1,8 @@
 """`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
 
-Invariants: blocking `reset` and `step` run in the executor (I8); any exception that is neither an `ActionError` (the model's
-fault) nor one of the rollout's own is an `EnvironmentFailure` (I9); nothing is stepped after `done`.
+Invariants: blocking calls run in the executor (I8); whatever the environment raises that is neither an `ActionError`
+(the model's fault) nor one of the rollout's own errors is an `EnvironmentFailure` (I9), `SystemExit` and
+`CancelledError` included, unless the episode itself is being cancelled; nothing is stepped after `done`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from time import perf_counter
 from typing import Any, TypeVar, cast
 
 from toolroll.agents.checked import checked_observation, checked_reward, checked_step
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, RolloutError, TimeLimitError, UsageError
+from toolroll.rollout.errors import (
+    ActionError,
+    EnvironmentFailure,
+    RolloutError,
+    TimeLimitError,
+    UsageError,
+    message_of,
+)
+from toolroll.rollout.foreign import ForeignExitError, guarded
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
@@ -61,12 +70,12 @@ class World:
         """The environment's reward for an episode that ran out of steps or of context."""
         return checked_reward(f"{self._name}.verdict", await self._call(self.env.verdict))
 
-    def measure(self) -> Exception | None:
-        """Take the environment's numbers; an error of that is given back."""
+    async def measure(self) -> Exception | None:
+        """Take the environment's numbers. Return the error if that fails: it takes nothing from the episode."""
         try:
-            self._metrics = dict(self.env.metrics())
-        except Exception as error:  # noqa: BLE001 - the environment's border: numbers that fail take nothing from the episode
-            logger.warning("the environment of task %s gave no numbers: %s", self.task.id, error)
+            self._metrics = dict(await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT))
+        except (ActionError, RolloutError, UsageError, TypeError, ValueError) as error:
+            logger.warning("the environment of task %s gave no metrics: %s", self.task.id, message_of(error))
             return error
         return None
 
@@ -80,7 +89,7 @@ class World:
         try:
             await self._call(self.env.close, limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
-            logger.warning("the environment of task %s was not closed: %s", self.task.id, error)
+            logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
             return error
         return None
 
@@ -93,25 +102,44 @@ class World:
                 return await self._result(function, *args)
             async with asyncio.timeout(seconds) as timeout:
                 return await self._result(function, *args)
-        except (ActionError, RolloutError, UsageError):
+        except (ActionError, UsageError):
             raise
         except Exception as error:
-            where = f"{type(self.env).__name__}.{function.__name__}"
+            if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
+                raise
+            where = f"{self._name}.{_name_of(function)}"
             if timeout is not None and timeout.expired():
                 raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
-            raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}{_place(error, type(self.env))}") from error
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
         finally:
             self.seconds += perf_counter() - began
 
     async def _result(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-        if self.env.blocking and not inspect.iscoroutinefunction(function):
-            result = await self._off_loop(function, *args)
-        else:
-            result = function(*args)
-        return cast(T, await result if inspect.isawaitable(result) else result)
+        with guarded():
+            if self.env.blocking and not inspect.iscoroutinefunction(function):
+                result = await self._off_loop(_run_guarded, function, *args)
+            else:
+                result = function(*args)
+            return cast(T, await result if inspect.isawaitable(result) else result)
 
 
-def _place(error: Exception, environment: type) -> str:
+def _run_guarded(function: Callable[..., T], *args: Any) -> T:
+    """Guard the call in its own thread, so that a `KeyboardInterrupt` of the environment is not taken for a Ctrl-C."""
+    with guarded():
+        return function(*args)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _shown(error: BaseException) -> str:
+    text = message_of(error, 1500)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException, environment: type) -> str:
     """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)

@@ -11,6 +11,8 @@ from typing import Any
 
 _TRACEBACK = 4000
 """Characters of a traceback that an episode's `info` keeps: its end."""
+_MESSAGE = 2000
+"""Characters of a message that an episode's `info` keeps: its beginning."""
 
 
 class ToolrollError(Exception):
@@ -85,9 +87,18 @@ class ActionError(ToolrollError):
 def describe(error: BaseException) -> dict[str, Any]:
     """`error` as plain data for an episode's `info`: type, message, an engine's status and attempts, the traceback of an environment's
     own error."""
-    data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):
         data |= {"status": error.status, "attempts": error.attempts, "body": error.body[:2000]}
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
+
+
+def message_of(error: BaseException, limit: int = _MESSAGE) -> str:
+    """Return the text of `error`: its first `limit` characters, and how many were cut."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - the border to an exception class of others
+        return f"(its text cannot be read: {type(broken).__name__})"
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.errors import RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.errors import EnvironmentFailure, RolloutError, TimeLimitError, UsageError, describe, message_of
+from toolroll.rollout.foreign import ForeignExitError, guarded
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -127,9 +128,16 @@ class Runner:
         """
         todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
         rest = iter(todo)
+        left = {(task.id, sample) for task, sample in todo}
+
+        def take(episode: Episode) -> None:
+            on_episode(episode)
+            left.discard((episode.task_id, episode.sample))
+
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self.settings.concurrency, len(todo))):
-                group.create_task(self._work(rest, on_episode))
+                group.create_task(self._work(rest, take))
+        check_all_played(left)
 
     async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:
         for task, sample in todo:
@@ -156,7 +164,10 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                result = await self._solve(task, sample, seed)
+                with guarded():  # in a task of its own: what cancels that one, does not cancel this worker
+                    result = await asyncio.create_task(self._solve(task, sample, seed))
+        except ForeignExitError:
+            result = _failed(StopReason.ENVIRONMENT_ERROR, EnvironmentFailure("the episode's task was cancelled from within"))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -168,23 +179,26 @@ class Runner:
         params = {**settings.sampling_params, "sampling_seed": seed} if settings.sampling_seed else settings.sampling_params
         reason = StopReason.ENVIRONMENT_ERROR
         try:
-            env = self.factory.make(self._options)
-            reason = StopReason.INTERNAL_ERROR
-            return await self._make_agent().asolve(
-                env,
-                None,
-                params,
-                task.index,
-                settings.max_num_steps,
-                task=task,
-                seed=seed,
-                session_id=session_id(name, task.id, sample),
-            )
+            with guarded():
+                env = self.factory.make(self._options)
+                reason = StopReason.INTERNAL_ERROR
+                return await self._make_agent().asolve(
+                    env,
+                    None,
+                    params,
+                    task.index,
+                    settings.max_num_steps,
+                    task=task,
+                    seed=seed,
+                    session_id=session_id(name, task.id, sample),
+                )
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
-            logger.warning("episode %s ended with %s: %r", session_id(name, task.id, sample), reason, error)
-            return _failed(reason, error)
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            where = session_id(name, task.id, sample)
+            logger.warning("episode %s ended with %s: %s: %s", where, reason, type(cause).__name__, message_of(cause))
+            return _failed(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
         """Count failures in a row; raises `RunStoppedError`."""
@@ -202,7 +216,17 @@ class Runner:
             )
 
 
-def _failed(reason: StopReason, error: Exception) -> InteractionResult:
+def check_all_played(left: Collection[EpisodeKey]) -> None:
+    """Raise `RolloutError` if episodes are `left` at the end of a run: none may be lost without a word."""
+    if left:
+        task_id, sample = min(left)
+        raise RolloutError(
+            f"the run ended although {len(left)} episodes were not played, the first one task {task_id}, sample {sample}: "
+            "whatever played them was cancelled. What is finished is kept; run again to play the others."
+        )
+
+
+def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
     """The result of an episode of which nothing is left: no sample, no reward."""
     info = {"error": describe(error)}
     return InteractionResult("", None, [], info, status=status_of(reason), stop_reason=reason)
