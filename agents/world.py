@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from toolroll.agents.checked import checked_observation, checked_reward, checked_step
+from toolroll.agents.checked import checked_metrics, checked_observation, checked_reward, checked_step
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -56,14 +56,15 @@ class World:
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
-        return checked_observation(self._name, await self._call(self.env.reset, self.task, self.seed))
+        found = await self._call(self.env.reset, self.task, self.seed)
+        return self._checked(checked_observation, found)
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`; raises `ActionError` where the model is at fault."""
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
-        result = checked_step(self._name, await self._call(self.env.step, action), action)
-        self.done = result.done
+        result = self._checked(checked_step, await self._call(self.env.step, action), action)
+        self.done = bool(result.done)
         return result
 
     async def verdict(self) -> float | None:
@@ -73,8 +74,11 @@ class World:
     async def measure(self) -> Exception | None:
         """Take the environment's numbers. Return the error if that fails: it takes nothing from the episode."""
         try:
-            self._metrics = dict(await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT))
-        except (ActionError, RolloutError, UsageError, TypeError, ValueError) as error:
+            found = await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT)
+            self._metrics, wrong = self._checked(checked_metrics, found)
+            if wrong is not None:
+                raise EnvironmentFailure(wrong)
+        except (ActionError, RolloutError, UsageError) as error:
             logger.warning("the environment of task %s gave no metrics: %s", self.task.id, message_of(error))
             return error
         return None
@@ -92,6 +96,16 @@ class World:
             logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
             return error
         return None
+
+    def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
+        """Check what the environment returned, also if its classes are such that looking at it fails."""
+        try:
+            with guarded():
+                return check(self._name, found, *more)
+        except EnvironmentFailure:
+            raise
+        except Exception as error:
+            raise EnvironmentFailure(f"what {self._name} returned cannot be read: {_shown(error)}") from error
 
     async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
         began = perf_counter()

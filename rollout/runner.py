@@ -16,6 +16,7 @@ from typing import Any
 
 from toolroll.rollout.errors import EnvironmentFailure, RolloutError, TimeLimitError, UsageError, describe, message_of
 from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.storable import finite, shown
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -182,7 +183,7 @@ class Runner:
             with guarded():
                 env = self.factory.make(self._options)
                 reason = StopReason.INTERNAL_ERROR
-                return await self._make_agent().asolve(
+                result = await self._make_agent().asolve(
                     env,
                     None,
                     params,
@@ -192,6 +193,7 @@ class Runner:
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
                 )
+                return _checked(result)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
@@ -214,6 +216,21 @@ class Runner:
                 f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there.",
                 error,
             )
+
+
+def _checked(result: InteractionResult) -> InteractionResult:
+    """Return what an agent returned, as the episode file can hold it. Raise `TypeError` or `ValueError` if it cannot."""
+    if not isinstance(result, InteractionResult):
+        raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
+    if result.reward is not None and finite(result.reward) is None:
+        raise ValueError(f"asolve gave the reward {shown(result.reward)}: it must be a finite number, or None for none")
+    numbers = {name: finite(value) for name, value in result.metrics.items()}
+    wrong = [f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None]
+    if wrong:
+        message = f"metrics that are not finite numbers: {'; '.join(wrong)}"
+        result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
+        result.metrics = {name: value for name, value in numbers.items() if value is not None}
+    return result
 
 
 def check_all_played(left: Collection[EpisodeKey]) -> None:
