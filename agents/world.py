@@ -38,9 +38,10 @@ _CLOSE_LIMIT = 10.0
 
 
 class World:
-    """`env`, bound to `task` and `seed`; `off_loop(function, *args)` runs blocking calls, each for at most `time_limit` seconds.
+    """`env`, bound to `task` and `seed`; `off_loop`, as `Executor` has it, runs blocking calls.
 
-    A blocking call that is over its time keeps its thread until it returns: Python cannot end it.
+    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking call that is over its
+    time runs on: Python cannot end it.
     """
 
     def __init__(self, env: Environment, task: Task, seed: int, off_loop: OffLoop, time_limit: float | None = None) -> None:
@@ -88,8 +89,10 @@ class World:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment; an error of that, which takes nothing from the episode that was played, is given back. A close that
-        finds no free thread, or does not end, is waited for no longer than the time limit (10 seconds where there is none)."""
+        """Close the environment. Return the error if that fails: it takes nothing from the episode that was played.
+
+        It may take the time limit (10 seconds if there is none).
+        """
         try:
             await self._call(self.env.close, limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
@@ -110,30 +113,41 @@ class World:
     async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
         began = perf_counter()
         seconds = limit or self._time_limit
-        timeout: asyncio.Timeout | None = None
+        where = f"{self._name}.{_name_of(function)}"
         try:
-            if seconds is None:
-                return await self._result(function, *args)
-            async with asyncio.timeout(seconds) as timeout:
-                return await self._result(function, *args)
+            async with asyncio.timeout(None) as timeout:
+                return await self._result(where, timeout, seconds, function, *args)
         except (ActionError, UsageError):
             raise
         except Exception as error:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
-            where = f"{self._name}.{_name_of(function)}"
-            if timeout is not None and timeout.expired():
+            if timeout.expired():
                 raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
             cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
             raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
         finally:
             self.seconds += perf_counter() - began
 
-    async def _result(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
+    async def _result(
+        self,
+        where: str,
+        limit: asyncio.Timeout,
+        seconds: float | None,
+        function: Callable[..., T | Awaitable[T]],
+        *args: Any,
+    ) -> T:
+        """Call `function`. Its time begins when a thread is there for it."""
+
+        def begun() -> None:
+            if seconds is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
         with guarded():
             if self.env.blocking and not inspect.iscoroutinefunction(function):
-                result = await self._off_loop(_run_guarded, function, *args)
+                result = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
             else:
+                begun()
                 result = function(*args)
             return cast(T, await result if inspect.isawaitable(result) else result)
 

@@ -138,9 +138,9 @@ class ServedModel:
             return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
         return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run blocking `function` in the executor."""
-        return await self._executor.off_loop(function, *args, **kwargs)
+    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+        """Run blocking `function` in the executor, as `Executor.off_loop` does."""
+        return await self._executor.off_loop(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
