@@ -33,6 +33,7 @@ class RolloutArgs(BaseModel):
     max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
     return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
     concurrency: int = Field(64, ge=1)
+    pace_gc: bool = Field(True, description="let Python's garbage collector come seldom while the model is open")
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 
 from toolroll.rollout.errors import EnvironmentFailure, RolloutError, TimeLimitError, UsageError, describe, message_of
 from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.storable import finite, shown
 from toolroll.rollout.types import (
     Agent,
@@ -65,7 +66,7 @@ class RunSettings:
     `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an episode that infrastructure failed is
     played again, after a pause that doubles from `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns
     included, end the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
-    --enable-deterministic-inference).
+    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while the run goes on.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class RunSettings:
     rerun_pause: float = _FIRST_PAUSE
     give_up_after: int | None = None
     sampling_seed: bool = False
+    pace_gc: bool = True
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_num_steps", "concurrency"):
@@ -135,9 +137,10 @@ class Runner:
             on_episode(episode)
             left.discard((episode.task_id, episode.sample))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.settings.concurrency, len(todo))):
-                group.create_task(self._work(rest, take))
+        with paced_garbage(enabled=self.settings.pace_gc):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.settings.concurrency, len(todo))):
+                    group.create_task(self._work(rest, take))
         check_all_played(left)
 
     async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:

@@ -6,6 +6,7 @@ One per process and model, shared by all episodes. Made from `rollout_args` in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.executor import Executor
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.identity import check_identity
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -70,6 +72,8 @@ class ServedModel:
         self.name = name
         self._max_resumes = max_resumes
         self._executor = Executor(threads)
+        self._closing = ExitStack()
+        self._closing.callback(self._executor.close)
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -93,7 +97,7 @@ class ServedModel:
             use_http2=args.use_http2,
             return_routed_experts=args.return_routed_experts,
         )
-        return cls(
+        served = cls(
             Engine(config),
             template,
             get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
@@ -101,6 +105,8 @@ class ServedModel:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
+        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return served
 
     @property
     def url(self) -> str:
@@ -150,8 +156,8 @@ class ServedModel:
             self.release()
 
     def release(self) -> None:
-        """Close the executor alone: for whoever borrowed the engine."""
-        self._executor.close()
+        """Close all but the engine: for whoever borrowed it."""
+        self._closing.close()
 
     async def __aenter__(self) -> ServedModel:
         return self

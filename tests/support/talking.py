@@ -134,6 +134,6 @@ async def play(factory: ScriptedFactory, *, step_timeout: float | None = None, t
     episodes: list[Episode] = []
     async with Executor(threads) as executor:
         agent = Talker(executor, step_timeout=step_timeout)
-        runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, **settings}))
+        runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings}))
         await runner.run(factory.tasks("test"), episodes.append)
     return sorted(episodes, key=lambda episode: episode.task_index)
