@@ -20,7 +20,7 @@ from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.executor import RunsOffLoop
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
@@ -86,7 +86,7 @@ class PlainAgent(ABC):
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
             reason = record.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, error)
+            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
             reason, reward = await record.cut_short(reason, world, self._policy.invalid_penalty)
         finally:
             await asyncio.shield(record.close(world))

@@ -26,7 +26,7 @@ from toolroll.agents.world import World
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -112,7 +112,7 @@ class TrainableAgentMixin:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
             reason = record.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, error)
+            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
             if dialogue is not None:
                 await dialogue.settle()
             reason, reward = await record.cut_short(reason, world, self.policy.invalid_penalty)

@@ -34,6 +34,7 @@ class RolloutArgs(BaseModel):
     return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
     engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")
     concurrency: int = Field(64, ge=1)
+    pace_gc: bool = Field(True, description="let Python's garbage collector come seldom while the model is open")
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
 
     @property

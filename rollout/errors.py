@@ -111,9 +111,17 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     An engine's error has its status, attempts and body, an environment's own error its traceback.
     """
-    data: dict[str, Any] = {"type": type(error).__name__, "message": capped(str(error))}
+    data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):
         data |= {"status": error.status, "attempts": error.attempts, "body": capped(error.body)}
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
+
+
+def message_of(error: BaseException, limit: int = _TEXT) -> str:
+    """Return the text of `error`, capped."""
+    try:
+        return capped(str(error), limit)
+    except Exception as broken:  # noqa: BLE001 - the border to an exception class of others
+        return f"(its text cannot be read: {type(broken).__name__})"

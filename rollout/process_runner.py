@@ -186,7 +186,7 @@ async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
 
 async def _opened(open_: Open, share: int, stack: AsyncExitStack) -> tuple[Runner, dict[str, Task]]:
     runner, tasks = await open_(share, stack)
-    await stack.enter_async_context(paced_garbage())
+    stack.enter_context(paced_garbage(enabled=runner.settings.pace_gc))
     return runner, {task.id: task for task in tasks}
 
 

@@ -6,6 +6,7 @@ One per process and model, shared by all episodes. Made from `rollout_args` in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.executor import Executor
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.identity import check_identity
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -70,6 +72,8 @@ class ServedModel:
         self.name = name
         self._max_resumes = max_resumes
         self._executor = Executor(threads)
+        self._closing = ExitStack()
+        self._closing.callback(self._executor.close)
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -94,7 +98,7 @@ class ServedModel:
             engine_timeout=args.engine_timeout,
             return_routed_experts=args.return_routed_experts,
         )
-        return cls(
+        served = cls(
             Engine(config),
             template,
             get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
@@ -102,6 +106,8 @@ class ServedModel:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
+        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return served
 
     @property
     def url(self) -> str:
@@ -139,9 +145,9 @@ class ServedModel:
             return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
         return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run blocking `function` in the executor."""
-        return await self._executor.off_loop(function, *args, **kwargs)
+    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+        """Run blocking `function` in the executor, as `Executor.off_loop` does."""
+        return await self._executor.off_loop(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
         """Close the engine's connections and the executor."""
@@ -151,8 +157,8 @@ class ServedModel:
             self.release()
 
     def release(self) -> None:
-        """Close the executor alone: for whoever borrowed the engine."""
-        self._executor.close()
+        """Close all but the engine: for whoever borrowed it."""
+        self._closing.close()
 
     async def __aenter__(self) -> ServedModel:
         return self

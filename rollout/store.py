@@ -81,7 +81,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """The episode as one line of JSON, with its newline; what JSON cannot hold is put in words (`storable`)."""
+    """Return the episode as one line of JSON, with its newline; what JSON cannot hold becomes text (`storable`)."""
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -104,11 +104,11 @@ def to_line(episode: Episode) -> bytes:
     }
     try:
         return orjson.dumps(record, option=_OPTIONS, default=as_text)
-    except TypeError:  # text that no encoding can write, an integer too long, what is nested too deep
+    except TypeError:  # text that no encoding can write, an integer too long, a key that is not text, deep nesting
         return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
 
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE  # OPT_NON_STR_KEYS would write 1 and "1" as one key
 
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def run(
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
+    gc: Annotated[bool | None, typer.Option("--gc/--no-gc", help="pace Python's garbage collector; default: do")] = None,
     allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,

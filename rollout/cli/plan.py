@@ -89,6 +89,7 @@ def run_settings(config: RunConfig) -> RunSettings:
         reruns=config.reruns,
         give_up_after=config.give_up_after,
         sampling_seed=config.sampling_seed,
+        pace_gc=config.gc,
     )
 
 
@@ -105,6 +106,7 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
         verify=config.verify,
         concurrency=config.concurrency,
         engine_timeout=config.engine_timeout,
+        pace_gc=config.gc,
         allow_model_mismatch=config.allow_model_mismatch,
     )
 

@@ -89,7 +89,7 @@ async def _play(
                 failure = _failure(episode.result.info.get("error", {}), config)
 
         try:
-            async with paced_garbage():
+            with paced_garbage(enabled=config.gc):
                 await until_stopped(runner.run(plan.tasks, take, done=done))
         except StoppedError as error:
             stopped = error.number

@@ -64,6 +64,7 @@ class RunConfig(BaseModel):
     ray_workers: int = Field(4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
+    gc: bool = True
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
     out: Path | None = None
 
@@ -106,7 +107,7 @@ class RunConfig(BaseModel):
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
-    "give_up_after engine_timeout verify processes ray ray_workers floor allow_unequal allow_model_mismatch out".split()
+    "give_up_after engine_timeout verify processes ray ray_workers floor gc allow_unequal allow_model_mismatch out".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 

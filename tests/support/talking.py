@@ -1,94 +1,139 @@
-"""A raw server: what each connection says is decided by the test, byte by byte."""
+"""Runs without an engine: an agent that only talks, and environments whose behavior a test decides."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-from support.http import completion
+from toolroll.agents.plain import PlainAgent, PlainReply
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.executor import Executor
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Episode,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+)
 
-Talk = Callable[["Talker"], Awaitable[None]]
-
-
-def ok(body: bytes, *headers: str) -> bytes:
-    """A whole answer with `body`."""
-    lines = "".join(f"{line}\r\n" for line in headers)
-    return f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def sampled(*ids: int) -> bytes:
-    """The body of SGLang's answer that samples `ids`."""
-    return orjson.dumps(completion(list(ids)))
-
-
-class Talker:
-    """The server's side of one connection; `number` counts connections from 0."""
-
-    def __init__(self, server: TalkingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.server, self.reader, self.writer = server, reader, writer
-        self.number = len(server.talkers)
-
-    async def hear(self) -> Any:
-        """The JSON of the next request. Its head and body are kept in the server's `heard`."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        length = int(b"0" + head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        body = orjson.loads(await self.reader.readexactly(length) or b"null")
-        self.server.heard.append((head.split(b"\r\n")[0].decode(), head, body))
-        self.server.changed.set()
-        return body
-
-    async def say(self, data: bytes) -> None:
-        """Send `data`."""
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def gone(self) -> None:
-        """Wait until the client has closed."""
-        await self.reader.read()
+Act = Callable[[str, Task], Any]
+"""Called with the method's name and the task; what it returns takes the place of the method's own result."""
 
 
-class TalkingServer:
-    """`heard`: request line, head and JSON of each request, in their order."""
+class Talker(PlainAgent):
+    """Says the same in every turn."""
 
-    def __init__(self) -> None:
-        self.url = ""
-        self.talkers: list[Talker] = []
-        self.heard: list[tuple[str, bytes, Any]] = []
-        self.changed = asyncio.Event()
-
-    def rids(self, path: str) -> list[str]:
-        """The rids of the requests for `path`."""
-        return [body["rid"] for line, _, body in self.heard if line.split()[1] == path]
-
-    async def until(self, done: Callable[[TalkingServer], bool]) -> None:
-        """Wait for what is heard."""
-        while not done(self):
-            self.changed.clear()
-            await self.changed.wait()
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
+    ) -> PlainReply:
+        return PlainReply(ParsedReply("Go on."), {"role": "assistant", "content": "Go on."})
 
 
-@asynccontextmanager
-async def talking(
-    talk: Talk, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[TalkingServer]:
-    """A server that does `talk` on each connection, and then closes it."""
-    made = TalkingServer()
+class Scripted(Environment):
+    """Three turns, reward 1.0. Each method first calls `act`."""
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talker = Talker(made, reader, writer)
-        made.talkers.append(talker)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            await talk(talker)
-        writer.close()
+    def __init__(self, act: Act, *, blocking: bool = True) -> None:
+        self.act, self.blocking = act, blocking
+        self.task = Task("none", 0)
+        self.turns = self.closed = 0
 
-    server = await asyncio.start_server(accept, host, port, ssl=tls)
-    port = server.sockets[0].getsockname()[1]
-    made.url = f"{'https' if tls else 'http'}://{host}:{port}"
-    try:
-        yield made
-    finally:
-        server.close()
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.task = task
+        return self._acted("reset", Observation([{"role": "user", "content": "Begin."}]))
+
+    def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        done = self.turns == 3
+        more = StepResult([{"role": "user", "content": "More."}], reward=float(done), done=done)
+        return self._acted("step", more)
+
+    def verdict(self) -> float | None:
+        return self._acted("verdict", None)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._acted("metrics", {"seen": 1.0})
+
+    def close(self) -> None:
+        self.closed += 1
+        self._acted("close", None)
+
+    def _acted(self, name: str, result: Any) -> Any:
+        found = self.act(name, self.task)
+        return result if found is None else found
+
+
+class AsyncScripted(Environment):
+    """The same with methods that are coroutines; `act` returns an awaitable or None."""
+
+    def __init__(self, act: Act) -> None:
+        self.act = act
+        self.task = Task("none", 0)
+        self.turns = self.closed = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.task = task
+        return await self._acted("reset", Observation([{"role": "user", "content": "Begin."}]))
+
+    async def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        done = self.turns == 3
+        more = StepResult([{"role": "user", "content": "More."}], reward=float(done), done=done)
+        return await self._acted("step", more)
+
+    async def metrics(self) -> Mapping[str, float]:  # type: ignore[override]
+        return await self._acted("metrics", {"seen": 1.0})
+
+    async def close(self) -> None:
+        self.closed += 1
+        await self._acted("close", None)
+
+    async def _acted(self, name: str, result: Any) -> Any:
+        found = self.act(name, self.task)
+        found = found if found is None else await found
+        return result if found is None else found
+
+
+@dataclass
+class ScriptedFactory:
+    """`count` tasks t-0, t-1, ...; `make_env()` makes the environment of one episode."""
+
+    make_env: Callable[[], Environment]
+    count: int = 20
+    name: str = "scripted"
+    description: str = "for tests"
+    splits: tuple[str, ...] = ("test",)
+    made: list[Any] = field(default_factory=list)
+
+    def missing(self) -> str | None:
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(f"t-{index}", index, split) for index in range(self.count)]
+
+    def make(self, options: EnvironmentOptions) -> Environment:
+        env = self.make_env()
+        self.made.append(env)
+        return env
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        return None
+
+
+async def play(factory: ScriptedFactory, *, step_timeout: float | None = None, threads: int = 4, **settings: Any) -> list[Episode]:
+    """Return the episodes of a run, sorted by task."""
+    episodes: list[Episode] = []
+    async with Executor(threads) as executor:
+        agent = Talker(executor, step_timeout=step_timeout)
+        runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings}))
+        await runner.run(factory.tasks("test"), episodes.append)
+    return sorted(episodes, key=lambda episode: episode.task_index)

@@ -127,15 +127,13 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
             playing = asyncio.create_task(agent(served, step_timeout=600).asolve(sleeper, task=TASK))
             while not sleeper.blocked.is_set():
                 await asyncio.sleep(0.001)
-            while not playing.done():
-                skip(601)  # for the step, and for the close that finds no thread
-                await asyncio.sleep(0.001)
+            skip(601)
             result = await playing
             release.set()
     finally:
         release.set()
     assert result.stop_reason is StopReason.TIME_LIMIT
-    assert "close_error" in result.info
+    assert result.info.keys() == {"error"}, "metrics and close have a thread all the same"
 
 
 class Meddler(TrainableToolCallingAgent):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.patience import PATIENCE
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.executor import Executor
 
 
@@ -30,7 +31,7 @@ async def ended(before: int) -> None:
 async def test_each_call_has_its_own_result() -> None:
     before = len(threads())
     async with Executor(8) as executor:
-        found = await asyncio.gather(*(executor.off_loop(lambda at, more: (at, more), at, more=-at) for at in range(500)))
+        found = await asyncio.gather(*(executor.off_loop(lambda at, more: (at, more), at, -at) for at in range(500)))
         assert found == [(at, -at) for at in range(500)]
         assert len(threads()) - before <= 8
     await ended(before)
@@ -195,3 +196,59 @@ def test_another_event_loop() -> None:
 def test_an_executor_has_a_thread() -> None:
     with pytest.raises(ValueError, match="at least 1 thread, not 0"):
         Executor(0)
+
+
+async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
+    before, go, running = len(threads()), threading.Event(), list[int]()
+
+    def hang(number: int) -> None:
+        running.append(number)
+        go.wait(PATIENCE)
+
+    async with Executor(1, most_given_up=2) as executor:
+        for number in range(3):
+            hanging = asyncio.create_task(executor.off_loop(hang, number, what="Pond.step"))
+            while len(running) <= number:
+                await asyncio.sleep(0)
+            hanging.cancel()
+            await asyncio.wait([hanging])
+            if number < 2:
+                assert await asyncio.wait_for(executor.off_loop(lambda: "done"), PATIENCE) == "done"
+        with pytest.raises(UsageError, match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Give what"):
+            await executor.off_loop(lambda: None)
+        go.set()
+        await ended(before + 1)  # the threads of calls that were given up end with them
+        assert await executor.off_loop(lambda: "again") == "again"
+    await ended(before)
+
+
+async def test_what_waits_for_a_place_has_not_begun() -> None:
+    go, begun = threading.Event(), list[str]()
+    async with Executor(1) as executor:
+        first = asyncio.create_task(executor.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("first")))
+        second = asyncio.create_task(executor.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("second")))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert begun == ["first"]
+        go.set()
+        await asyncio.gather(first, second)
+    assert begun == ["first", "second"]
+
+
+async def test_no_place_is_lost_whenever_the_one_that_waits_is_cancelled() -> None:
+    for rounds in range(8):
+        go = threading.Event()
+        async with Executor(1) as executor:
+            first = asyncio.create_task(executor.off_loop(go.wait, PATIENCE))
+            second = asyncio.create_task(executor.off_loop(lambda: None))
+            await asyncio.sleep(0)
+            go.set()
+            asyncio.create_task(cancel_after(rounds, second))  # noqa: RUF006 - it ends before the test
+            await asyncio.wait([first, second])
+            assert await asyncio.wait_for(executor.off_loop(lambda: "free"), PATIENCE) == "free"
+
+
+async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    task.cancel()

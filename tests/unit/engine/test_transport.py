@@ -16,7 +16,7 @@ import uvloop
 from support.client import FACTS, Pauses, client, request
 from support.clock import skip
 from support.patience import PATIENCE
-from support.talking import Talk, Talker, ok, sampled, talking
+from support.raw_server import Talk, Talker, ok, sampled, talking
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import CompletionError, EngineError, describe
