@@ -20,7 +20,7 @@ from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.answers import chat_body, text_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
-from toolroll.rollout.server.heard import body_key, key_of, text_of
+from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -30,7 +30,7 @@ from toolroll.rollout.server.tree import Prompt
 from toolroll.rollout.server.turns import Choice, Served, ids_json
 from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
-from toolroll.rollout.server.works import Work
+from toolroll.rollout.server.works import Work, request_key
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
@@ -101,11 +101,7 @@ class Endpoint:
         """Begin, or join, the chat completion that `body` asks for: decoded JSON, which nobody changes any more."""
         request = read(ChatRequest, body)
         given, request.messages = request.messages, []
-        text = text_of(given)
-        before = live.hearings.begin(text)
-        new = given[len(before.messages) :]
-        messages_key = key_of(before.key, new)
-        key = body_key("chat", body, messages_key)
+        key = request_key("chat", body)
         tools: list[Tool] = list(body.get("tools") or ())
         asked = Asked(request, tools)
         joined = live.works.retried(key, retry) if retry else None
@@ -116,8 +112,8 @@ class Endpoint:
         use = apply_tool_choice(request, tools, self.served.parser.name, params)
         top = top_logprobs(request)
         template = self.variants.get(request.chat_template_kwargs)
-        heard = before.read_on(text, messages_key, new, developer=self._developer)
-        prompt = live.tree.plan(heard, use.tools, template)
+        messages = read_messages(given, developer=self._developer)
+        prompt = live.tree.plan(messages, use.tools, template)
         answered = prompt.turn.answered() if prompt.turn is not None else None
         prompt_json = _prompt_json(prompt, answered)
         if answered is not None:
@@ -133,12 +129,7 @@ class Endpoint:
             ]
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
-
-            def commit() -> None:
-                self._commit_chat(live, prompt, served, work)
-                live.hearings.keep(heard, prompt.repeated, before)  # nothing is kept of a request without an answer
-
-            served.commit = commit
+            served.commit = lambda: self._commit_chat(live, prompt, served, work)
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
@@ -149,7 +140,7 @@ class Endpoint:
     def ask_text(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
         request = read(CompletionRequest, body)
-        key, asked = body_key("text", body), Asked(request)
+        key, asked = request_key("text", body), Asked(request)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined

@@ -16,7 +16,6 @@ from typing import Any
 
 from toolroll.rollout.node import Node
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.heard import Hearings
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.text_ends import TextEnds
 from toolroll.rollout.server.tree import ConversationTree
@@ -49,7 +48,6 @@ class LiveSession:
     info: dict[str, Any] = field(default_factory=dict)
     trace: list[tuple[Node, str]] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
-    hearings: Hearings = field(default_factory=Hearings)
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: set[asyncio.Task[None]] = field(default_factory=set)
     created: float = field(default_factory=time.time)

@@ -117,7 +117,7 @@ class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
     messages: list[Any] = Field(min_length=1)
-    """Each is looked at where it is read, and not again by the requests that repeat it."""
+    """Checked by `messages.read_messages`."""
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -8,9 +8,14 @@ never committed, so it is not trained.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Generic, TypeVar
+
+import orjson
+
+from toolroll.rollout.server.errors import refused
 
 T = TypeVar("T")
 
@@ -135,6 +140,15 @@ class Works(Generic[T]):
                     tasks.append(work.task)
         self._works.clear()
         return tasks
+
+
+def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return what two attempts of one request have in common: the order of keys does not count."""
+    try:
+        text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise refused("body", f"the body cannot be written as JSON: {error}", code="invalid_json") from error
+    return blake2b(text, key=kind.encode(), digest_size=16).digest()
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
