@@ -1,15 +1,13 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
 Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry` whether trying again can help; a
-session is reached with the server's key or its own, compared in constant time; nothing that a client sends becomes a file name, and
-only a checked session id becomes a header of a request to the engine.
+session is reached with the server's key or its own (`access`); nothing that a client sends becomes a file name, and only a checked
+session id becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import time
 import uuid
@@ -20,10 +18,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from toolroll.rollout.server.access import check_sender, has_key, session_key
 from toolroll.rollout.server.answers import trajectories_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.received import receive
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -54,9 +54,16 @@ class EndpointServer:
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
-        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._logged, self._errors, self._keys])
+        app = web.Application(middlewares=[self._logged, self._errors, self._allowed])
         app.add_routes(self._routes())
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,  # `receive` does it, with a limit
+            keepalive_timeout=self.settings.receive,
+            lingering_time=min(10.0, self.settings.receive),
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
         try:
@@ -131,19 +138,21 @@ class EndpointServer:
             return _refusal(found)
 
     @web.middleware
-    async def _keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = self.settings.api_key
-        if key is not None and request.path != "/health":
+        if key is None:
+            check_sender(request)
+        elif request.path != "/health":
             session_id = self._named(request)
-            owned = session_id is not None and _same(_given_key(request), session_key(key, session_id))
-            if not (_same(_given_key(request), key) or owned):
+            owned = session_id is not None and has_key(request, session_key(key, session_id))
+            if not (has_key(request, key) or owned):
                 raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """The one session that the request's key opens; None for the server's own key, or where none is needed."""
+        """Return the one session that the request's key opens; None for the server's own key, or if none is needed."""
         key = self.settings.api_key
-        return None if key is None or _same(_given_key(request), key) else self._named(request)
+        return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
         """The session that the path or the header names."""
@@ -167,7 +176,7 @@ class EndpointServer:
     async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
         engine samples."""
-        body = await _json_body(request)
+        body = await self._body(request)
         await self.endpoint.refresh()
         live = self._live(request, body)
         return live, *ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
@@ -222,7 +231,7 @@ class EndpointServer:
         return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await _json_body(request)
+        body = await self._body(request)
         asked = read(TokenizeRequest, body)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
@@ -238,10 +247,13 @@ class EndpointServer:
         await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
 
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        return (await receive(request, self.settings)).data
+
     # --- sessions --------------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        asked = read(SessionRequest, await _json_body(request) if request.can_read_body else {}, labels=False)
+        asked = read(SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False)
         only = self._only(request)
         if only is not None and asked.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
@@ -285,7 +297,7 @@ class EndpointServer:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
-        asked = read(RewardRequest, await _json_body(request), labels=False)
+        asked = read(RewardRequest, await self._body(request), labels=False)
         live.reward, live.info = asked.reward, asked.info
         return _json({"session_id": live.id, "reward": live.reward})
 
@@ -293,29 +305,6 @@ class EndpointServer:
         session_id = request.match_info["session"]
         await self.endpoint.sessions.drop(session_id)
         return _json({"session_id": session_id, "deleted": True})
-
-
-def session_key(key: str, session_id: str) -> str:
-    """The key that opens one session only."""
-    return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
-
-
-def _given_key(request: web.Request) -> str:
-    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-
-
-def _same(given: str, key: str) -> bool:
-    return hmac.compare_digest(given.encode(), key.encode())
-
-
-async def _json_body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, "invalid_json", f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "invalid_json", "the body must be a JSON object")
-    return body
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:

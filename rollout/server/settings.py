@@ -32,7 +32,9 @@ class EndpointSettings(BaseModel):
     max_nodes: int = Field(20_000, ge=1, description="in one session's tree")
     max_in_flight: int = Field(256, ge=1, description="requests of one session at the same time")
     max_choices: int = Field(64, ge=1, description="the largest n")
-    max_body: int = Field(32 * 2**20, ge=1024)
+    max_body: int = Field(32 * 2**20, ge=1024, description="one request's body, decompressed")
+    max_text: int = Field(2**20, ge=1024, description="one text of it: a message, a tool result, a prompt")
+    receive: float = Field(60.0, gt=0, description="time for a request to arrive; idle connections are closed after it")
 
     @field_validator("sampling_params")
     @classmethod

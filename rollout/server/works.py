@@ -84,14 +84,16 @@ class Works(Generic[T]):
         return work
 
     def retried(self, key: bytes, retry: int) -> Work[T] | None:
-        """The work that retry number `retry` of the request `key` stands for: one that its client gave up on, else one whose hang-up
-        was not seen yet; none where it has failed, and must be tried anew."""
-        alive = [work for work in self._works.get(key, ()) if not work.failed and work.joined < retry]
-        orphans = [work for work in alive if work.waiting == 0 and not work.delivered]
-        pending = [work for work in alive if not work.delivered]
-        work = next(iter(orphans or pending or alive), None)
+        """Return the work that retry number `retry` of the request `key` stands for.
+
+        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt that
+        arrives out of order joins as well: a retry never samples a second answer while there is one.
+        Return None if there is none, or it has failed and must be tried again.
+        """
+        alive = [work for work in self._works.get(key, ()) if not work.failed]
+        work = min(alive, key=lambda work: (work.joined >= retry, work.delivered, work.waiting > 0), default=None)
         if work is not None:
-            work.joined = retry
+            work.joined = max(work.joined, retry)
         return work
 
     def join(self, work: Work[T]) -> None:
