@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,13 +24,15 @@ from toolroll.rollout.server.answers import trajectories_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import receive
+from toolroll.rollout.server.received import off_loop, receive
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.works import Work
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Tool
 
 logger = logging.getLogger(__name__)
 
@@ -176,10 +179,10 @@ class EndpointServer:
     async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
         engine samples."""
-        body = await self._body(request)
+        body = await receive(request, self.settings)
         await self.endpoint.refresh()
-        live = self._live(request, body)
-        return live, *ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        live = self._live(request, body.data)
+        return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """The request's session: by path, header or body; one that is forgotten at once where there is none."""
@@ -231,19 +234,12 @@ class EndpointServer:
         return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await self._body(request)
-        asked = read(TokenizeRequest, body)
+        body = await receive(request, self.settings)
+        asked = await off_loop(partial(read, TokenizeRequest, body.data), large=body.large)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        if asked.messages is not None:
-            template = self.endpoint.variants.get(asked.chat_template_kwargs)
-            messages = read_messages(
-                asked.messages, developer="developer" in template.renderer.source, answer=asked.add_generation_prompt
-            )
-            tools = body.get("tools") or []
-            ids = template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
-        else:
-            ids = self.endpoint.served.template.encoder.encode(asked.prompt or "")
+        template = self.endpoint.variants.get(asked.chat_template_kwargs)
+        ids = await off_loop(partial(_tokens, asked, template, body.data.get("tools") or []), large=body.large)
         await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
 
@@ -305,6 +301,15 @@ class EndpointServer:
         session_id = request.match_info["session"]
         await self.endpoint.sessions.drop(session_id)
         return _json({"session_id": session_id, "deleted": True})
+
+
+def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
+    """Return the tokens that `asked` would be prompted with."""
+    if asked.messages is None:
+        return template.encoder.encode(asked.prompt or "")
+    developer = "developer" in template.renderer.source
+    messages = read_messages(asked.messages, developer=developer, answer=asked.add_generation_prompt)
+    return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:

@@ -48,10 +48,13 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "deflate"):
         raise ApiError(415, "unsupported_media_type", f"Content-Encoding {encoding!r}: send gzip, deflate or identity")
-    raw = await _raw(request, settings)
-    compressed = encoding != "identity"
-    decoded = partial(decode, raw, compressed=compressed, settings=settings)
-    return await off_loop(decoded, large=compressed or len(raw) > LARGE)
+    return await decoded(await _raw(request, settings), compressed=encoding != "identity", settings=settings)
+
+
+async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
+    """Return `raw` decoded, in a thread if it may be large. Raise `ApiError` as `decode` does."""
+    call = partial(decode, raw, compressed=compressed, settings=settings)
+    return await off_loop(call, large=compressed or len(raw) > LARGE)
 
 
 def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:

@@ -51,7 +51,8 @@ class ServedTurn:
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
         """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
-        work = self.source() if self.source is not None else None
+        source = self.source  # read once: another request may take it while this one is planned in a thread
+        work = source() if source is not None else None
         begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
         return np.concatenate([*begun, delta])
 

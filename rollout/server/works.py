@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import ApiError, refused
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ class Works(Generic[T]):
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
+        self._ended = False
         self._works: dict[bytes, list[Work[T]]] = {}
 
     @property
@@ -69,7 +70,9 @@ class Works(Generic[T]):
         return [work for works in self._works.values() for work in works]
 
     def start(self, key: bytes, choices: int, run: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
-        """Begin a new one: `run` is given it, to report progress."""
+        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were cancelled."""
+        if self._ended:
+            raise ApiError(409, "request_aborted", "the session was deleted while the request was read")
 
         async def body() -> T:
             await asyncio.sleep(0)  # until the work is there
@@ -107,7 +110,7 @@ class Works(Generic[T]):
         """Somebody waits no more: served, or gone. The last one starts the grace time."""
         work.waiting -= 1
         if work.waiting == 0:
-            if self._grace == 0:
+            if self._grace == 0 or work.failed:  # no retry joins one that failed
                 self._expire(work)
             else:
                 work.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, work)
@@ -131,7 +134,8 @@ class Works(Generic[T]):
             self._works.pop(work.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """End all of them: the session is being dropped."""
+        """End all of them, and begin no other: the session is being dropped."""
+        self._ended = True
         tasks = []
         for works in self._works.values():
             for work in works:
