@@ -315,12 +315,40 @@ def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
     words = error.text or error.reason
-    base, found, _ = request.path.partition("/chat/completions")
-    if not found:
-        base, found, _ = request.path.partition("/completions")
-    if error.status == 404 and found and not base.endswith("/v1"):
-        words = f"there is no {request.path}: the client's base_url must end with /v1, as in {base}/v1"
+    if error.status == 404:
+        words = _instead_of(request.path)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        words = f"{request.path!r} is not served for {request.method!r}: use {' or '.join(sorted(error.allowed_methods))}"
     return ApiError(error.status, codes.get(error.status, "http_error"), words)
+
+
+def _instead_of(path: str) -> str:
+    """Return what to use instead of `path`, which is not served."""
+    for name in ("/chat/completions", "/completions", "/models"):
+        base, found, _ = path.partition(name)
+        if found and not base.endswith("/v1"):
+            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
+    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
+    routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
+    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
+    return f"{words}. Served are {routes}; all but /health and /sessions also under /sessions/NAME"
+
+
+_SERVED = {
+    "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "GET": "/v1/models, /v1/models/MODEL, /health",
+}
+_CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
+_INSTEAD = {
+    "/responses": _CHAT_INSTEAD,
+    "/messages": f"Anthropic's API is not served: {_CHAT_INSTEAD}",
+    "/assistants": _CHAT_INSTEAD,
+    "/threads": _CHAT_INSTEAD,
+    "/embeddings": "this endpoint only generates",
+    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids as prompt",
+    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its text",
+}
+"""What to use instead of well-known routes."""
 
 
 def _refusal(error: ApiError) -> web.Response:

@@ -112,9 +112,10 @@ class Endpoint:
             return asked, joined
         self._admit(live, request)
         params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
-        use = apply_tool_choice(request, tools, self.served.parser.name, params)
+        use = apply_tool_choice(request, tools, self.served.parser.name, params, routed=self.abilities.behind_router)
         top = top_logprobs(request)
-        template = self.variants.get(request.chat_template_kwargs)
+        switches = self.variants.with_effort(request.chat_template_kwargs, request.reasoning_effort)
+        template = self.variants.get(switches)
         plan = partial(self._plan, live, given, use.tools, template)
 
         async def run(work: Work[Served]) -> Served:
@@ -247,7 +248,7 @@ class Endpoint:
             place=call_place(live.id, len(prompt.input_ids), nth),
             stop_strings=request.stop_strings,
         )
-        check_called(use.forced, reading, completion, prompt.template)
+        check_called(use.forced, use.strict, reading, completion, prompt.template)
         return Choice(completion, reading.said, reading)
 
     def _shown(self, completion: Completion, request: CompletionRequest) -> str:

@@ -23,7 +23,7 @@ class EndpointSettings(BaseModel):
     sampling_params: dict[str, Any] = Field(default_factory=dict, description="SGLang's names; for what a request leaves open")
     default_max_tokens: int | None = Field(None, ge=1, description="where a request names none; default: the room that is left")
     model_names: Literal["any", "own"] = Field("any", description="whether a request may name any model, or only the served one")
-    seed: Literal["refuse", "best_effort"] = Field("refuse", description="what a seed does where the engine is not deterministic")
+    seed: Literal["refuse", "best_effort"] = Field("best_effort", description="what a seed does if the engine is not deterministic")
     verify: Literal["off", "sample", "always"] = "sample"
     grace: float = Field(30.0, ge=0, description="how long a request lives on after its client hung up, and an answer for a retry")
     timeout: float = Field(1800.0, gt=0, description="one request, all its answers together")
