@@ -276,6 +276,7 @@ class EndpointServer:
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
+        await self.endpoint.settle(live)
         entries = []
         for node, kind in live.trace:
             said = node.completion
@@ -287,6 +288,7 @@ class EndpointServer:
                     "completion_token_ids": said.output_ids.tolist(),
                     "logprobs": said.logprobs.tolist() if said.logprobs is not None else None,
                     "finish_reason": said.finish_reason,
+                    "excluded": node.excluded,
                 }
             )
         return _json({"session_id": live.id, "trace": entries})

@@ -290,26 +290,32 @@ class Endpoint:
     # --- verifying -------------------------------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out."""
-        if self.settings.verify != "off":
+        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out.
+
+        At the end all are verified, also those that were committed while it waited.
+        """
+        while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
-        await live.settle()
+            await live.checked()
+        live.exclude_wrong()
+
+    def settle_now(self, live: LiveSession) -> None:
+        """Do what `settle` does, without waiting: for a caller that cannot, at the price of holding up the event loop."""
+        for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
+            live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
+        live.exclude_wrong()
 
     def _start_checks(self, live: LiveSession) -> None:
         for turn in live.tree.unchecked():
-            turn.checked = True
-            task = asyncio.get_running_loop().create_task(self._check(live, turn))
-            live.checks.add(task)
-            task.add_done_callback(live.checks.discard)
+            if turn not in live.checks:
+                live.checks[turn] = asyncio.get_running_loop().create_task(self._check(live, turn))
 
     async def _check(self, live: LiveSession, turn: ServedTurn) -> None:
         try:
             kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
-        except BaseException:
-            turn.checked = False  # it was not: the next export checks it again
-            raise
-        if kind is not None:
-            live.mismatches[kind] += 1
+            live.check_done(turn, kind)
+        finally:
+            del live.checks[turn]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class ServedTurn:
     preserved: bool = False
     """True if the template would have rewritten what its prompt keeps."""
     checked: bool = False
-    """True if the sequence that ends here is being verified, or was."""
+    """True if the sequence that ends here was verified."""
     source: ReferenceType[Work[Served]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 

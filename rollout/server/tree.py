@@ -162,7 +162,7 @@ class ConversationTree:
     # --- verifying -----------------------------------------------------------------------------------------------------
 
     def unchecked(self) -> list[ServedTurn]:
-        """Return the turns that end a sequence that was not verified and is not being verified."""
+        """Return the turns that end a sequence that was not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
