@@ -45,7 +45,7 @@ def serve(
     context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
     max_resumes: Annotated[int, typer.Option(help="how often a turn that the engine aborted is resumed")] = 3,
     verify: Annotated[str, typer.Option(help="check sequences: off, sample or always")] = "sample",
-    seed: Annotated[str, typer.Option(help="refuse or best_effort, where the engine is not deterministic")] = "refuse",
+    seed: Annotated[str, typer.Option(help="best_effort or refuse, if the engine is not deterministic")] = "best_effort",
     model_names: Annotated[str, typer.Option(help="any, or own: refuse requests that name another model")] = "any",
     grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
     idle: Annotated[float, typer.Option(help="seconds after which an unused session is dropped")] = 3600.0,
