@@ -179,7 +179,7 @@ async def _held_bytes(served: ServedModel, engine: CountingEngine, given: Materi
     tracemalloc.start()
     ended: list[Episode] = []
     running = asyncio.create_task(runner.run(factory.tasks("test")[:episodes], ended.append))
-    while factory.waiting < episodes and not ended and not running.done():
+    while factory.waiting < episodes and not ended and not running.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     if ended or running.done():
         raise RuntimeError(f"an episode has ended: {ended[:1]}")
