@@ -42,7 +42,7 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-_SERVER_FAULT_ATTEMPTS = 2
+_SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _MAY_PASS = (408, 425, 429)
@@ -121,7 +121,7 @@ class Engine:
         began = perf_counter()
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
-        closings, attempt = self._closings, 1
+        closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
             outcome = await self._attempt(request, rid, deadline, told, facts)
@@ -136,7 +136,9 @@ class Engine:
                     continue  # what the engine's absence cost is no attempt
             if self._closings != closings:
                 raise EngineError(f"{self.url}: the client was closed during the request", attempts=attempt)
-            pause = None if over else self._pause(outcome, attempt)
+            server_faults += outcome.server_fault
+            again = outcome.retry or (outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES)
+            pause = None if over or not again else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)
             logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
@@ -265,9 +267,8 @@ class Engine:
         return _read(answer)
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Seconds until the next attempt, None where there is none to make."""
-        again = failure.retry or (failure.server_fault and attempt < _SERVER_FAULT_ATTEMPTS)
-        if not again or attempt >= self.config.attempts:
+        """Return the seconds until the next attempt, None if this was the last one."""
+        if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
         pause = backoff * random.uniform(0.5, 1.5)

@@ -34,7 +34,7 @@ _OVERFLOW = re.compile(
 class Failure:
     """One failed attempt: `status` is None if no answer came.
 
-    `retry`: whether another attempt can succeed; `server_fault` ones (500) get one more attempt only,
+    `retry`: whether another attempt can succeed; `server_fault` ones (500) are sent once more,
     since they repeat when the request itself breaks the engine. `foreign`: the answer is another
     request's. `lost`: there was no connection, or it broke; perhaps the engine is down. `running`:
     the engine may still be working on the request, which must be aborted there.

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
 from toolroll.rollout.server.answers import trajectories_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
@@ -63,6 +64,7 @@ class EndpointServer:
             app,
             handler_cancellation=True,
             access_log=None,
+            logger=http_log.logger,
             auto_decompress=False,  # `receive` does it, with a limit
             keepalive_timeout=self.settings.receive,
             lingering_time=min(10.0, self.settings.receive),

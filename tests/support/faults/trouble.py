@@ -145,7 +145,11 @@ async def _sleeping() -> None:
 
 
 def _run(_: Trouble) -> Any:
-    return asyncio.run(_await_cancelled())
+    work = _await_cancelled()
+    try:
+        return asyncio.run(work)
+    finally:
+        work.close()  # `asyncio.run` refuses it on a thread whose loop is running
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
