@@ -21,7 +21,7 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.settings import default, json_object, load_config
+from toolroll.rollout.cli.settings import RunConfig, default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
@@ -33,6 +33,7 @@ T = TypeVar("T")
 _Processes = Annotated[
     int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
 ]
+_Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
@@ -102,6 +103,7 @@ def run(
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the baseline's key")] = None,
     episode_timeout: Annotated[float | None, typer.Option(help="seconds for one attempt at an episode")] = None,
     step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
+    max_observation_bytes: _Bytes = None,
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
@@ -120,11 +122,7 @@ def run(
     given["stop"] = given["stop"] or None
     given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
     settings = load_config(config, given)
-    try:
-        outcome = _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
-    _show([outcome], settings.out)
+    _show([_outcome(settings)], settings.out)
 
 
 @app.command()
@@ -226,6 +224,13 @@ def demo(
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
+
+
+def _outcome(settings: RunConfig) -> Outcome:
+    try:
+        return _run(run_environment(settings, console))
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
 
 
 def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:

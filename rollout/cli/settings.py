@@ -55,6 +55,7 @@ class RunConfig(BaseModel):
     api_key_env: str | None = None
     episode_timeout: float | None = Field(None, gt=0)
     step_timeout: float | None = Field(None, gt=0)
+    max_observation_bytes: int = Field(1_000_000, ge=1)
     reruns: int = Field(2, ge=0)
     give_up_after: int | None = Field(100, ge=1)
     sampling_seed: bool = False
@@ -88,7 +89,7 @@ class RunConfig(BaseModel):
     @property
     def agent_settings(self) -> dict[str, Any]:
         """What the agent is made with."""
-        names = ["on_invalid_call", "parallel_calls", "step_timeout"]
+        names = ["on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes"]
         names += ["endpoint", "model", "api_key_env"] if self.endpoint is not None else ["on_length", "verify"]
         return {name: getattr(self, name) for name in names}
 
@@ -106,6 +107,7 @@ class RunConfig(BaseModel):
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
+    "max_observation_bytes "
     "give_up_after verify processes ray ray_workers floor gc allow_unequal allow_model_mismatch out".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
