@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from toolroll.agents.checked import MOST_BYTES
 from toolroll.agents.plain import DEFAULT_POLICY, PlainAgent, PlainReply
 from toolroll.agents.policy import CallPolicy
 from toolroll.parsers.openai import to_openai
@@ -129,9 +130,10 @@ class BaselineAgent(PlainAgent):
         *,
         policy: CallPolicy = DEFAULT_POLICY,
         step_timeout: float | None = None,
+        max_observation_bytes: int = MOST_BYTES,
         extra_params: bool = True,
     ) -> None:
-        super().__init__(threads, policy=policy, step_timeout=step_timeout)
+        super().__init__(threads, policy=policy, step_timeout=step_timeout, max_observation_bytes=max_observation_bytes)
         self._endpoint = endpoint
         self._schemas = ToolSchemas()
         self._parser = PlainParser()
@@ -200,13 +202,18 @@ def _sent(message: Message) -> Message:
 
 
 def make_baseline(threads: RunsOffLoop, settings: Mapping[str, Any]) -> BaselineAgent:
-    """The agent `baseline` of the group `toolroll.agents`. `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, and
-    `CallPolicy`'s fields."""
+    """Make the agent `baseline` of the group `toolroll.agents`.
+
+    `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes, and
+    `CallPolicy`'s fields.
+    """
     own = dict(settings)
     key_name = own.pop("api_key_env", None)
     key = os.environ.get(key_name) if key_name else None
     if key_name and not key:
         raise UsageError(f"--api-key-env names {key_name}, which is not set")
-    endpoint = ChatEndpoint(own.pop("endpoint"), own.pop("model"), api_key=key, engine_timeout=own.pop("engine_timeout", 0.0))
-    step_timeout, extra_params = own.pop("step_timeout", None), own.pop("extra_params", True)
-    return BaselineAgent(threads, endpoint, policy=CallPolicy(**own), step_timeout=step_timeout, extra_params=extra_params)
+    url, model = own.pop("endpoint"), own.pop("model")
+    endpoint = ChatEndpoint(url, model, api_key=key, engine_timeout=own.pop("engine_timeout", 0.0))
+    names = ("step_timeout", "max_observation_bytes", "extra_params")
+    given = {name: own.pop(name) for name in names if name in own}
+    return BaselineAgent(threads, endpoint, policy=CallPolicy(**own), **given)

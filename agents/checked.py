@@ -12,25 +12,27 @@ from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.storable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
+MOST_BYTES = 1_000_000
+"""Of one observation: a tool's result, or a user's text."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
-def checked_observation(env: str, found: Any) -> Observation:
+def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
     """Return what `reset` of the environment named `env` returned. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(f"{env}.reset must return an Observation, not {type(found).__name__}")
-    _check_messages(f"{env}.reset", found.messages)
+    _check_messages(f"{env}.reset", found.messages, most_bytes)
     _check_tools(f"{env}.reset", found.tools)
     _check_info(f"{env}.reset", found.info)
     return found
 
 
-def checked_step(env: str, found: Any, action: Action) -> StepResult:
+def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BYTES) -> StepResult:
     """Return what `step` returned for `action`. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{env}.step must return a StepResult, not {type(found).__name__}")
-    _check_messages(f"{env}.step", found.messages)
+    _check_messages(f"{env}.step", found.messages, most_bytes)
     if found.tools is not None:
         _check_tools(f"{env}.step", found.tools)
     checked_reward(f"{env}.step", found.reward)
@@ -71,7 +73,20 @@ def _check_info(where: str, info: Any) -> None:
         raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(info)}")
 
 
-def _check_messages(where: str, messages: Any) -> None:
+def check_size(where: str, content: Any, most_bytes: int) -> None:
+    """Raise `EnvironmentFailure` if a content, text or a list of parts, is longer than an observation may be."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    if isinstance(content, str) and 4 * len(content) > most_bytes:  # a character has at most 4 bytes
+        size = len(content.encode("utf-8", "replace"))
+        if size > most_bytes:
+            raise EnvironmentFailure(
+                f"{where} has {size} bytes, more than max_observation_bytes ({most_bytes}) allows: "
+                "shorten what the environment returns, or raise --max-observation-bytes"
+            )
+
+
+def _check_messages(where: str, messages: Any, most_bytes: int) -> None:
     plain = type(messages) in (list, tuple)  # nearly always: the tests for abstract types cost ten times as much
     if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
         raise EnvironmentFailure(f"{where}: messages must be a list of messages, not {type(messages).__name__}")
@@ -84,6 +99,7 @@ def _check_messages(where: str, messages: Any) -> None:
         if not isinstance(message.get("content"), str | list | None):
             kind = type(message["content"]).__name__
             raise EnvironmentFailure(f"{where}: the content of messages[{at}] must be text, not {kind}")
+        check_size(f"{where}: the content of messages[{at}]", message.get("content"), most_bytes)
         if _is_nested_too_deep(message):
             raise EnvironmentFailure(f"{where}: messages[{at}] is nested too deep, or contains itself")
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from toolroll.agents.adapt import as_environment
+from toolroll.agents.checked import MOST_BYTES
 from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
@@ -43,9 +44,20 @@ class PlainReply:
 
 
 class PlainAgent(ABC):
-    """`step_timeout`: seconds that one call of the environment may take. Serves any number of episodes at once."""
+    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`: of one observation.
 
-    def __init__(self, threads: RunsOffLoop, *, policy: CallPolicy = DEFAULT_POLICY, step_timeout: float | None = None) -> None:
+    Serves any number of episodes at once.
+    """
+
+    def __init__(
+        self,
+        threads: RunsOffLoop,
+        *,
+        policy: CallPolicy = DEFAULT_POLICY,
+        step_timeout: float | None = None,
+        max_observation_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._most_bytes = max_observation_bytes
         self._threads = threads
         self._policy = policy
         self._step_timeout = step_timeout
@@ -70,7 +82,14 @@ class PlainAgent(ABC):
     ) -> InteractionResult:
         """Play one episode. Raises `UsageError` and `CancelledError`; everything else becomes the result's status."""
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env), task, seed, self._threads.off_loop, self._step_timeout)
+        world = World(
+            as_environment(env),
+            task,
+            seed,
+            self._threads.off_loop,
+            self._step_timeout,
+            max_observation_bytes=self._most_bytes,
+        )
         record = EpisodeRecord()
         messages: list[Message] = []
         tools: list[Tool] = []
@@ -181,5 +200,6 @@ FAREWELL = "Goodbye."
 
 
 def make_do_nothing(threads: RunsOffLoop, settings: Mapping[str, Any]) -> DoNothingAgent:
-    """The agent `do-nothing` of the group `toolroll.agents`; `settings`: step_timeout."""
-    return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"))
+    """The agent `do-nothing` of the group `toolroll.agents`; `settings`: step_timeout, max_observation_bytes."""
+    most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
+    return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes)

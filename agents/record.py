@@ -90,11 +90,12 @@ class EpisodeRecord:
         return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
 
     async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
-        """What an episode that an error ended comes to: the environment's verdict where the context was full, else no reward."""
+        """Return what an episode that an error ended comes to.
+
+        If the context was full, also for the first prompt, it is the environment's verdict; else there is no reward.
+        """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None
-        if not self.counts["turns"]:  # the model was never asked: a reward of 0 would not be earned (I9)
-            return self.fail(EnvironmentFailure("the task's first prompt does not fit in the model's context")), None
         try:
             reward = await self.reward(reason, world, penalty)
         except RolloutError as error:

@@ -96,7 +96,15 @@ class TrainableAgentMixin:
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop, self.step_timeout)
+        args = read_args(rollout_args if rollout_args is not None else self.rollout_args)
+        world = World(
+            as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
+            task,
+            seed,
+            served.off_loop,
+            self.step_timeout,
+            max_observation_bytes=args.max_observation_bytes,
+        )
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:

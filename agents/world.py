@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from toolroll.agents.checked import checked_metrics, checked_observation, checked_reward, checked_step
+from toolroll.agents.checked import MOST_BYTES, check_size, checked_metrics, checked_observation, checked_reward, checked_step
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -41,10 +41,19 @@ class World:
     """`env`, bound to `task` and `seed`; `off_loop`, as `Executor` has it, runs blocking calls.
 
     Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking call that is over its
-    time runs on: Python cannot end it.
+    time runs on: Python cannot end it. An observation with more than `max_observation_bytes` is a failure.
     """
 
-    def __init__(self, env: Environment, task: Task, seed: int, off_loop: OffLoop, time_limit: float | None = None) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        task: Task,
+        seed: int,
+        off_loop: OffLoop,
+        time_limit: float | None = None,
+        *,
+        max_observation_bytes: int = MOST_BYTES,
+    ) -> None:
         self.env = env
         self.task = task
         self.seed = seed
@@ -52,19 +61,25 @@ class World:
         self.done = False
         self._off_loop = off_loop
         self._time_limit = time_limit
+        self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
         self._name = type(env).__name__
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
         found = await self._call(self.env.reset, self.task, self.seed)
-        return self._checked(checked_observation, found)
+        return self._checked(checked_observation, found, self._most_bytes)
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`; raises `ActionError` where the model is at fault."""
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
-        result = self._checked(checked_step, await self._call(self.env.step, action), action)
+        try:
+            found = await self._call(self.env.step, action)
+        except ActionError as error:  # its text goes back to the model
+            check_size(f"the ActionError of {self._name}.step", message_of(error, self._most_bytes + 1), self._most_bytes)
+            raise
+        result = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)
         return result
 

@@ -20,7 +20,7 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.settings import default, json_object, load_config
+from toolroll.rollout.cli.settings import RunConfig, default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
@@ -37,6 +37,7 @@ _EngineTimeout = Annotated[
     float | None,
     typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
 ]
+_Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
@@ -106,6 +107,7 @@ def run(
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the baseline's key")] = None,
     episode_timeout: Annotated[float | None, typer.Option(help="seconds for one attempt at an episode")] = None,
     step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
+    max_observation_bytes: _Bytes = None,
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
     engine_timeout: _EngineTimeout = None,
@@ -125,11 +127,7 @@ def run(
     given["stop"] = given["stop"] or None
     given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
     settings = load_config(config, given)
-    try:
-        outcome = _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
-    _show([outcome], settings.out)
+    _show([_outcome(settings)], settings.out)
 
 
 @app.command()
@@ -231,6 +229,13 @@ def demo(
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
+
+
+def _outcome(settings: RunConfig) -> Outcome:
+    try:
+        return _run(run_environment(settings, console))
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
 
 
 def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:

@@ -135,8 +135,8 @@ class Renderer:
                 head = self._render(lead, tools, generate=False)
             except TemplateError:  # a template that asks for a user message has no head of its own
                 head = ""
-            found = (head, self.head_hook(head))
-            self._heads = {key: found}
+            found = head, self.head_hook(head)
+            self._heads = {key: found}  # replaced as a whole: long conversations are rendered in threads
         head, hooked = found
         return hooked + text[len(head) :] if text.startswith(head) else text
 
