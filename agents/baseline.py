@@ -79,8 +79,10 @@ class ChatEndpoint:
             ended = self._outage.ended
             outcome = await self._attempt(data)
             if not isinstance(outcome, Failure):
+                self._outage.answered()
                 return outcome, attempt
-            if outcome.lost and await self._outage.over(ended, outcome.message):
+            gone = outcome.lost or outcome.down
+            if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
                 continue
             if attempt == self._attempts or not (outcome.retry or outcome.server_fault):
                 raise self._error(outcome, attempt)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from toolroll.agents.users.strategies import UserStrategy
 from toolroll.rollout.address import split_credentials
+from toolroll.rollout.engine.failures import reason
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, UserSimulatorError
@@ -183,6 +184,7 @@ class ChatClient:
             ended = self._outage.ended
             outcome = await self._attempt(body)
             if isinstance(outcome, Answer):
+                self._outage.answered()
                 return outcome
             if outcome.lost and await self._outage.over(ended, outcome.what):
                 continue
@@ -226,7 +228,7 @@ class ChatClient:
             except aiohttp.InvalidURL as error:
                 return _Failure(f"not a URL: {error}", retryable=False)
             except aiohttp.ClientError as error:
-                return _Failure(f"{type(error).__name__}: {error}", lost=True)
+                return _Failure(f"{type(error).__name__}: {reason(error)}", lost=True)
         if status != 200:
             return _Failure(f"HTTP {status}", status, text, status in _RETRYABLE, retry_after)
         return _read_answer(text)

@@ -15,7 +15,7 @@ import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -24,9 +24,10 @@ import orjson
 
 from toolroll.rollout.engine.completion import check_ids, parse_completion
 from toolroll.rollout.engine.config import EngineConfig
-from toolroll.rollout.engine.facts import ModelFacts, read_facts
+from toolroll.rollout.engine.facts import ModelFacts
 from toolroll.rollout.engine.failures import Failure, foreign, from_exception, from_response
-from toolroll.rollout.engine.health import Health, check_health
+from toolroll.rollout.engine.fleet import Fleet
+from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.outage import Outage, Sleep
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_MAY_PASS = (408, 425, 429)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
-        self._facts = facts
-        self._facts_lock = asyncio.Lock()
-        self._facts_asked = 0
-        self._facts_so_far = ModelFacts()
         self._sleep = sleep
         self._transport = Transport(self.config)
-        self._outage = Outage(f"the engine at {self.url}", self.health, timeout=self.config.engine_timeout, sleep=sleep)
+        self._fleet = Fleet(self.config, self._transport, facts=facts)
+        self._outage = Outage(f"the engine at {self.url}", self._fleet.probe, timeout=self.config.engine_timeout, sleep=sleep)
         self._closings = 0
-        self._workers: list[str] | None = None
         self._in_flight: set[str] = set()
         # Ids of rows that no tokenizer names: a random or early policy samples them.
         self._padding_sampled: set[int] = set()
@@ -126,12 +122,13 @@ class Engine:
             rid, ended = os.urandom(16).hex(), self._outage.ended
             outcome = await self._attempt(request, rid, deadline, told, facts)
             if not isinstance(outcome, Failure):
+                self._outage.answered()
                 latency = perf_counter() - began
                 return self._completion(outcome, request, facts, latency=latency, attempts=attempt, rid=rid)
             over = told is not None and told.begun
-            if outcome.lost and not over and self._closings == closings:
+            if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
-                if await self._outage.over(ended, outcome.message):
+                if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline = _Deadline(deadline.at + perf_counter() - waited_from)
                     continue  # what the engine's absence cost is no attempt
             if self._closings != closings:
@@ -180,7 +177,7 @@ class Engine:
 
     async def _check(self, request: GenerateRequest) -> ModelFacts:
         """Return the facts by which `request` may be sent."""
-        facts = self._facts or await self.facts()
+        facts = await self._fleet.facts()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
@@ -201,7 +198,7 @@ class Engine:
             raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
         if _NO_HEADER.search(request.session_id):
             raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
-        check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
+        check_names(request.sampling_params, through_router=self._fleet.routed)
         return facts
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
@@ -288,23 +285,16 @@ class Engine:
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, None if there is none."""
-        return (await self._get_json(url))[0]
+        return (await self._fleet.ask(url))[0]
 
     # --- aborts ------------------------------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
-        """Abort one request at every worker (routers do not pass aborts on). Best effort: what fails is logged."""
-        data = orjson.dumps({"rid": rid})
-        for worker in await self.workers():
-            url = f"{worker}/abort_request"
-            try:
-                answer = await self._transport.post(url, data, seconds=self.config.abort_timeout)
-            except NETWORK_ERRORS as error:
-                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
-                continue
-            if answer.status != 200:
-                status, body = answer.status, answer.body[:200]
-                logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, status, body)
+        """Abort one request at every worker (routers do not pass aborts on).
+
+        Best effort: what fails is logged.
+        """
+        await self._fleet.abort(rid)
 
     async def abort_all(self) -> None:
         """Abort the requests that this client has in flight, and no others."""
@@ -316,64 +306,23 @@ class Engine:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    # --- facts and health --------------------------------------------------------------------------------------------
+    # --- the fleet ---------------------------------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
-        """The workers' addresses: those that a router lists, or the engine's own."""
-        if self._workers is None:
-            listed, told = await self._get_json(f"{self.url}/workers")
-            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
-            urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
-            if not told or (not urls and listed is not None):
-                return [self.url]  # nobody answered, or a router that has no worker yet: ask again next time
-            self._workers = urls or [self.url]
-        return self._workers
+        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        return await self._fleet.workers()
 
     async def behind_router(self) -> bool:
-        """Whether a router stands between, which drops some parameters without a word."""
+        """Return True if a router stands between, which drops some parameters without notice."""
         return await self.workers() != [self.url]
 
     async def facts(self) -> ModelFacts:
-        """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's. Asked again next
-        time where the engine could not be asked for its context length."""
-        if self._facts is None:
-            asked = self._facts_asked
-            async with self._facts_lock:
-                if self._facts is None and self._facts_asked == asked:  # else another caller has asked while this one waited
-                    self._facts_so_far, told = await self._ask_facts()
-                    self._facts_asked += 1
-                    if told or self._facts_so_far.context_length is not None:
-                        self._facts = self._facts_so_far
-        return self._facts_so_far if self._facts is None else self._facts
-
-    async def _ask_facts(self) -> tuple[ModelFacts, bool]:
-        """The facts, and whether everybody answered who was asked for them."""
-        worker = (await self.workers())[0]
-        all_told = self._workers is not None
-        answers = []
-        for path in ("/model_info", "/server_info", "/v1/models"):
-            answer, told = await self._get_json(f"{worker}{path}")
-            answers.append(answer if isinstance(answer, dict) else {})
-            all_told = all_told and told
-        facts = read_facts(*answers)
-        config = self.config
-        context_length = config.context_length or facts.context_length
-        return replace(facts, context_length=context_length, vocab_size=config.vocab_size or facts.vocab_size), all_told
+        """Return context length, vocabulary and weight version: the engine's, else the configuration's."""
+        return await self._fleet.facts()
 
     async def health(self) -> Health:
-        """Whether the engine can answer, and if not, why."""
-        return await check_health(self._transport, self.url)
-
-    async def _get_json(self, url: str) -> tuple[Any, bool]:
-        """The JSON at `url`, None where there is none; and whether that is an answer, and no failure that may pass."""
-        try:
-            answer = await self._transport.get(url, seconds=self.config.connect_timeout)
-            if answer.status != 200:
-                return None, answer.status < 500 and answer.status not in _MAY_PASS
-            return orjson.loads(answer.body), True
-        except (*NETWORK_ERRORS, orjson.JSONDecodeError) as error:
-            logger.info("%s cannot be asked: %s", url, error)
-            return None, isinstance(error, orjson.JSONDecodeError)
+        """Return whether the engine can answer, and if not, why."""
+        return await self._fleet.health()
 
 
 def _read(answer: Answer) -> Mapping[str, Any] | Failure:

@@ -24,6 +24,8 @@ _READ = 1 << 20
 NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
 """What a router says if all its workers are down."""
+_UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
+"""What it says if the worker's connection broke: with other workers, another attempt may succeed."""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
     r"longer than the model's context length|exceeds the model's maximum context length|exceeds the maximum allowed length"
@@ -36,8 +38,9 @@ class Failure:
 
     `retry`: whether another attempt can succeed; `server_fault` ones (500) are sent once more,
     since they repeat when the request itself breaks the engine. `foreign`: the answer is another
-    request's. `lost`: there was no connection, or it broke; perhaps the engine is down. `running`:
-    the engine may still be working on the request, which must be aborted there.
+    request's. `lost`: there was no connection, or it broke; perhaps the engine is down. `down`: a
+    router says so. `running`: the engine may still be working on the request, which must be
+    aborted there.
     """
 
     message: str
@@ -49,6 +52,7 @@ class Failure:
     retry_after: float | None = None
     foreign: bool = False
     lost: bool = False
+    down: bool = False
     running: bool = False
 
 
@@ -56,15 +60,18 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
     """Return the failure in an HTTP answer that is not 200."""
     text = body[:_READ].decode("utf-8", "replace")
     message = message_of(text)
+    upstream = status == 500 and _UPSTREAM.search(text) is not None
     return Failure(
         message=capped(message, _MESSAGE) or f"HTTP {status}",
         status=status,
         body=capped(text),
-        retry=status in _RETRYABLE,
-        server_fault=status == 500,
+        retry=status in _RETRYABLE or upstream,
+        server_fault=status == 500 and not upstream,
         overflow=status == 400 and bool(_OVERFLOW.search(message)),
         retry_after=_seconds(retry_after),
-        lost=status == 503 and _NO_WORKERS in text,
+        lost=status == 502 or upstream,
+        down=status == 503 and _NO_WORKERS in text,
+        running=upstream,
     )
 
 

@@ -56,19 +56,26 @@ class Outage:
         self._state = _State.ANSWERS
         self._probing: asyncio.Task[_State] | None = None
 
-    async def over(self, ended: int, why: str) -> bool:
+    def answered(self) -> None:
+        """Note that a request was answered: the outage is over, if there was one."""
+        if self._waited:
+            logger.warning("%s answers again", self._server)
+            self._waited = 0.0
+
+    async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
         """Wait until the server answers. Return False if it does already, or if nobody waits.
 
-        `ended`: its value when the request was sent that failed with `why`. Raise
-        `EngineUnreachableError` if the server does not answer in time.
+        `ended`: its value when the request was sent that failed with `why`. `down`: the failure
+        itself says that nobody is there. Raise `EngineUnreachableError` if the server does not
+        answer in time.
         """
         if not self._timeout:
             return False
-        why = why.removeprefix(NO_ANSWER)
         state = self._state
         if self.ended == ended:
             if self._probing is None or self._probing.done():
-                self._probing = asyncio.get_running_loop().create_task(self._watch(why))
+                watch = self._watch(why.removeprefix(NO_ANSWER), down=down)
+                self._probing = asyncio.get_running_loop().create_task(watch)
             probing = self._probing
             with not_counted():
                 await asyncio.wait([probing])
@@ -76,7 +83,7 @@ class Outage:
                 return False
             state = probing.result()
         if state is _State.LOST:
-            raise EngineUnreachableError(f"{self._server} has not answered for {self._timeout:g} s: {why}")
+            raise EngineUnreachableError(f"{self._server} has not answered for {self._timeout:g} s: {why.removeprefix(NO_ANSWER)}")
         return state is _State.BACK
 
     async def aclose(self) -> None:
@@ -85,9 +92,8 @@ class Outage:
             self._probing.cancel()
             await asyncio.wait([self._probing])
 
-    async def _watch(self, why: str) -> _State:
-        if not await self._down():
-            self._waited = 0.0
+    async def _watch(self, why: str, *, down: bool) -> _State:
+        if not down and not (await self._probe()).down:
             return _State.ANSWERS
         if not self._waited:
             logger.warning(
@@ -96,23 +102,16 @@ class Outage:
                 why,
                 self._timeout,
             )
-        pause = _FIRST_PAUSE
         while self._waited < self._timeout:
-            pause = min(pause, self._timeout - self._waited)
+            # After what was waited already: a router may be well, and have no worker each time.
+            pause = min(max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited)
             await self._sleep(pause)
-            self._waited += pause
-            if not await self._down():
-                logger.warning("%s answers again", self._server)
-                self._waited = 0.0
+            began = perf_counter()
+            health = await self._probe()
+            self._waited += pause + perf_counter() - began
+            if not health.down:
                 return self._end(_State.BACK)
-            pause = min(2 * pause, _LONGEST_PAUSE)
         return self._end(_State.LOST)
-
-    async def _down(self) -> bool:
-        began = perf_counter()
-        health = await self._probe()
-        self._waited += perf_counter() - began if health.down and self._waited else 0.0
-        return health.down
 
     def _end(self, state: _State) -> _State:
         self.ended += 1

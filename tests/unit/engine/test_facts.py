@@ -103,7 +103,7 @@ async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -
     async with client("http://127.0.0.1:9", facts=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
         assert await calls.facts() == ModelFacts()
-        assert calls._workers is None and calls._facts is None
+        assert calls._fleet._workers is None and calls._fleet._facts is None
 
 
 async def test_health(tokenizer: Any) -> None:
