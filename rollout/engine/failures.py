@@ -101,9 +101,12 @@ def reason(error: Exception) -> str:
         return "no answer in time"
     if not isinstance(error, aiohttp.ClientConnectorError):
         return str(error) or type(error).__name__
-    number = error.os_error.errno or 0
-    tls = isinstance(error.os_error, ssl.SSLError)
-    words = os.strerror(number) if number > 0 and not tls else str(error.os_error)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        words = str(error.certificate_error)
+    elif isinstance(error.os_error, ssl.SSLError) or not error.os_error.errno:
+        words = str(error.os_error)
+    else:
+        words = os.strerror(error.os_error.errno) if error.os_error.errno > 0 else str(error.os_error)
     return f"no connection to {error.host}:{error.port}: {words}"
 
 

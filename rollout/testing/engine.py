@@ -97,7 +97,7 @@ class EmbeddedEngine(EngineCore):
         except RefusedError as error:
             return error.response()
         except FaultedError as error:
-            return error.response or web.Response()
+            return web.Response() if error.response is None else error.response
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await chat_completions(self, request)
@@ -122,7 +122,7 @@ class EmbeddedEngine(EngineCore):
             told = {"message": words, "type": "invalid_request_error", "code": error.status, "retryable": False}
             await send(orjson.dumps({"error": told}))
         except FaultedError as error:
-            return error.response or web.Response()
+            return web.Response() if error.response is None else error.response
         with suppress(ConnectionError):
             await send(b"[DONE]")
         return response

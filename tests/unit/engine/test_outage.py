@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.client import Pauses, client, flaky, refusal, request
 from support.clock import skip
 from support.episodes import agent, judge_tokens
@@ -20,7 +21,7 @@ from toolroll.agents.users.chat import ChatClient
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError
+from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
 from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate
@@ -344,3 +345,24 @@ async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
     with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone} has not"):
         await endpoint.complete({})
     await endpoint.aclose()
+
+
+async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_not_shown() -> None:
+    heads: list[str | None] = []
+
+    async def refuse(http: web.Request) -> web.StreamResponse:
+        heads.append(http.headers.get("Authorization"))
+        return web.Response(status=403)
+
+    async with http_server({"/v1/chat/completions": refuse}) as url:
+        address = f"{url}/v1".replace("://", "://me:secret@")
+        async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
+            with pytest.raises(UserSimulatorError) as of_user:
+                await users.make().reset("Buy milk.")
+        endpoint = ChatEndpoint(address, "m")
+        with pytest.raises(EngineError) as of_baseline:
+            await endpoint.complete({})
+        await endpoint.aclose()
+    assert heads == ["Basic bWU6c2VjcmV0"] * 2
+    assert "secret" not in f"{of_user.value} {of_baseline.value}"
+    assert f"{url}/v1/chat/completions" in str(of_user.value)
