@@ -27,6 +27,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ class World:
         where = f"{self._name}.{_name_of(function)}"
         try:
             async with asyncio.timeout(None) as timeout:
-                return await self._result(where, timeout, seconds, function, *args)
+                with pausable(timeout):
+                    return await self._result(where, timeout, seconds, function, *args)
         except (ActionError, UsageError):
             raise
         except Exception as error:

@@ -275,7 +275,7 @@ class Engine:
         """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            answer = await self._transport.post(url, data)
+            answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
         found = _read(answer)

@@ -71,7 +71,7 @@ class Transport:
         session = await self._opened()
         return session.post(self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False)
 
-    async def post(self, url: str, body: bytes, *, seconds: float | None = None) -> Answer:
+    async def post(self, url: str, body: bytes, *, seconds: float) -> Answer:
         """Post JSON to any address. Raise one of `NETWORK_ERRORS`."""
         limits, headers = self._limits(seconds), self._authorized(url)
         session = await self._opened()
@@ -114,7 +114,7 @@ class Transport:
             )
         return self._session
 
-    def _limits(self, seconds: float | None) -> aiohttp.ClientTimeout:
+    def _limits(self, seconds: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=seconds, connect=self._config.connect_timeout)
 
     def _authorized(self, url: str) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from support.ponds import PondFactory, look
 from toolroll.agents.baseline import ChatEndpoint
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.agents.users.chat import ChatClient
+from toolroll.agents.world import World
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.outage import Outage
@@ -26,7 +27,8 @@ from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
-from toolroll.rollout.types import Episode, Status, StopReason
+from toolroll.rollout.time_limit import pausable
+from toolroll.rollout.types import Action, Environment, Episode, Observation, Status, StepResult, StopReason, Task
 
 UP, DOWN = Health(True), Health(False, "no", down=True)
 
@@ -332,6 +334,37 @@ async def test_the_users_server_is_waited_for() -> None:
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
             assert await users.make().reset("Buy milk.") == "Hello."
         assert pauses == pytest.approx([1, 1, 2], abs=0.5)
+
+
+async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None:
+    async with http_server({}) as gone:
+        pass
+    answer = {"choices": [{"message": {"content": "Hello."}}]}
+    async with AsyncExitStack() as stack:
+
+        async def sleep(seconds: float) -> None:
+            skip(5000)
+            await asyncio.sleep(0)
+            routes = {"/v1/chat/completions": says(answer), "/v1/models": says({})}
+            await stack.enter_async_context(http_server(routes, port=int(gone.rpartition(":")[2])))
+
+        config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600)
+        async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
+            user = users.make()
+
+            class Talk(Environment):
+                async def reset(self, task: Task, seed: int) -> Observation:
+                    text = await user.reset("Buy milk.")
+                    return Observation([{"role": "user", "content": text}], [])
+
+                def step(self, action: Action) -> StepResult:
+                    raise AssertionError("only the beginning is played")
+
+            world = World(Talk(), Task("t", 0), 0, asyncio.to_thread, time_limit=600)
+            async with asyncio.timeout(700) as episode:
+                with pausable(episode):
+                    found = await world.reset()
+    assert found.messages[0]["content"] == "Hello."
 
 
 async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
