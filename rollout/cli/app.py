@@ -124,8 +124,8 @@ def run(
 ) -> None:
     """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
     given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
-    given["stop"] = given["stop"] or None
-    given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    given |= {"stop": given["stop"] or None, "chat_template_kwargs": kwargs}
     settings = load_config(config, given)
     _show([_outcome(settings)], settings.out)
 

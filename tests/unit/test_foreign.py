@@ -289,6 +289,6 @@ async def test_the_texts_of_errors_are_capped() -> None:
     assert "Mute: (its text cannot be read: TypeError)" in mute.result.info["error"]["message"]
     message = long.result.info["error"]["message"]
     assert len(message) < 2200
-    assert "(19998500 more characters)" in message
+    assert "(19,998,500 more characters)" in message
     assert "in _acted)" in message  # where it was raised
     assert len(long.result.info["error"]["traceback"]) <= 4000
