@@ -54,7 +54,8 @@ class EndpointServer:
         self.settings = endpoint.settings
         self.url = ""
         self._runner: web.AppRunner | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
+        self._spoke: set[web.RequestHandler] = set()
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
@@ -78,12 +79,13 @@ class EndpointServer:
             raise
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweepers = [asyncio.create_task(self._drop_idle()), asyncio.create_task(self._close_silent(self._runner))]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._runner is not None and self._sweeper is not None
-        self._sweeper.cancel()
+        assert self._runner is not None
+        for sweeper in self._sweepers:
+            sweeper.cancel()
         await self.endpoint.aclose()
         await self._runner.cleanup()
 
@@ -107,16 +109,28 @@ class EndpointServer:
             ]
         return routes
 
-    async def _sweep(self) -> None:
+    async def _drop_idle(self) -> None:
         while True:
             await asyncio.sleep(min(60.0, self.settings.idle / 2))
             self.endpoint.sessions.drop_idle()
+
+    async def _close_silent(self, runner: web.AppRunner) -> None:
+        """Close connections that have sent no whole head of a request; aiohttp itself does since 3.14.4."""
+        silent: set[web.RequestHandler] = set()
+        while runner.server is not None:
+            await asyncio.sleep(self.settings.receive / 2)
+            live = set(runner.server.connections)
+            self._spoke &= live
+            for connection in (silent & live) - self._spoke:
+                connection.force_close()
+            silent = live - self._spoke
 
     # --- around every handler --------------------------------------------------------------------------------------------
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        self._spoke.add(request.protocol)
         began = time.perf_counter()
         status = _NO_ANSWER
         _SESSION.set("-")

@@ -23,7 +23,7 @@ from toolroll.rollout.server.answers import chat_body, text_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import Received, off_loop
+from toolroll.rollout.server.received import LARGE, Received, off_loop
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -36,6 +36,9 @@ from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Samplin
 from toolroll.rollout.server.works import Work, request_key
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
+
+_LONG = LARGE // 4
+"""Tokens of a reply that is read on the event loop at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +132,10 @@ class Endpoint:
             live.answers[prompt.digest] += request.n
             work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
             completions, sent = await self._sample(live, template, prompt.input_ids, prompt_json, params, request, work, top)
-            choices = [
-                self._chat_choice(live, prompt, completion, sent, use, request, first + index)
-                for index, completion in enumerate(completions)
-            ]
+            choices = []
+            for index, completion in enumerate(completions):
+                choice = partial(self._chat_choice, live, prompt, completion, sent, use, request, first + index)
+                choices.append(await off_loop(choice, large=len(completion.output_ids) > _LONG))
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_chat(live, prompt, served, work)

@@ -13,6 +13,7 @@ from support.work import CountedText, Work
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.collect import Collector
+from toolroll.parsers.hermes import HermesParser, InternParser
 from toolroll.parsers.pythonic import PythonicParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.schema import Offered
@@ -96,6 +97,15 @@ def test_brackets_that_begin_no_call_are_read_in_bulk(read: Read, most: int, uni
     before = work.total
     read(parser, CountedText("x " + unit * (3000 // len(unit)), work))
     assert work.total - before < most * 3000
+
+
+@pytest.mark.parametrize("kind", [HermesParser, InternParser], ids=lambda kind: kind.name)
+def test_openers_in_a_row_cost_little(kind: type[ToolCallParser], work: Work) -> None:
+    parser, opener = kind(), kind.openers[0]
+    parser.parse(opener)
+    before = work.total
+    parser.parse(CountedText(opener * 100, work))
+    assert work.total - before < 100 * (5 * len(opener) + 80)
 
 
 QUADRATIC: dict[str, Callable[[str, int], object]] = {

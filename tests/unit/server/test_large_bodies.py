@@ -12,6 +12,7 @@ import orjson
 import pytest
 from support.endpoints import Bench, endpoint
 
+from toolroll.parsers.hermes import HermesParser
 from toolroll.rollout.server import received
 from toolroll.rollout.server.tree import ConversationTree
 from toolroll.rollout.server.works import request_key
@@ -78,6 +79,24 @@ async def test_nothing_of_a_large_request_runs_on_the_loop(
         assert status == 200, answer
         assert {name for name, _ in places} >= {"decode", "encode"} | ({"_decompressed"} if compressed else set())
         assert [name for name, thread in places if thread is ON_THE_LOOP] == []
+
+
+async def test_a_long_reply_is_read_in_a_thread_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    parse = HermesParser.parse
+
+    def watched(self: Any, text: str, **given: Any) -> Any:
+        seen.append(threading.current_thread())
+        return parse(self, text, **given)
+
+    monkeypatch.setattr(HermesParser, "parse", watched)
+    said = {"short": "Hello.", "long": "1 " * 30_000}
+    async with endpoint(tokenizer, lambda request: said[request.routing_key], context_length=500_000) as bench:
+        for name in said:
+            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
+            status, answer = await bench.post(f"/sessions/{name}/v1/chat/completions", body)
+            assert (status, answer["choices"][0]["message"]["content"]) == (200, said[name].strip())
+        assert [thread is ON_THE_LOOP for thread in seen] == [True, False]
 
 
 async def test_a_small_body_that_decompresses_to_a_large_one_too(tokenizer: Any, places: list[tuple[str, Any]]) -> None:
