@@ -33,6 +33,7 @@ T = TypeVar("T")
 _Processes = Annotated[
     int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
 ]
+_Sync = Annotated[str | None, typer.Option(help="always or end: write each episode through to the disk, or all at the end")]
 _Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
@@ -116,6 +117,7 @@ def run(
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
+    sync: _Sync = None,
 ) -> None:
     """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
     given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
