@@ -37,6 +37,7 @@ _EngineTimeout = Annotated[
     float | None,
     typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
 ]
+_Sync = Annotated[str | None, typer.Option(help="always or end: write each episode through to the disk, or all at the end")]
 _Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
@@ -121,6 +122,7 @@ def run(
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
+    sync: _Sync = None,
 ) -> None:
     """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
     given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}

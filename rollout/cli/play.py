@@ -62,7 +62,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset())
-    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults()) as folder:
+    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
         if folder.done:
             console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
         if folder.dropped:

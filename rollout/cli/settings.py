@@ -68,6 +68,7 @@ class RunConfig(BaseModel):
     gc: bool = True
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
     out: Path | None = None
+    sync: Literal["always", "end"] = "end"
 
     @model_validator(mode="after")
     def _one_spread(self) -> RunConfig:
@@ -110,7 +111,7 @@ class RunConfig(BaseModel):
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
     "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers floor gc "
-    "allow_unequal allow_model_mismatch out".split()
+    "allow_unequal allow_model_mismatch out sync".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 

@@ -115,7 +115,7 @@ async def test_what_can_succeed_is_tried_again() -> None:
         (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
         (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
         (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.ENVIRONMENT_ERROR, None, 1),
+        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.CONTEXT_FULL, 0.0, 1),
         (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
     ],
 )
