@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_DEATHS = 3
+"""So many outages that begin in the middle of one request are taken to be its fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Engine:
         for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the attempts that could help).
         """
         facts = await self._check(request)
-        began = perf_counter()
+        began, deaths = perf_counter(), 0
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
         closings, attempt, server_faults = self._closings, 1, 0
@@ -130,7 +132,11 @@ class Engine:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline = _Deadline(deadline.at + perf_counter() - waited_from)
-                    continue  # what the engine's absence cost is no attempt
+                    deaths += outcome.running
+                    if deaths < _DEATHS:
+                        continue  # what the engine's absence cost is no attempt
+                    words = f"the engine went away {deaths} times during this request"
+                    raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
             if self._closings != closings:
                 raise EngineError(f"{self.url}: the client was closed during the request", attempts=attempt)
             server_faults += outcome.server_fault

@@ -1,8 +1,8 @@
 """`Outage`: waits for a server that does not answer, once for all the requests that noticed.
 
-Invariants: at most one request probes at a time, whatever number waits; time in an outage costs no
-attempt and no part of a deadline or of an episode's time limit; after `timeout` seconds every waiting request fails at once, and
-later ones fail after a single probe.
+Invariants: one probe at a time, however many requests wait; time in an outage costs no attempt and
+no part of a deadline or of an episode's time limit; after `timeout` seconds every waiting request
+fails at once, and later ones fail after a single probe.
 """
 
 from __future__ import annotations

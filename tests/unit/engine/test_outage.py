@@ -190,6 +190,32 @@ async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(token
     assert (len(seen), len(pauses)) == (4, 3)
 
 
+async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
+    """Else it would be sent again whenever somebody has started the engine."""
+    seen: list[int] = []
+    routes = {"/health": says(b"")}
+
+    async def die(http: Any) -> Any:
+        seen.append(1)
+        routes["/health"] = says(b"", status=503)
+        http.transport.abort()
+        await asyncio.Event().wait()
+
+    async def health(http: web.Request) -> web.StreamResponse:
+        return await routes["/health"](http)
+
+    async def sleep(seconds: float) -> None:
+        routes["/health"] = says(b"")
+
+    async with (
+        http_server({"/generate": die, "/health": health}) as url,
+        client(url, sleep=sleep, engine_timeout=600) as calls,
+    ):
+        with pytest.raises(EngineError, match="went away 3 times during this request"):
+            await calls.generate(request())
+    assert len(seen) == 3
+
+
 # --- whole runs ---------------------------------------------------------------------------------
 
 
