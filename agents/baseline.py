@@ -31,7 +31,7 @@ from toolroll.rollout.engine.failures import Failure, from_exception, from_respo
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
-from toolroll.rollout.executor import RunsOffLoop
+from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}

@@ -22,7 +22,7 @@ from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
-from toolroll.rollout.executor import RunsOffLoop
+from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
 logger = logging.getLogger(__name__)

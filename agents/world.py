@@ -1,6 +1,6 @@
 """`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
 
-Invariants: blocking calls run in the executor (I8); whatever the environment raises that is neither an `ActionError`
+Invariants: blocking calls run in threads (I8); whatever the environment raises that is neither an `ActionError`
 (the model's fault) nor one of the rollout's own errors is an `EnvironmentFailure` (I9), `SystemExit` and
 `CancelledError` included, unless the episode itself is being cancelled; nothing is stepped after `done`.
 """
@@ -39,7 +39,7 @@ _CLOSE_LIMIT = 10.0
 
 
 class World:
-    """`env`, bound to `task` and `seed`; `off_loop`, as `Executor` has it, runs blocking calls.
+    """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
 
     Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking call that is over its
     time runs on: Python cannot end it. An observation with more than `max_observation_bytes` is a failure.

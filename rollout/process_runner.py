@@ -134,7 +134,7 @@ class _Process:
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
-    """Done when the process has ended. In a thread of its own, so that many processes wait for no executor."""
+    """Done when the process has ended. In a thread of its own, so that they share no pool."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

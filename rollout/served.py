@@ -1,4 +1,4 @@
-"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and an executor for blocking work.
+"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
 
 One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
 """
@@ -18,10 +18,10 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.identity import check_identity
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Generates(Protocol):
 
 class ServedModel:
     """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
-    back. `threads`: the size of the executor for synchronous environments and users, one per concurrent episode."""
+    back. `threads`: how many blocking calls of environments and users run at once, one per concurrent episode."""
 
     def __init__(
         self,
@@ -71,9 +71,8 @@ class ServedModel:
         self.parser = parser
         self.name = name
         self._max_resumes = max_resumes
-        self._executor = Executor(threads)
+        self._threads = Threads(threads)
         self._closing = ExitStack()
-        self._closing.callback(self._executor.close)
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -146,11 +145,11 @@ class ServedModel:
         return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
     async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
-        """Run blocking `function` in the executor, as `Executor.off_loop` does."""
-        return await self._executor.off_loop(function, *args, begun=begun, what=what)
+        """Run blocking `function` in a thread, as `Threads.off_loop` does."""
+        return await self._threads.off_loop(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
-        """Close the engine's connections and the executor."""
+        """Close the engine's connections."""
         try:
             await self.engine.aclose()
         finally:

@@ -276,7 +276,7 @@ class StepResult:
 class Environment(ABC):
     """One episode's world, made by an `EnvironmentFactory`, played once, closed.
 
-    `reset` and `step` may be plain or `async`; plain ones run in the runner's executor, off the event loop. An
+    `reset` and `step` may be plain or `async`; plain ones run in a thread, off the event loop. An
     `ActionError` raised by `step` is the model's fault and goes back to it as the observation; any other exception
     aborts the episode.
     """
@@ -285,7 +285,7 @@ class Environment(ABC):
     """Whether an episode's reward is the last one given or the sum of all."""
 
     blocking: bool = True
-    """False where plain `reset` and `step` return in microseconds and need no executor."""
+    """False where plain `reset` and `step` return in microseconds and need no thread."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:

@@ -13,11 +13,11 @@ from typing import Any
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 
@@ -47,7 +47,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
     if config.endpoint is not None:
-        threads = await stack.enter_async_context(Executor(config.concurrency))
+        threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity)

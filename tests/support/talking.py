@@ -8,8 +8,8 @@ from typing import Any
 
 from toolroll.agents.plain import PlainAgent, PlainReply
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -132,8 +132,8 @@ class ScriptedFactory:
 async def play(factory: ScriptedFactory, *, step_timeout: float | None = None, threads: int = 4, **settings: Any) -> list[Episode]:
     """Return the episodes of a run, sorted by task."""
     episodes: list[Episode] = []
-    async with Executor(threads) as executor:
-        agent = Talker(executor, step_timeout=step_timeout)
-        runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings}))
-        await runner.run(factory.tasks("test"), episodes.append)
+    calls = Threads(threads)
+    agent = Talker(calls, step_timeout=step_timeout)
+    runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings}))
+    await runner.run(factory.tasks("test"), episodes.append)
     return sorted(episodes, key=lambda episode: episode.task_index)

@@ -13,10 +13,10 @@ from support.ponds import PondFactory
 from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.foreign import ForeignExitError, guarded
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.spread import spread
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
 
 BAD = {"t-3", "t-4", "t-11"}
@@ -164,19 +164,19 @@ async def test_a_real_cancellation_gets_through_at_every_await(nap: Callable[[st
     while True:
         factory = ScriptedFactory(lambda: AsyncScripted(nap), count=3)
         episodes: list[Episode] = []
-        async with Executor(1) as executor:
-            runner = Runner(factory, lambda: Talker(executor), RunSettings(concurrency=2))
-            running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
-            Ticks(rounds, running.cancel)
-            try:
-                await running
-            except asyncio.CancelledError:
-                pass
-            else:
-                assert len(episodes) == 3
-                break
-            for _ in range(20):  # the shielded closes
-                await asyncio.sleep(0)
+        talker = Talker(Threads(1))
+        runner = Runner(factory, lambda made=talker: made, RunSettings(concurrency=2))
+        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        Ticks(rounds, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            pass
+        else:
+            assert len(episodes) == 3
+            break
+        for _ in range(20):  # the shielded closes
+            await asyncio.sleep(0)
         assert all(episode.result.status is Status.COMPLETED for episode in episodes)
         assert all(env.closed == 1 for env in factory.made), f"after {rounds} rounds"
         rounds += 1
@@ -239,10 +239,10 @@ async def test_a_run_does_not_return_while_episodes_are_left() -> None:
             raise asyncio.CancelledError
 
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None))
-    async with Executor(4) as executor:
-        runner = Runner(factory, lambda: Talker(executor), RunSettings(concurrency=4))
-        with pytest.raises(RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"):
-            await runner.run(factory.tasks("test"), drop)
+    calls = Threads(4)
+    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=4))
+    with pytest.raises(RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"):
+        await runner.run(factory.tasks("test"), drop)
 
 
 async def test_nor_does_a_run_that_is_spread() -> None:

@@ -18,11 +18,11 @@ from support.talking import Scripted, ScriptedFactory, Talker
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.disk import written_whole
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.run_folder import RunFolder
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.store import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.rollout.threads import Threads
 
 
 class Failing(io.BufferedIOBase):
@@ -57,9 +57,9 @@ async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: 
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=6)
 
     async def play(store: EpisodeStore, done: frozenset[Any] = frozenset()) -> None:
-        async with Executor(2) as threads:
-            settings = RunSettings(concurrency=2, pace_gc=False)
-            await Runner(factory, lambda: Talker(threads), settings).run(factory.tasks("test"), store.append, done=done)
+        threads = Threads(2)
+        settings = RunSettings(concurrency=2, pace_gc=False)
+        await Runner(factory, lambda: Talker(threads), settings).run(factory.tasks("test"), store.append, done=done)
 
     with (
         pytest.raises(ExceptionGroup) as failed,

@@ -11,8 +11,8 @@ from support.clock import skip
 from support.talking import Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Episode, StopReason, Task
 
 
@@ -51,18 +51,18 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
     factory = ScriptedFactory(lambda: Scripted(hanging), count=100)
     episodes: list[Episode] = []
     try:
-        async with Executor(2, most_given_up=3) as executor:
-            agent = Talker(executor, step_timeout=600)
-            runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
-            running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
-            seen = 0
-            while not running.done():
-                if hanging.hung > seen:
-                    seen = hanging.hung
-                    skip(601)
-                await asyncio.sleep(0.001)
-            with pytest.raises(ExceptionGroup) as stopped:
-                await running
+        calls = Threads(2, most_given_up=3)
+        agent = Talker(calls, step_timeout=600)
+        runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
+        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        seen = 0
+        while not running.done():
+            if hanging.hung > seen:
+                seen = hanging.hung
+                skip(601)
+            await asyncio.sleep(0.001)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await running
     finally:
         hanging.free.set()
     assert stopped.group_contains(UsageError, match=r"calls that were given up still run.*Scripted\.step")

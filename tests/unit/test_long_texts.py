@@ -16,8 +16,8 @@ from toolroll.agents.plain import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.errors import ActionError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.testing import PolicyRequest
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import InteractionResult, Observation, Status, StepResult, StopReason, Task
 
 LONG = 100_000
@@ -139,7 +139,8 @@ async def returned(where: str, value: Any) -> InteractionResult:
 async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
     config = RunConfig(env="e", model="m", max_observation_bytes=10)
     world = ListedWorld(user_texts=["x" * 11])
-    async with serving(tokenizer, says) as (_, served), Executor(1) as threads:
+    threads = Threads(1)
+    async with serving(tokenizer, says) as (_, served):
         settings = config.agent_settings
         baseline = settings | {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}
         del baseline["on_length"], baseline["verify"]
