@@ -103,7 +103,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body is larger than {limit} bytes, the limit (EndpointSettings.max_body)")
+    return ApiError(413, "body_too_large", f"the body is larger than {limit} bytes, the limit (--max-body)")
 
 
 def _check_texts(data: Any, limit: int) -> None:
@@ -114,7 +114,7 @@ def _check_texts(data: Any, limit: int) -> None:
         if isinstance(item, str):
             if len(item) * 4 > limit and len(item.encode(errors="surrogatepass")) > limit:
                 place = place[:200]
-                words = f"{place} is longer than {limit} bytes, the limit of one text (EndpointSettings.max_text)"
+                words = f"{place} is longer than {limit} bytes, the limit of one text (--max-text)"
                 raise ApiError(413, "text_too_large", words, param=place)
         elif isinstance(item, dict):
             for name, value in item.items():

@@ -180,15 +180,14 @@ def test_no_more_is_decompressed_than_the_limit() -> None:
     ids=["nothing", "half a header", "half a body", "half a chunk"],
 )
 async def test_what_is_half_sent_is_closed(tokenizer: Any, part: bytes) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"receive": 0.2}) as bench:
+    async with endpoint(tokenizer, lambda request: "Hello.", settings={"receive": 0.4}) as bench:
         found = []
-        for _ in range(200):
+        for _ in range(60):
             found.append(await asyncio.open_connection("127.0.0.1", URL(bench.url).port))
             found[-1][1].write(part)
         answers = [await reader.read() for reader, _ in found]  # up to the end, which the endpoint makes
-        # One that is not read in time, since the machine is busy, is closed without an answer.
-        assert all(not answer or b" 408 " in answer for answer in answers)
-        assert any(answers) == (b"\r\n\r\n" in part)
+        assert len(answers) == 60
+        assert all(b" 408 " in answer for answer in answers) == (b"\r\n\r\n" in part)
         for _, writer in found:
             writer.close()
 

@@ -331,3 +331,11 @@ async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
                 assert response.status == 200, found
         async with bench.http.get(f"{bench.url}/v1/completions") as response:
             assert "use POST" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("index", [-1, 2**31, 2**40])
+async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(tokenizer: Any, index: int) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        bench.endpoint.abilities = Abilities(vocab_size=None, context_length=1000)
+        status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
+        assert (status, answer["error"]["param"]) == (400, "prompt")
