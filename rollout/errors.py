@@ -120,8 +120,9 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def message_of(error: BaseException, limit: int = _TEXT) -> str:
-    """Return the text of `error`, capped."""
+    """Return the text of `error`, capped, and without lone surrogates, which no log can write."""
     try:
-        return capped(str(error), limit)
+        text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+        return capped(text, limit)
     except Exception as broken:  # noqa: BLE001 - the border to an exception class of others
         return f"(its text cannot be read: {type(broken).__name__})"
