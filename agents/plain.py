@@ -23,6 +23,7 @@ from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, UsageError, message_of
 from toolroll.rollout.executor import RunsOffLoop
+from toolroll.rollout.foreign import guarded
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
 logger = logging.getLogger(__name__)
@@ -94,13 +95,14 @@ class PlainAgent(ABC):
         messages: list[Message] = []
         tools: list[Tool] = []
         try:
-            first = await world.reset(task.index)
-            messages += [dict(message) for message in first.messages]
-            tools += first.tools
-            record.info.update(first.info)
-            how = (sampling_params or {}, max_num_steps, session_id or task.id)
-            reason = await self._interact(world, record, messages, tools, how)
-            reward = await record.reward(reason, world, self._policy.invalid_penalty)
+            with guarded():  # `reply` may be code of others
+                first = await world.reset(task.index)
+                messages += [dict(message) for message in first.messages]
+                tools += first.tools
+                record.info.update(first.info)
+                how = (sampling_params or {}, max_num_steps, session_id or task.id)
+                reason = await self._interact(world, record, messages, tools, how)
+                reward = await record.reward(reason, world, self._policy.invalid_penalty)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)

@@ -51,7 +51,7 @@ class Executor:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._idle: deque[None] = deque()  # one entry for each thread that waits, or is about to
         self._given_up: set[_Call] = set()
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._threads: set[str] = set()
         self._numbers = itertools.count(1)
         self._closed = False
         self._end = weakref.finalize(self, _end, self._calls, self._threads)
@@ -133,31 +133,31 @@ class Executor:
             self._idle.pop()
         except IndexError:
             name = f"toolroll-{next(self._numbers)}"
-            given = (self._calls, self._idle, self._given_up)
-            thread = threading.Thread(target=_work, args=given, name=name, daemon=True)
+            given = (self._calls, self._idle, self._given_up, self._threads)
             try:
-                thread.start()
+                threading.Thread(target=_work, args=given, name=name, daemon=True).start()
             except RuntimeError:
                 call.ended = True
                 raise
-            self._threads.add(thread)
+            self._threads.add(name)
         self._calls.put(call)
 
 
-def _work(calls: SimpleQueue[_Call | None], idle: deque[None], given_up: set[_Call]) -> None:
+def _work(calls: SimpleQueue[_Call | None], idle: deque[None], given_up: set[_Call], threads: set[str]) -> None:
     """Run one thread. It holds nothing of its executor but these, so that one that was forgotten ends."""
     while (call := calls.get()) is not None:
         call.run()
         call.ended = True
         if call in given_up:  # another thread has taken its place
             given_up.discard(call)
+            threads.discard(threading.current_thread().name)
             return
         idle.append(None)  # before anybody knows of the result, and starts another thread for the next call
         call.hand_back()
         del call  # or its result would be held until the next one
 
 
-def _end(calls: SimpleQueue[_Call | None], threads: weakref.WeakSet[threading.Thread]) -> None:
+def _end(calls: SimpleQueue[_Call | None], threads: set[str]) -> None:
     for _ in range(len(threads)):
         calls.put(None)
 
