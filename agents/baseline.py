@@ -179,8 +179,8 @@ def _sent(message: Message) -> Message:
 
 
 def make_baseline(threads: RunsOffLoop, settings: Mapping[str, Any]) -> BaselineAgent:
-    """The agent `baseline` of the group `toolroll.agents`. `settings`: endpoint, model, api_key_env, step_timeout,
-    max_observation_bytes, and `CallPolicy`'s fields."""
+    """The agent `baseline` of the group `toolroll.agents`. `settings`: endpoint, model,
+    api_key_env, step_timeout, max_observation_bytes, and `CallPolicy`'s fields."""
     own = dict(settings)
     key_name = own.pop("api_key_env", None)
     key = os.environ.get(key_name) if key_name else None

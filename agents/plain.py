@@ -45,7 +45,8 @@ class PlainReply:
 
 
 class PlainAgent(ABC):
-    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`: of one observation.
+    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
+    of one observation.
 
     Serves any number of episodes at once.
     """
@@ -202,6 +203,9 @@ FAREWELL = "Goodbye."
 
 
 def make_do_nothing(threads: RunsOffLoop, settings: Mapping[str, Any]) -> DoNothingAgent:
-    """The agent `do-nothing` of the group `toolroll.agents`; `settings`: step_timeout, max_observation_bytes."""
+    """Return the agent `do-nothing` of the group `toolroll.agents`.
+
+    `settings`: step_timeout, max_observation_bytes.
+    """
     most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
     return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes)

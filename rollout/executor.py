@@ -1,8 +1,9 @@
 """`Executor`: threads for blocking environments and users.
 
-Python cannot end a thread: a call that its caller has given up runs on. Here such a call gives its place back, and
-another thread takes it. Neither anyio's `to_thread` nor `concurrent.futures` fits: their threads keep the process from
-ending, and a pool of `concurrent.futures` does not give the place of a call that hangs back.
+Python cannot end a thread: a call that its caller has given up runs on. Here such a call gives its
+place back, and another thread takes it. Neither anyio's `to_thread` nor `concurrent.futures` fits:
+their threads keep the process from ending, and a pool of `concurrent.futures` does not give the
+place of a call that hangs back.
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ class RunsOffLoop(Protocol):
     """What an agent without tokens needs of a `ServedModel`."""
 
     def off_loop(
-        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        begun: Callable[[], None] | None = None,
+        what: str = "",
     ) -> Awaitable[T]:
-        """Run blocking `function` away from the event loop; `begun` is called when a thread is there for it."""
+        """Run blocking `function` in a thread; `begun` is called when one is there for it."""
         ...
 
 
 class Executor:
-    """At most `threads` blocking calls at once, in the order of their coming. An async context manager.
+    """At most `threads` blocking calls at once, in the order of their coming. An async context
+    manager.
 
-    Calls that were given up do not count among them, up to `most_given_up` more than `threads` that still run; beyond
-    these every call raises `UsageError`. Its threads do not keep the process from ending.
+    Calls that were given up do not count among them, up to `most_given_up` more than `threads`
+    that still run; beyond these every call raises `UsageError`. Its threads do not keep the
+    process from ending.
     """
 
     def __init__(self, threads: int, *, most_given_up: int = MOST_GIVEN_UP) -> None:
@@ -57,10 +64,18 @@ class Executor:
         self._end = weakref.finalize(self, _end, self._calls, self._threads)
         self._end.atexit = False
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
-        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is not run.
+    async def off_loop(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        begun: Callable[[], None] | None = None,
+        what: str = "",
+    ) -> T:
+        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is
+        not run.
 
-        `begun` is called on the event loop when a thread is there for it; `what` names the call in messages.
+        `begun` is called on the event loop when a thread is there for it; `what` names the call in
+        messages.
         """
         await self._place()
         call = _Call(partial(function, *args), what)
@@ -80,7 +95,7 @@ class Executor:
             del call  # with an error and its traceback it is a reference cycle
 
     def close(self) -> None:
-        """Cancel what waits, and let each thread end with its call. Call it in the thread of the event loop."""
+        """Cancel what waits, and let each thread end with its call. Not thread-safe."""
         self._closed = True
         for future in self._waiting:
             if not future.get_loop().is_closed():
@@ -100,8 +115,8 @@ class Executor:
             names = Counter(call.what for call in list(self._given_up)).most_common(3)
             raise UsageError(
                 f"{len(self._given_up)} calls that were given up still run, each in a thread of its own: "
-                f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait for a time limit of "
-                "its own, or raise --step-timeout."
+                f"{', '.join(f'{what} ({count})' for what, count in names)}. "
+                "Give what they wait for a time limit of its own, or raise --step-timeout."
             )
 
     async def _place(self) -> None:
@@ -144,7 +159,7 @@ class Executor:
 
 
 def _work(calls: SimpleQueue[_Call | None], idle: deque[None], given_up: set[_Call], threads: set[str]) -> None:
-    """Run one thread. It holds nothing of its executor but these, so that one that was forgotten ends."""
+    """Run one thread. It does not hold its executor, so that one that was forgotten ends."""
     while (call := calls.get()) is not None:
         call.run()
         call.ended = True
@@ -152,7 +167,7 @@ def _work(calls: SimpleQueue[_Call | None], idle: deque[None], given_up: set[_Ca
             given_up.discard(call)
             threads.discard(threading.current_thread().name)
             return
-        idle.append(None)  # before anybody knows of the result, and starts another thread for the next call
+        idle.append(None)  # before the result is known, and another thread started for the next call
         call.hand_back()
         del call  # or its result would be held until the next one
 
@@ -167,8 +182,9 @@ class _Call:
 
     __slots__ = ("ended", "error", "function", "future", "loop", "result", "what")
 
-    def __init__(self, function: Callable[[], Any], what: str) -> None:
-        self.function, self.what = function, what or getattr(function.func, "__qualname__", "a call")  # type: ignore[attr-defined]
+    def __init__(self, function: partial[Any], what: str) -> None:
+        self.function = function
+        self.what = what or getattr(function.func, "__qualname__", "a call")
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.ended = False

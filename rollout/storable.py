@@ -1,8 +1,9 @@
 """`storable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
 
-Invariants: it never raises, whatever an environment returned; what it gives is written and read back as the same
-values. Arrays and whatever JSON knows stay what they are; surrogates are replaced; an integer that needs more than
-64 bits becomes its digits; keys become text; what is nested too deep, or contains itself, becomes text.
+Invariants: it never raises, whatever an environment returned; what it gives is written and read
+back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
+replaced; an integer that needs more than 64 bits becomes its digits; keys become text; what is
+nested too deep, or contains itself, becomes text.
 """
 
 from __future__ import annotations

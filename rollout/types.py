@@ -276,9 +276,10 @@ class StepResult:
 class Environment(ABC):
     """One episode's world, made by an `EnvironmentFactory`, played once, closed.
 
-    Its methods may be plain or `async`; plain ones run in the runner's executor, off the event loop. An `ActionError`
-    raised by `step` is the model's fault and goes back to it as the observation; whatever else `reset`, `step` or
-    `verdict` raise, `SystemExit` and `CancelledError` included, aborts the episode and no other one.
+    Its methods may be plain or `async`; plain ones run in the runner's executor, off the event
+    loop. An `ActionError` raised by `step` is the model's fault and goes back to it as the
+    observation; whatever else `reset`, `step` or `verdict` raise, `SystemExit` and
+    `CancelledError` included, aborts the episode and no other one.
     """
 
     reward_mode: Literal["final", "sum"] = "final"
@@ -300,7 +301,8 @@ class Environment(ABC):
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers of this episode's world (tool errors, user tokens ...); read once after the last step.
+        """Return numbers of this episode's world (tool errors, user tokens ...); read once after
+        the last step.
 
         Finite numbers are kept; `info["metrics_error"]` names the others, and any error.
         """

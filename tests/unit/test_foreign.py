@@ -55,7 +55,10 @@ async def test_what_an_environment_raises_is_its_failure(where: str, kind: type[
     for episode in episodes:
         result = episode.result
         if episode.task_id in BAD:
-            assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
+            assert (result.status, result.stop_reason) == (
+                Status.ABORTED,
+                StopReason.ENVIRONMENT_ERROR,
+            )
             assert kind.__name__ in result.info["error"]["message"]
             assert f"Scripted.{where} failed" in result.info["error"]["message"]
         else:
@@ -105,7 +108,10 @@ async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(kind: t
         for agent in (Hooked(served=served), Silent(served)):
             env = Scripted(lambda name, task: None)
             result = await agent.asolve(env, task=Task("t", 0))
-            assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.INTERNAL_ERROR)
+            assert (result.status, result.stop_reason) == (
+                Status.ABORTED,
+                StopReason.INTERNAL_ERROR,
+            )
             assert kind.__name__ in result.info["error"]["message"]
             assert env.closed == 1
 
@@ -180,7 +186,9 @@ async def converts(name: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize("nap", [naps, stubborn, converts, None])
-async def test_a_real_cancellation_gets_through_at_every_await(nap: Callable[[str, Task], Any] | None) -> None:
+async def test_a_real_cancellation_gets_through_at_every_await(
+    nap: Callable[[str, Task], Any] | None,
+) -> None:
     rounds = 0
     while True:
         factory = ScriptedFactory(lambda: AsyncScripted(nap) if nap else Scripted(lambda name, task: None), count=3)
