@@ -128,6 +128,8 @@ def finite(value: Any) -> float | None:
     """Return `value` as a float, or None if it is not a finite number."""
     if isinstance(value, str | bytes | bytearray):
         return None
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf":
+        return None  # NumPy would drop the imaginary part of a complex number
     try:
         with guarded():
             number = float(value)

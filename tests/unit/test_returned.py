@@ -62,6 +62,7 @@ BAD_METRICS = {
     "text": "3.5",
     "huge": 10**400,
     "list": [1],
+    "complex": np.complex64(1 + 1j),
     "object": object(),
 }
 
