@@ -1,4 +1,4 @@
-"""Checks what an environment returns, so that a mistake of its author is named where it was made."""
+"""Checks of what an environment returns, so that a mistake is named where it was made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return what `reset` of the environment named `env` returned. Raise `EnvironmentFailure` if it is wrong."""
+    """Return what `reset` of `env` returned. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(f"{env}.reset must return an Observation, not {type(found).__name__}")
     _check_messages(f"{env}.reset", found.messages, most_bytes)
@@ -47,7 +47,7 @@ def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BY
 
 
 def checked_reward(where: str, reward: Any) -> float | None:
-    """Return a reward: a finite number, or None for none. Raise `EnvironmentFailure` for anything else."""
+    """Return a reward: a finite number or None. Raise `EnvironmentFailure` for anything else."""
     if reward is None:
         return None
     value = finite(reward)
@@ -74,10 +74,11 @@ def _check_info(where: str, info: Any) -> None:
 
 
 def check_size(where: str, content: Any, most_bytes: int) -> None:
-    """Raise `EnvironmentFailure` if a content, text or a list of parts, is longer than an observation may be."""
+    """Raise `EnvironmentFailure` if a content (text or parts) is longer than it may be."""
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    if isinstance(content, str) and 4 * len(content) > most_bytes:  # a character has at most 4 bytes
+    # A character has at most 4 bytes.
+    if isinstance(content, str) and 4 * len(content) > most_bytes:
         size = len(content.encode("utf-8", "replace"))
         if size > most_bytes:
             raise EnvironmentFailure(
@@ -87,7 +88,8 @@ def check_size(where: str, content: Any, most_bytes: int) -> None:
 
 
 def _check_messages(where: str, messages: Any, most_bytes: int) -> None:
-    plain = type(messages) in (list, tuple)  # nearly always: the tests for abstract types cost ten times as much
+    # Nearly always: the tests for abstract types cost ten times as much.
+    plain = type(messages) in (list, tuple)
     if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
         raise EnvironmentFailure(f"{where}: messages must be a list of messages, not {type(messages).__name__}")
     for at, message in enumerate(messages):

@@ -22,6 +22,7 @@ from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.foreign import guarded
 from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
@@ -44,7 +45,8 @@ class PlainReply:
 
 
 class PlainAgent(ABC):
-    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`: of one observation.
+    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
+    of one observation.
 
     Serves any number of episodes at once.
     """
@@ -94,13 +96,14 @@ class PlainAgent(ABC):
         messages: list[Message] = []
         tools: list[Tool] = []
         try:
-            first = await world.reset(task.index)
-            messages += [dict(message) for message in first.messages]
-            tools += first.tools
-            record.info.update(first.info)
-            how = (sampling_params or {}, max_num_steps, session_id or task.id)
-            reason = await self._interact(world, record, messages, tools, how)
-            reward = await record.reward(reason, world, self._policy.invalid_penalty)
+            with guarded():  # `reply` may be code of others
+                first = await world.reset(task.index)
+                messages += [dict(message) for message in first.messages]
+                tools += first.tools
+                record.info.update(first.info)
+                how = (sampling_params or {}, max_num_steps, session_id or task.id)
+                reason = await self._interact(world, record, messages, tools, how)
+                reward = await record.reward(reason, world, self._policy.invalid_penalty)
         except (UsageError, EngineUnreachableError):
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
@@ -200,6 +203,9 @@ FAREWELL = "Goodbye."
 
 
 def make_do_nothing(threads: RunsOffLoop, settings: Mapping[str, Any]) -> DoNothingAgent:
-    """The agent `do-nothing` of the group `toolroll.agents`; `settings`: step_timeout, max_observation_bytes."""
+    """Return the agent `do-nothing` of the group `toolroll.agents`.
+
+    `settings`: step_timeout, max_observation_bytes.
+    """
     most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
     return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes)

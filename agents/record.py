@@ -76,8 +76,8 @@ class EpisodeRecord:
     async def reward(self, reason: StopReason, world: World, penalty: float) -> float | None:
         """Return the episode's reward, None for an abort.
 
-        It is the environment's last one (or the sum), or its verdict if the episode was cut short, or 0.0 if it gives
-        none. `penalty` is added for each reply that could not be acted on.
+        It is the environment's last one (or the sum), or its verdict if the episode was cut short,
+        or 0.0 if it gives none. `penalty` is added for each reply that could not be acted on.
         """
         if status_of(reason) is Status.ABORTED:
             return None
@@ -92,7 +92,8 @@ class EpisodeRecord:
     async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
         """Return what an episode that an error ended comes to.
 
-        If the context was full, also for the first prompt, it is the environment's verdict; else there is no reward.
+        If the context was full, also for the first prompt, it is the environment's verdict; else
+        there is no reward.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None

@@ -88,8 +88,8 @@ _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
 def make_agent(served: ServedModel, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
-    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`, `step_timeout`, `verify` and
-    `max_observation_bytes`."""
+    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
+    `step_timeout`, `verify` and `max_observation_bytes`."""
     own = dict(settings)
     on_length = own.pop("on_length", "stop")
     verify = own.pop("verify", "sample")

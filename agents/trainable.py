@@ -27,6 +27,7 @@ from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.foreign import guarded
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -108,10 +109,11 @@ class TrainableAgentMixin:
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
-            dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
-            reason = await self._interact(world, dialogue, record, params, max_num_steps)
-            await dialogue.settle()
-            reward = await record.reward(reason, world, self.policy.invalid_penalty)
+            with guarded():  # overridden hooks are code of others
+                dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
+                reason = await self._interact(world, dialogue, record, params, max_num_steps)
+                await dialogue.settle()
+                reward = await record.reward(reason, world, self.policy.invalid_penalty)
         except (asyncio.CancelledError, EngineUnreachableError):
             if dialogue is not None:
                 dialogue.cancel_checks()

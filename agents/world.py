@@ -1,8 +1,9 @@
 """`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
 
-Invariants: blocking calls run in threads (I8); whatever the environment raises that is neither an `ActionError`
-(the model's fault) nor one of the rollout's own errors is an `EnvironmentFailure` (I9), `SystemExit` and
-`CancelledError` included, unless the episode itself is being cancelled; nothing is stepped after `done`.
+Invariants: blocking calls run in threads (I8); whatever the environment raises that is
+neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
+`EnvironmentFailure` (I9), `SystemExit` and `CancelledError` included, unless the episode itself is
+being cancelled; nothing is stepped after `done`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from toolroll.agents.checked import MOST_BYTES, check_size, checked_metrics, checked_observation, checked_reward, checked_step
+from toolroll.agents.checked import (
+    MOST_BYTES,
+    check_size,
+    checked_metrics,
+    checked_observation,
+    checked_reward,
+    checked_step,
+)
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -41,8 +49,9 @@ _CLOSE_LIMIT = 10.0
 class World:
     """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
 
-    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking call that is over its
-    time runs on: Python cannot end it. An observation with more than `max_observation_bytes` is a failure.
+    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
+    call that is over its time runs on: Python cannot end it. An observation with more than
+    `max_observation_bytes` is a failure.
     """
 
     def __init__(
@@ -78,7 +87,11 @@ class World:
         try:
             found = await self._call(self.env.step, action)
         except ActionError as error:  # its text goes back to the model
-            check_size(f"the ActionError of {self._name}.step", message_of(error, self._most_bytes + 1), self._most_bytes)
+            check_size(
+                f"the ActionError of {self._name}.step",
+                message_of(error, self._most_bytes + 1),
+                self._most_bytes,
+            )
             raise
         result = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)
@@ -89,7 +102,7 @@ class World:
         return checked_reward(f"{self._name}.verdict", await self._call(self.env.verdict))
 
     async def measure(self) -> Exception | None:
-        """Take the environment's numbers. Return the error if that fails: it takes nothing from the episode."""
+        """Take the environment's numbers. Return the error if that fails: the episode stands."""
         try:
             found = await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
@@ -105,7 +118,8 @@ class World:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error if that fails: it takes nothing from the episode that was played.
+        """Close the environment. Return the error if that fails: it takes nothing from the episode
+        that was played.
 
         It may take the time limit (10 seconds if there is none).
         """
@@ -117,7 +131,7 @@ class World:
         return None
 
     def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
-        """Check what the environment returned, also if its classes are such that looking at it fails."""
+        """Check what the environment returned, also if looking at it fails."""
         try:
             with guarded():
                 return check(self._name, found, *more)
@@ -170,7 +184,7 @@ class World:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Guard the call in its own thread, so that a `KeyboardInterrupt` of the environment is not taken for a Ctrl-C."""
+    """Guard a call in its own thread, where a `KeyboardInterrupt` is not taken for a Ctrl-C."""
     with guarded():
         return function(*args)
 
@@ -188,5 +202,8 @@ def _place(error: BaseException, environment: type) -> str:
     """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)
-    found = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    found = next(
+        (frame for frame in reversed(frames) if frame.filename == own),
+        frames[-1] if frames else None,
+    )
     return "" if found is None else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"

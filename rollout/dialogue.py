@@ -1,10 +1,11 @@
 """`Dialogue`: one episode's conversation with a served model, message by message and token by token.
 
-Invariants: every prompt is the session's own ids, never text (I3); each environment message becomes a delta once (I4); where the
-template rewrites history, or the tool list changes, the session forks and the reason is kept (I5). What takes
-long is not done on the event loop (I8). Before the tokens are used,
-`settle` checks each sequence with `Verifier`, which shares no code with what made it; what a hook puts in place of the template's
-own tokens is compared too. A disagreement takes the episode's samples out of training (`mismatches`).
+Invariants: every prompt is the session's own ids, never text (I3); each environment message
+becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
+session forks and the reason is kept (I5). What takes long is not done on the event loop (I8).
+Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code
+with what made it; what a hook puts in place of the template's own tokens is compared too. A
+disagreement takes the episode's samples out of training (`mismatches`).
 """
 
 from __future__ import annotations

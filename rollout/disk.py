@@ -13,7 +13,7 @@ from toolroll.rollout.errors import UsageError
 
 @contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Raise `UsageError` from an `OSError` (a full disk, say): `path` cannot be written, and why."""
+    """Raise `UsageError` from an `OSError` (a full disk, say): `path` and what is wrong."""
     try:
         yield
     except OSError as error:
@@ -23,7 +23,10 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
-    """Give a file that takes the place of `path` at the end, on the disk. If writing fails, `path` stays as it was."""
+    """Give a file that takes the place of `path` at the end, on the disk.
+
+    If writing fails, `path` stays as it was.
+    """
     draft = path.with_name(f"{path.name}.new")
     with writing(path, advice):
         try:

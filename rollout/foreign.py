@@ -1,7 +1,7 @@
 """The border to code of others: environments, user simulators, agents and factories.
 
-Invariants: what such code raises is its own failure and never ends a run; a cancellation of the running task always
-gets through, also if the code swallows it; so does a real Ctrl-C.
+Invariants: what such code raises is its own failure and never ends a run; a cancellation of the
+running task always gets through, also if the code swallows it; so does a real Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from toolroll.rollout.errors import RolloutError
 
 
 class ForeignExitError(RolloutError):
-    """Code of others raised something that is not an `Exception` (`SystemExit`, `CancelledError` ...): the cause."""
+    """Code of others raised its cause, which is not an `Exception` (`SystemExit`, say)."""
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
     """Run code of others within it, in a coroutine or in a worker thread.
 
-    Raise `ForeignExitError` from any `BaseException` that is not an `Exception`. Raise `CancelledError` if the running
-    task is being cancelled: `CancelledError` without such a request was raised by the code itself.
+    Raise `ForeignExitError` from any `BaseException` that is not an `Exception`. Raise
+    `CancelledError` if the running task is being cancelled: `CancelledError` without such a
+    request was raised by the code itself.
     """
     task = _running_task()
     requests = task.cancelling() if task is not None else 0
@@ -46,7 +47,7 @@ def _ends_task(error: BaseException, task: asyncio.Task[object] | None) -> bool:
         return task is not None and task.cancelling() > 0
     if isinstance(error, GeneratorExit):  # a coroutine that is closed is not run by its task
         return _running_task() is not task
-    if isinstance(error, KeyboardInterrupt):  # asyncio.run installs a handler that cancels the main task instead
+    if isinstance(error, KeyboardInterrupt):  # asyncio.run's handler cancels the main task instead
         in_main = threading.current_thread() is threading.main_thread()
         return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return False

@@ -72,10 +72,12 @@ class RunStoppedError(RolloutError):
 class RunSettings:
     """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each.
 
-    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an episode that infrastructure failed is
-    played again, after a pause that doubles from `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns
-    included, end the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
-    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while the run goes on.
+    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an
+    episode that infrastructure failed is played again, after a pause that doubles from
+    `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns included, end
+    the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
+    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while
+    the run goes on.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -178,7 +180,7 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                with pausable(limit), guarded():  # in a task of its own: what cancels that one, does not cancel this worker
+                with pausable(limit), guarded():  # what cancels the task cancels no worker
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
             result = _failed(StopReason.ENVIRONMENT_ERROR, EnvironmentFailure("the episode's task was cancelled from within"))
@@ -237,7 +239,10 @@ class Runner:
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
-    """Return what an agent returned, as the episode file can hold it. Raise `TypeError` or `ValueError` if it cannot."""
+    """Return what an agent returned, as the episode file can hold it.
+
+    Raise `TypeError` or `ValueError` if it cannot be one's result.
+    """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
     if result.reward is not None and finite(result.reward) is None:
@@ -252,11 +257,12 @@ def _checked(result: InteractionResult) -> InteractionResult:
 
 
 def check_all_played(left: Collection[EpisodeKey]) -> None:
-    """Raise `RolloutError` if episodes are `left` at the end of a run: none may be lost without a word."""
+    """Raise `RolloutError` if episodes are `left` at the end of a run: none is lost silently."""
     if left:
         task_id, sample = min(left)
         raise RolloutError(
-            f"the run ended although {len(left)} episodes were not played, the first one task {task_id}, sample {sample}: "
+            f"the run ended although {len(left)} episodes were not played, "
+            f"the first one task {task_id}, sample {sample}: "
             "whatever played them was cancelled. What is finished is kept; run again to play the others."
         )
 

@@ -1,8 +1,9 @@
 """`storable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
 
-Invariants: it never raises, whatever an environment returned; what it gives is written and read back as the same
-values. Arrays and whatever JSON knows stay what they are; surrogates are replaced; an integer that needs more than
-64 bits becomes its digits; keys become text; what is nested too deep, or contains itself, becomes text.
+Invariants: it never raises, whatever an environment returned; what it gives is written and read
+back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
+replaced; an integer that needs more than 64 bits becomes its digits; keys become text; what is
+nested too deep, or contains itself, becomes text.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def finite(value: Any) -> float | None:
     """Return `value` as a float, or None if it is not a finite number."""
     if isinstance(value, str | bytes | bytearray):
         return None
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf":
+        return None  # NumPy would drop the imaginary part of a complex number
     try:
         with guarded():
             number = float(value)

@@ -88,7 +88,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON, with its newline; what JSON cannot hold becomes text (`storable`)."""
+    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`storable`)."""
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -111,11 +111,12 @@ def to_line(episode: Episode) -> bytes:
     }
     try:
         return orjson.dumps(record, option=_OPTIONS, default=as_text)
-    except TypeError:  # text that no encoding can write, an integer too long, a key that is not text, deep nesting
+    except TypeError:  # a lone surrogate, an integer too long, a key that is not text, deep nesting
         return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
 
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE  # OPT_NON_STR_KEYS would write 1 and "1" as one key
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+"""OPT_NON_STR_KEYS would write 1 and "1" as one key."""
 
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
@@ -200,8 +201,9 @@ def _turn(record: TurnRecord) -> Turn:
 class EpisodeStore:
     """`episodes.jsonl` in `folder`, opened for appending. A context manager.
 
-    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes the place of the
-    opened file. After an error of the disk nothing more is written: a line after a torn one could not be read.
+    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes
+    the place of the opened file. After an error of the disk nothing more is written: a line after
+    a torn one could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
@@ -214,7 +216,8 @@ class EpisodeStore:
             self._file = file or self.path.open("ab")
 
     def append(self, episode: Episode) -> None:
-        """Write one episode, flushed to the operating system: a killed process loses nothing that was appended.
+        """Write one episode, flushed to the operating system: a killed process loses nothing that
+        was appended.
 
         Raise `UsageError` if that fails.
         """
@@ -232,7 +235,7 @@ class EpisodeStore:
             raise
 
     def close(self) -> None:
-        """Flush to the disk and close. Raise `UsageError` if that fails, unless `append` has said so."""
+        """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
         try:
             with writing(self.path, _GO_ON):
                 try:
@@ -278,8 +281,8 @@ def _behind_last_newline(file: Any, size: int) -> int:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Return the episodes of a file, or of the folder that holds it.
 
-    A torn last line is passed over, and so is a line that is there already; any other bad line raises `UsageError` with
-    its number.
+    A torn last line is passed over, and so is a line that is there already; any other bad line
+    raises `UsageError` with its number.
     """
     file = path / FILE_NAME if path.is_dir() else path
     seen: set[bytes] = set()

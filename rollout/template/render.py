@@ -136,7 +136,7 @@ class Renderer:
             except TemplateError:  # a template that asks for a user message has no head of its own
                 head = ""
             found = head, self.head_hook(head)
-            self._heads = {key: found}  # replaced as a whole: long conversations are rendered in threads
+            self._heads = {key: found}  # as a whole: threads render too
         head, hooked = found
         return hooked + text[len(head) :] if text.startswith(head) else text
 

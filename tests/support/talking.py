@@ -129,7 +129,13 @@ class ScriptedFactory:
         return None
 
 
-async def play(factory: ScriptedFactory, *, step_timeout: float | None = None, threads: int = 4, **settings: Any) -> list[Episode]:
+async def play(
+    factory: ScriptedFactory,
+    *,
+    step_timeout: float | None = None,
+    threads: int = 4,
+    **settings: Any,
+) -> list[Episode]:
     """Return the episodes of a run, sorted by task."""
     episodes: list[Episode] = []
     calls = Threads(threads)

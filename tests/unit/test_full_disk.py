@@ -128,7 +128,11 @@ def test_a_doubled_line_counts_once(tmp_path: Path) -> None:
 def test_what_was_there_stays_if_the_new_file_fails(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("old")
-    with room(1000), pytest.raises(UsageError, match=r"page\.html cannot be written: File too large$"), written_whole(file) as out:
+    with (
+        room(1000),
+        pytest.raises(UsageError, match=r"page\.html cannot be written: File too large$"),
+        written_whole(file) as out,
+    ):
         out.write(b"x" * 100_000)
     assert file.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
@@ -145,7 +149,12 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: object, size: int = 5_000) -> str:
+def fails(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *arguments: object,
+    size: int = 5_000,
+) -> str:
     """Return the message of a command for which the disk is too small."""
     monkeypatch.setattr("sys.argv", ["toolroll", *map(str, arguments)])
     with room(size), pytest.raises(SystemExit) as ended:
@@ -164,7 +173,16 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
 ) -> None:
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")) as engine:
         out = tmp_path / "run"
-        command = ["run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
+        command = [
+            "run",
+            "desk",
+            "--engine",
+            engine.url,
+            "--model",
+            "embedded",
+            "--parser",
+            "hermes",
+        ]
         command += ["--tasks", "0-9", "--no-floor", "--out", str(out)]
         assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
         kept = [content(found) for found in read_episodes(out)]
@@ -178,7 +196,16 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
     assert len({one.task_id for one in found}) == len(found) == 10
     before = sorted(found.name for found in out.iterdir())
     fails(monkeypatch, capfd, "view", out)
-    fails(monkeypatch, capfd, "export", out, "--format", "tau-bench", "--out", tmp_path / "results.json")
+    fails(
+        monkeypatch,
+        capfd,
+        "export",
+        out,
+        "--format",
+        "tau-bench",
+        "--out",
+        tmp_path / "results.json",
+    )
     assert sorted(found.name for found in out.iterdir()) == before
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
 

@@ -18,7 +18,14 @@ from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.threads import Threads
-from toolroll.rollout.types import InteractionResult, Observation, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import (
+    InteractionResult,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
 
 LONG = 100_000
 TEXT = "a frog, a fish " * 8_000
@@ -35,7 +42,11 @@ class Watch:
         for owner, name, size in (
             (template.encoder, "encode", lambda text, *_, **__: len(text)),
             (template.encoder, "decode", lambda ids: 2 * len(ids)),
-            (template.renderer, "render", lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages)),
+            (
+                template.renderer,
+                "render",
+                lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages),
+            ),
             (served.parser, "parse", lambda text, **_: len(text)),
         ):
             monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name), size))
@@ -75,7 +86,10 @@ async def test_no_long_text_is_encoded_on_the_event_loop(tokenizer: Any, world: 
 
 
 async def test_no_long_reply_is_parsed_on_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (engine, served):
+    async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (
+        engine,
+        served,
+    ):
         watch = Watch(served, monkeypatch)
         player = agent(served, verify="off")
         player.sampling_params = {"max_new_tokens": 200_000}

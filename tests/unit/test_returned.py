@@ -23,7 +23,15 @@ from toolroll.rollout.metrics import Summary
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.storable import storable
 from toolroll.rollout.store import from_line, to_line
-from toolroll.rollout.types import Episode, InteractionResult, Observation, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import (
+    Episode,
+    InteractionResult,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
 
 USER = {"role": "user", "content": "Begin."}
 
@@ -54,12 +62,20 @@ BAD_METRICS = {
     "text": "3.5",
     "huge": 10**400,
     "list": [1],
+    "complex": np.complex64(1 + 1j),
     "object": object(),
 }
 
 
 async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
-    good = {"one": 1, "half": np.float32(0.5), "yes": True, "big": 2**60, "exact": Decimal("0.25"), 7: 7}
+    good = {
+        "one": 1,
+        "half": np.float32(0.5),
+        "yes": True,
+        "big": 2**60,
+        "exact": Decimal("0.25"),
+        7: 7,
+    }
     episode = read_back(await played("metrics", good | BAD_METRICS))
     assert episode.result.reward == 1.0
     wanted = {"one": 1.0, "half": 0.5, "yes": 1.0, "big": 2.0**60, "exact": 0.25, "7": 7.0}
@@ -204,9 +220,18 @@ TOOLS = st.just(()) | ANY | st.builds(lambda p: [{"function": {"name": "f", "par
 INFO = st.dictionaries(st.text(max_size=3) | st.integers() | st.none(), ANY, max_size=3) | ANY
 RETURNED = st.one_of(
     st.tuples(st.just("reset"), st.builds(Observation, MESSAGES, TOOLS, INFO) | ANY),
-    st.tuples(st.just("step"), st.builds(StepResult, MESSAGES, ANY, st.booleans() | ANY, TOOLS, INFO) | ANY),
-    st.tuples(st.just("step"), st.builds(StepResult, st.just(()), st.just(1.0), st.just(True), st.none(), INFO)),
-    st.tuples(st.just("metrics"), st.dictionaries(st.text(max_size=3) | st.integers(), ANY, max_size=4) | ANY),
+    st.tuples(
+        st.just("step"),
+        st.builds(StepResult, MESSAGES, ANY, st.booleans() | ANY, TOOLS, INFO) | ANY,
+    ),
+    st.tuples(
+        st.just("step"),
+        st.builds(StepResult, st.just(()), st.just(1.0), st.just(True), st.none(), INFO),
+    ),
+    st.tuples(
+        st.just("metrics"),
+        st.dictionaries(st.text(max_size=3) | st.integers(), ANY, max_size=4) | ANY,
+    ),
     st.tuples(st.just("verdict"), ANY),
 )
 
@@ -223,7 +248,9 @@ def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) 
 
 
 @pytest.mark.parametrize("at", range(len(HARD)))
-async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_episode(at: int) -> None:
+async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_episode(
+    at: int,
+) -> None:
     value = HARD[at]
     for name, returned in (
         ("step", StepResult((), 1.0, True, info={"weird": [value]})),
