@@ -73,7 +73,10 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
-        (["export", "run", "--format", "tau-bench", "--out", "nope/x"], "--out nope/x cannot be written: No such file or directory"),
+        (
+            ["export", "run", "--format", "tau-bench", "--out", "nope/x"],
+            "toolroll: nope/x cannot be written: No such file or directory",
+        ),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
     ],

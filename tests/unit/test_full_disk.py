@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
+from support.faults.tally import Tally
 from support.results import content, episode
 from support.talking import Scripted, ScriptedFactory, Talker
 
@@ -52,8 +53,9 @@ class Failing(io.BufferedIOBase):
         self.file.close()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("at", range(12))
-async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: Path, at: int) -> None:
+async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: Path, at: int, tally: Tally) -> None:
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=6)
 
     async def play(store: EpisodeStore, done: frozenset[Any] = frozenset()) -> None:
@@ -71,7 +73,9 @@ async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: 
     assert len(kept) == (at + 1) // 2
     with EpisodeStore(tmp_path) as store:
         await play(store, frozenset(kept))
-    assert sorted(found.task_id for found in read_episodes(tmp_path)) == [f"t-{index}" for index in range(6)]
+    tally.tried()
+    tally.played(list(read_episodes(tmp_path)), [(f"t-{index}", 0) for index in range(6)], {})
+    tally.check()
 
 
 def test_nothing_is_written_after_a_torn_line(tmp_path: Path) -> None:
