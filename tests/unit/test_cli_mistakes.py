@@ -75,7 +75,7 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["run", "desk"], "toolroll: --model: must be given"),
         (
             ["export", "run", "--format", "tau-bench", "--out", "nope/x"],
-            "toolroll: nope/x cannot be written: No such file or directory",
+            "nope/x cannot be written: No such file or directory",
         ),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
