@@ -12,7 +12,7 @@ PYTEST := $(VENV)/bin/python -m pytest
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-all test-tokens test-transformers test-peers fuzz check bench clean
+.PHONY: demo test test-all test-tokens test-transformers test-peers faults fuzz check bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -41,6 +41,10 @@ test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers
 test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
 	$(PYTEST) tests -m peers $(PYTEST_ARGS)
+
+# Misbehaving environments, engines, disks, clients and kills, at full size; prints what was lost, doubled or changed.
+faults: $(VENV)/.all
+	TOOLROLL_FAULTS=full $(PYTEST) tests -m "faults and not peers" $(XDIST) $(PYTEST_ARGS)
 
 # 100,000 random texts for each parser; PYTEST_ARGS="-k NAME" for one.
 fuzz: $(VENV)/.quick

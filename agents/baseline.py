@@ -11,22 +11,27 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import aiohttp
 import orjson
 
+from toolroll.agents.checked import MOST_BYTES
 from toolroll.agents.plain import DEFAULT_POLICY, PlainAgent, PlainReply
 from toolroll.agents.policy import CallPolicy
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.plain import PlainParser
 from toolroll.parsers.schema import Offered, ToolSchemas
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
+from toolroll.rollout.address import split_credentials
 from toolroll.rollout.call_ids import with_call_ids
 from toolroll.rollout.engine.failures import Failure, from_exception, from_response
+from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
-from toolroll.rollout.executor import RunsOffLoop
+from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
@@ -36,16 +41,30 @@ _PASSED = frozenset({"temperature", "top_p", "frequency_penalty", "presence_pena
 
 
 class ChatEndpoint:
-    """`POST {base_url}/chat/completions`, tried until it succeeds or cannot. `timeout`: seconds for one attempt."""
+    """`POST {base_url}/chat/completions`, tried until it succeeds or cannot.
+
+    `timeout`: seconds for one attempt. `engine_timeout`: seconds to wait for a server that does not answer at all.
+    """
 
     def __init__(
-        self, base_url: str, model: str, *, api_key: str | None = None, timeout: float = 600.0, attempts: int = 5, backoff: float = 0.5
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        attempts: int = 5,
+        backoff: float = 0.5,
+        engine_timeout: float = 0.0,
     ) -> None:
+        base_url, authorization = split_credentials(base_url.rstrip("/"))
         if not base_url.startswith(("http://", "https://")):
             raise UsageError(f"--endpoint {base_url!r} must begin with http:// or https://, as in http://127.0.0.1:30000/v1")
-        self.url = f"{base_url.rstrip('/')}/chat/completions"
+        self.url = f"{base_url}/chat/completions"
         self.model = model
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        authorization = f"Bearer {api_key}" if api_key else authorization
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": authorization} if authorization else {})
+        self._outage = Outage(f"the endpoint {base_url}", partial(check_endpoint, base_url, authorization), timeout=engine_timeout)
         self._key = api_key
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._attempts = attempts
@@ -53,20 +72,27 @@ class ChatEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The answer's JSON, and how many attempts it took. Raises `EngineError`, `ContextOverflowError`."""
+        """The answer's JSON, and how many attempts it took. Raises `EngineError`, `ContextOverflowError`, `EngineUnreachableError`."""
         data = orjson.dumps({"model": self.model, **body})
-        for attempt in range(1, self._attempts + 1):
+        attempt = 1
+        while True:
+            ended = self._outage.ended
             outcome = await self._attempt(data)
             if not isinstance(outcome, Failure):
+                self._outage.answered()
                 return outcome, attempt
+            gone = outcome.lost or outcome.down
+            if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
+                continue
             if attempt == self._attempts or not (outcome.retry or outcome.server_fault):
                 raise self._error(outcome, attempt)
             pause = self._backoff * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)
             await asyncio.sleep(max(pause, min(outcome.retry_after or 0.0, 60.0)))
-        raise AssertionError("the loop returns or raises")
+            attempt += 1
 
     async def aclose(self) -> None:
         """Close the connections."""
+        await self._outage.aclose()
         if self._session is not None:
             await self._session.close()
 
@@ -106,9 +132,10 @@ class BaselineAgent(PlainAgent):
         *,
         policy: CallPolicy = DEFAULT_POLICY,
         step_timeout: float | None = None,
+        max_observation_bytes: int = MOST_BYTES,
         extra_params: bool = True,
     ) -> None:
-        super().__init__(threads, policy=policy, step_timeout=step_timeout)
+        super().__init__(threads, policy=policy, step_timeout=step_timeout, max_observation_bytes=max_observation_bytes)
         self._endpoint = endpoint
         self._schemas = ToolSchemas()
         self._parser = PlainParser()
@@ -177,13 +204,18 @@ def _sent(message: Message) -> Message:
 
 
 def make_baseline(threads: RunsOffLoop, settings: Mapping[str, Any]) -> BaselineAgent:
-    """The agent `baseline` of the group `toolroll.agents`. `settings`: endpoint, model, api_key_env, step_timeout, and `CallPolicy`'s
-    fields."""
+    """Make the agent `baseline` of the group `toolroll.agents`.
+
+    `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes, and
+    `CallPolicy`'s fields.
+    """
     own = dict(settings)
     key_name = own.pop("api_key_env", None)
     key = os.environ.get(key_name) if key_name else None
     if key_name and not key:
         raise UsageError(f"--api-key-env names {key_name}, which is not set")
-    endpoint = ChatEndpoint(own.pop("endpoint"), own.pop("model"), api_key=key)
-    step_timeout, extra_params = own.pop("step_timeout", None), own.pop("extra_params", True)
-    return BaselineAgent(threads, endpoint, policy=CallPolicy(**own), step_timeout=step_timeout, extra_params=extra_params)
+    url, model = own.pop("endpoint"), own.pop("model")
+    endpoint = ChatEndpoint(url, model, api_key=key, engine_timeout=own.pop("engine_timeout", 0.0))
+    names = ("step_timeout", "max_observation_bytes", "extra_params")
+    given = {name: own.pop(name) for name in names if name in own}
+    return BaselineAgent(threads, endpoint, policy=CallPolicy(**own), **given)

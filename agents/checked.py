@@ -1,35 +1,44 @@
-"""Looks at what an environment gives back, so that a slip of its author is named, and not met somewhere behind it."""
+"""Checks of what an environment returns, so that a mistake is named where it was made."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import orjson
+
 from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.storable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
+MOST_BYTES = 1_000_000
+"""Of one observation: a tool's result, or a user's text."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
-def checked_observation(env: str, found: Any) -> Observation:
-    """What `reset` of the environment named `env` gave back. Raises `EnvironmentFailure` in words."""
+def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
+    """Return what `reset` of `env` returned. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(f"{env}.reset must return an Observation, not {type(found).__name__}")
-    _check_messages(f"{env}.reset", found.messages)
+    _check_messages(f"{env}.reset", found.messages, most_bytes)
     _check_tools(f"{env}.reset", found.tools)
+    _check_info(f"{env}.reset", found.info)
     return found
 
 
-def checked_step(env: str, found: Any, action: Action) -> StepResult:
-    """What `step` gave back for `action`. Raises `EnvironmentFailure` in words."""
+def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BYTES) -> StepResult:
+    """Return what `step` returned for `action`. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{env}.step must return a StepResult, not {type(found).__name__}")
-    _check_messages(f"{env}.step", found.messages)
+    _check_messages(f"{env}.step", found.messages, most_bytes)
     if found.tools is not None:
         _check_tools(f"{env}.step", found.tools)
     checked_reward(f"{env}.step", found.reward)
+    _check_info(f"{env}.step", found.info)
+    if not isinstance(found.done, bool | int | np.bool_):
+        raise EnvironmentFailure(f"{env}.step: done must be True or False, not {shown(found.done)}")
     answered = [message.get("tool_call_id") for message in found.messages if message["role"] == "tool"]
     missing = [call.name for call in action.tool_calls if call.id not in answered]
     if missing and not found.done:
@@ -38,34 +47,79 @@ def checked_step(env: str, found: Any, action: Action) -> StepResult:
 
 
 def checked_reward(where: str, reward: Any) -> float | None:
-    """A reward: a finite number, or None for none. Raises `EnvironmentFailure` in words."""
+    """Return a reward: a finite number or None. Raise `EnvironmentFailure` for anything else."""
     if reward is None:
         return None
-    try:
-        value = float(reward) if not isinstance(reward, str | bytes) else math.nan
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise EnvironmentFailure(f"{where} gave the reward {reward!r}: it must be a finite number, or None for none")
+    value = finite(reward)
+    if value is None:
+        raise EnvironmentFailure(f"{where} gave the reward {shown(reward)}: it must be a finite number, or None for none")
     return value
 
 
-def _check_messages(where: str, messages: Any) -> None:
-    plain = type(messages) in (list, tuple)  # nearly always: the tests for abstract types cost ten times as much
+def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]:
+    """Return the finite numbers that `metrics` returned, and what is to be said of the others."""
+    if not isinstance(found, Mapping):
+        return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
+    numbers = {key_text(name): finite(value) for name, value in found.items()}
+    kept = {name: value for name, value in numbers.items() if value is not None}
+    if len(kept) == len(found):
+        return kept, None
+    wrong = "; ".join(f"{key_text(name)}: {shown(value)}" for name, value in found.items() if key_text(name) not in kept)
+    return kept, f"{env}.metrics gave what is not a finite number: {wrong}"
+
+
+def _check_info(where: str, info: Any) -> None:
+    if not isinstance(info, Mapping):
+        raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(info)}")
+
+
+def check_size(where: str, content: Any, most_bytes: int) -> None:
+    """Raise `EnvironmentFailure` if a content (text or parts) is longer than it may be."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    # A character has at most 4 bytes.
+    if isinstance(content, str) and 4 * len(content) > most_bytes:
+        size = len(content.encode("utf-8", "replace"))
+        if size > most_bytes:
+            raise EnvironmentFailure(
+                f"{where} has {size} bytes, more than max_observation_bytes ({most_bytes}) allows: "
+                "shorten what the environment returns, or raise --max-observation-bytes"
+            )
+
+
+def _check_messages(where: str, messages: Any, most_bytes: int) -> None:
+    # Nearly always: the tests for abstract types cost ten times as much.
+    plain = type(messages) in (list, tuple)
     if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
         raise EnvironmentFailure(f"{where}: messages must be a list of messages, not {type(messages).__name__}")
     for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or role not in _ROLES:
             raise EnvironmentFailure(
-                f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, not {message!r:.100}"
+                f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, not {shown(message)}"
             )
         if not isinstance(message.get("content"), str | list | None):
             kind = type(message["content"]).__name__
             raise EnvironmentFailure(f"{where}: the content of messages[{at}] must be text, not {kind}")
+        check_size(f"{where}: the content of messages[{at}]", message.get("content"), most_bytes)
+        if _is_nested_too_deep(message):
+            raise EnvironmentFailure(f"{where}: messages[{at}] is nested too deep, or contains itself")
+
+
+def _is_nested_too_deep(message: Mapping[Any, Any]) -> bool:
+    if all(type(value) is str for value in message.values()):
+        return False
+    try:
+        orjson.dumps(message, default=as_text, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        return "ecursion" in str(error)
+    return False
 
 
 def _check_tools(where: str, tools: Any) -> None:
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise EnvironmentFailure(f"{where}: tools must be a list of tools, not {shown(tools)}")
     for at, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise EnvironmentFailure(f"{where}: tools[{at}] must be {_TOOL}, not {tool!r:.100}")
+            raise EnvironmentFailure(f"{where}: tools[{at}] must be {_TOOL}, not {shown(tool)}")

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from toolroll.agents.adapt import as_environment
+from toolroll.agents.checked import MOST_BYTES
 from toolroll.agents.policy import CallPolicy, in_call_order, told
 from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.world import World
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.executor import RunsOffLoop
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.foreign import guarded
+from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
 logger = logging.getLogger(__name__)
@@ -43,9 +45,21 @@ class PlainReply:
 
 
 class PlainAgent(ABC):
-    """`step_timeout`: seconds that one call of the environment may take. Serves any number of episodes at once."""
+    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
+    of one observation.
 
-    def __init__(self, threads: RunsOffLoop, *, policy: CallPolicy = DEFAULT_POLICY, step_timeout: float | None = None) -> None:
+    Serves any number of episodes at once.
+    """
+
+    def __init__(
+        self,
+        threads: RunsOffLoop,
+        *,
+        policy: CallPolicy = DEFAULT_POLICY,
+        step_timeout: float | None = None,
+        max_observation_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._most_bytes = max_observation_bytes
         self._threads = threads
         self._policy = policy
         self._step_timeout = step_timeout
@@ -70,23 +84,31 @@ class PlainAgent(ABC):
     ) -> InteractionResult:
         """Play one episode. Raises `UsageError` and `CancelledError`; everything else becomes the result's status."""
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env), task, seed, self._threads.off_loop, self._step_timeout)
+        world = World(
+            as_environment(env),
+            task,
+            seed,
+            self._threads.off_loop,
+            self._step_timeout,
+            max_observation_bytes=self._most_bytes,
+        )
         record = EpisodeRecord()
         messages: list[Message] = []
         tools: list[Tool] = []
         try:
-            first = await world.reset(task.index)
-            messages += [dict(message) for message in first.messages]
-            tools += first.tools
-            record.info.update(first.info)
-            how = (sampling_params or {}, max_num_steps, session_id or task.id)
-            reason = await self._interact(world, record, messages, tools, how)
-            reward = await record.reward(reason, world, self._policy.invalid_penalty)
-        except UsageError:
+            with guarded():  # `reply` may be code of others
+                first = await world.reset(task.index)
+                messages += [dict(message) for message in first.messages]
+                tools += first.tools
+                record.info.update(first.info)
+                how = (sampling_params or {}, max_num_steps, session_id or task.id)
+                reason = await self._interact(world, record, messages, tools, how)
+                reward = await record.reward(reason, world, self._policy.invalid_penalty)
+        except (UsageError, EngineUnreachableError):
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
             reason = record.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, error)
+            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
             reason, reward = await record.cut_short(reason, world, self._policy.invalid_penalty)
         finally:
             await asyncio.shield(record.close(world))
@@ -181,5 +203,9 @@ FAREWELL = "Goodbye."
 
 
 def make_do_nothing(threads: RunsOffLoop, settings: Mapping[str, Any]) -> DoNothingAgent:
-    """The agent `do-nothing` of the group `toolroll.agents`; `settings`: step_timeout."""
-    return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"))
+    """Return the agent `do-nothing` of the group `toolroll.agents`.
+
+    `settings`: step_timeout, max_observation_bytes.
+    """
+    most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
+    return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from toolroll.agents.checked import checked_reward
 from toolroll.agents.world import World
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.dialogue import Reply
@@ -73,8 +74,11 @@ class EpisodeRecord:
         return reason_of(error)
 
     async def reward(self, reason: StopReason, world: World, penalty: float) -> float | None:
-        """The episode's reward: the environment's last one (or the sum), its verdict where it was cut short, 0.0 where it gives
-        none; None for an abort. `penalty` is added for each reply that could not be acted on."""
+        """Return the episode's reward, None for an abort.
+
+        It is the environment's last one (or the sum), or its verdict if the episode was cut short,
+        or 0.0 if it gives none. `penalty` is added for each reply that could not be acted on.
+        """
         if status_of(reason) is Status.ABORTED:
             return None
         total = world.env.reward_mode == "sum"
@@ -83,14 +87,16 @@ class EpisodeRecord:
         else:
             verdict = await world.verdict()
             reward = verdict if verdict is not None else (sum(self.rewards) if total else 0.0)
-        return reward + penalty * self.counts["invalid_replies"]
+        return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
 
     async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
-        """What an episode that an error ended comes to: the environment's verdict where the context was full, else no reward."""
+        """Return what an episode that an error ended comes to.
+
+        If the context was full, also for the first prompt, it is the environment's verdict; else
+        there is no reward.
+        """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None
-        if not self.counts["turns"]:  # the model was never asked: a reward of 0 would not be earned (I9)
-            return self.fail(EnvironmentFailure("the task's first prompt does not fit in the model's context")), None
         try:
             reward = await self.reward(reason, world, penalty)
         except RolloutError as error:
@@ -99,7 +105,7 @@ class EpisodeRecord:
 
     async def close(self, world: World) -> None:
         """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
-        for what, error in (("metrics_error", world.measure()), ("close_error", await world.close())):
+        for what, error in (("metrics_error", await world.measure()), ("close_error", await world.close())):
             if error is not None:
                 self.info[what] = describe(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolroll.agents.checked import MOST_BYTES
 from toolroll.agents.policy import CallPolicy
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
@@ -87,12 +88,14 @@ _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
 def make_agent(served: ServedModel, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
-    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`, `step_timeout` and `verify`."""
+    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
+    `step_timeout`, `verify` and `max_observation_bytes`."""
     own = dict(settings)
     on_length = own.pop("on_length", "stop")
     verify = own.pop("verify", "sample")
     step_timeout = own.pop("step_timeout", None)
-    agent = TrainableToolCallingAgent(rollout_args={"verify": verify}, policy=CallPolicy(**own), served=served)
+    args = {"verify": verify, "max_observation_bytes": own.pop("max_observation_bytes", MOST_BYTES)}
+    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**own), served=served)
     agent.on_length = on_length
     agent.step_timeout = step_timeout
     return agent

@@ -26,7 +26,8 @@ from toolroll.agents.world import World
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.args import read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
-from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.foreign import guarded
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -90,21 +91,30 @@ class TrainableAgentMixin:
         """Play one episode of `env` and return it; at most `max_num_steps` turns of the model.
 
         `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index` chooses the task where no `task` is
-        given. Raises `UsageError` for settings that cannot work, and `CancelledError`; everything else becomes the result's
-        status, stop reason and `info["error"]`.
+        given. Raises `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set), and
+        `CancelledError`; everything else becomes the result's status, stop reason and `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
-        world = World(as_environment(env, wiki=self.wiki, tools_info=self.tools_info), task, seed, served.off_loop, self.step_timeout)
+        args = read_args(rollout_args if rollout_args is not None else self.rollout_args)
+        world = World(
+            as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
+            task,
+            seed,
+            served.off_loop,
+            self.step_timeout,
+            max_observation_bytes=args.max_observation_bytes,
+        )
         record = EpisodeRecord()
         dialogue: Dialogue | None = None
         try:
-            dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
-            reason = await self._interact(world, dialogue, record, params, max_num_steps)
-            await dialogue.settle()
-            reward = await record.reward(reason, world, self.policy.invalid_penalty)
-        except asyncio.CancelledError:
+            with guarded():  # overridden hooks are code of others
+                dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
+                reason = await self._interact(world, dialogue, record, params, max_num_steps)
+                await dialogue.settle()
+                reward = await record.reward(reason, world, self.policy.invalid_penalty)
+        except (asyncio.CancelledError, EngineUnreachableError):
             if dialogue is not None:
                 dialogue.cancel_checks()
             raise
@@ -112,7 +122,7 @@ class TrainableAgentMixin:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
             reason = record.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, error)
+            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
             if dialogue is not None:
                 await dialogue.settle()
             reason, reward = await record.cut_short(reason, world, self.policy.invalid_penalty)

@@ -1,7 +1,9 @@
 """`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
 
-Invariants: blocking `reset` and `step` run in the executor (I8); any exception that is neither an `ActionError` (the model's
-fault) nor one of the rollout's own is an `EnvironmentFailure` (I9); nothing is stepped after `done`.
+Invariants: blocking calls run in threads (I8); whatever the environment raises that is
+neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
+`EnvironmentFailure` (I9), `SystemExit` and `CancelledError` included, unless the episode itself is
+being cancelled; nothing is stepped after `done`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from toolroll.agents.checked import checked_observation, checked_reward, checked_step
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, RolloutError, TimeLimitError, UsageError
+from toolroll.agents.checked import (
+    MOST_BYTES,
+    check_size,
+    checked_metrics,
+    checked_observation,
+    checked_reward,
+    checked_step,
+)
+from toolroll.rollout.errors import (
+    ActionError,
+    EnvironmentFailure,
+    RolloutError,
+    TimeLimitError,
+    UsageError,
+    message_of,
+)
+from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 logger = logging.getLogger(__name__)
@@ -29,12 +47,23 @@ _CLOSE_LIMIT = 10.0
 
 
 class World:
-    """`env`, bound to `task` and `seed`; `off_loop(function, *args)` runs blocking calls, each for at most `time_limit` seconds.
+    """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
 
-    A blocking call that is over its time keeps its thread until it returns: Python cannot end it.
+    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
+    call that is over its time runs on: Python cannot end it. An observation with more than
+    `max_observation_bytes` is a failure.
     """
 
-    def __init__(self, env: Environment, task: Task, seed: int, off_loop: OffLoop, time_limit: float | None = None) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        task: Task,
+        seed: int,
+        off_loop: OffLoop,
+        time_limit: float | None = None,
+        *,
+        max_observation_bytes: int = MOST_BYTES,
+    ) -> None:
         self.env = env
         self.task = task
         self.seed = seed
@@ -42,31 +71,45 @@ class World:
         self.done = False
         self._off_loop = off_loop
         self._time_limit = time_limit
+        self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
         self._name = type(env).__name__
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
-        return checked_observation(self._name, await self._call(self.env.reset, self.task, self.seed))
+        found = await self._call(self.env.reset, self.task, self.seed)
+        return self._checked(checked_observation, found, self._most_bytes)
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`; raises `ActionError` where the model is at fault."""
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
-        result = checked_step(self._name, await self._call(self.env.step, action), action)
-        self.done = result.done
+        try:
+            found = await self._call(self.env.step, action)
+        except ActionError as error:  # its text goes back to the model
+            check_size(
+                f"the ActionError of {self._name}.step",
+                message_of(error, self._most_bytes + 1),
+                self._most_bytes,
+            )
+            raise
+        result = self._checked(checked_step, found, action, self._most_bytes)
+        self.done = bool(result.done)
         return result
 
     async def verdict(self) -> float | None:
         """The environment's reward for an episode that ran out of steps or of context."""
         return checked_reward(f"{self._name}.verdict", await self._call(self.env.verdict))
 
-    def measure(self) -> Exception | None:
-        """Take the environment's numbers; an error of that is given back."""
+    async def measure(self) -> Exception | None:
+        """Take the environment's numbers. Return the error if that fails: the episode stands."""
         try:
-            self._metrics = dict(self.env.metrics())
-        except Exception as error:  # noqa: BLE001 - the environment's border: numbers that fail take nothing from the episode
-            logger.warning("the environment of task %s gave no numbers: %s", self.task.id, error)
+            found = await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT)
+            self._metrics, wrong = self._checked(checked_metrics, found)
+            if wrong is not None:
+                raise EnvironmentFailure(wrong)
+        except (ActionError, RolloutError, UsageError) as error:
+            logger.warning("the environment of task %s gave no metrics: %s", self.task.id, message_of(error))
             return error
         return None
 
@@ -75,45 +118,92 @@ class World:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment; an error of that, which takes nothing from the episode that was played, is given back. A close that
-        finds no free thread, or does not end, is waited for no longer than the time limit (10 seconds where there is none)."""
+        """Close the environment. Return the error if that fails: it takes nothing from the episode
+        that was played.
+
+        It may take the time limit (10 seconds if there is none).
+        """
         try:
             await self._call(self.env.close, limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
-            logger.warning("the environment of task %s was not closed: %s", self.task.id, error)
+            logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
             return error
         return None
+
+    def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
+        """Check what the environment returned, also if looking at it fails."""
+        try:
+            with guarded():
+                return check(self._name, found, *more)
+        except EnvironmentFailure:
+            raise
+        except Exception as error:
+            raise EnvironmentFailure(f"what {self._name} returned cannot be read: {_shown(error)}") from error
 
     async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
         began = perf_counter()
         seconds = limit or self._time_limit
-        timeout: asyncio.Timeout | None = None
+        where = f"{self._name}.{_name_of(function)}"
         try:
-            if seconds is None:
-                return await self._result(function, *args)
-            async with asyncio.timeout(seconds) as timeout:
-                return await self._result(function, *args)
-        except (ActionError, RolloutError, UsageError):
+            async with asyncio.timeout(None) as timeout:
+                with pausable(timeout):
+                    return await self._result(where, timeout, seconds, function, *args)
+        except (ActionError, UsageError):
             raise
         except Exception as error:
-            where = f"{type(self.env).__name__}.{function.__name__}"
-            if timeout is not None and timeout.expired():
+            if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
+                raise
+            if timeout.expired():
                 raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
-            raise EnvironmentFailure(f"{where} failed: {type(error).__name__}: {error}{_place(error, type(self.env))}") from error
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
         finally:
             self.seconds += perf_counter() - began
 
-    async def _result(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-        if self.env.blocking and not inspect.iscoroutinefunction(function):
-            result = await self._off_loop(function, *args)
-        else:
-            result = function(*args)
-        return cast(T, await result if inspect.isawaitable(result) else result)
+    async def _result(
+        self,
+        where: str,
+        limit: asyncio.Timeout,
+        seconds: float | None,
+        function: Callable[..., T | Awaitable[T]],
+        *args: Any,
+    ) -> T:
+        """Call `function`. Its time begins when a thread is there for it."""
+
+        def begun() -> None:
+            if seconds is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+        with guarded():
+            if self.env.blocking and not inspect.iscoroutinefunction(function):
+                result = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+            else:
+                begun()
+                result = function(*args)
+            return cast(T, await result if inspect.isawaitable(result) else result)
 
 
-def _place(error: Exception, environment: type) -> str:
+def _run_guarded(function: Callable[..., T], *args: Any) -> T:
+    """Guard a call in its own thread, where a `KeyboardInterrupt` is not taken for a Ctrl-C."""
+    with guarded():
+        return function(*args)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _shown(error: BaseException) -> str:
+    text = message_of(error, 1500)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException, environment: type) -> str:
     """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)
-    found = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    found = next(
+        (frame for frame in reversed(frames) if frame.filename == own),
+        frames[-1] if frames else None,
+    )
     return "" if found is None else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"

@@ -17,6 +17,7 @@ import json
 import re
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +181,8 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
         client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
         async with ServedModel(client, template, get_parser("hermes", template.encoder.control)) as served:
             core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
-            async with EndpointServer(core) as server, paced_garbage():
+            async with EndpointServer(core) as server, AsyncExitStack() as stack:
+                stack.enter_context(paced_garbage())
                 before, rows = resident(), list[dict[str, float]]()
                 child.stdin.write(f"{server.url}\n".encode())
                 for first, played in stretches(turns):

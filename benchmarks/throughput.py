@@ -115,7 +115,7 @@ async def play(url: str, episodes: int, seconds: float, *, blocking: bool, proce
             else:
                 tasks = RecordedFactory(None, turns=TURNS).tasks("test")  # type: ignore[arg-type]
                 runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
-            await stack.enter_async_context(paced_garbage())
+            stack.enter_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
             while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins

@@ -174,8 +174,13 @@ def broken_call(
     if marker in closes:
         stop = at + len(marker)
         return ToolCall(known, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)), stop
-    error = f"the reply ended inside the tool call: it is not closed with {closes[0]}"
-    return ToolCall(known, None, raw, CallStatus.UNCLOSED, error, span=(begin, at)), at
+    return never_closed(known, raw, (begin, at), closes[0]), at
+
+
+def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:
+    """Return a call that cannot be read and that the marker `close` does not end."""
+    error = f"the reply ended inside the tool call: it is not closed with {close}"
+    return ToolCall(name, None, raw, CallStatus.UNCLOSED, error, span=span)
 
 
 def unclosed(call: ToolCall, close: str) -> ToolCall:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.base import ToolCallParser, broken_call, never_closed, unclosed
 from toolroll.parsers.collect import Collector
 from toolroll.parsers.json_text import Names, call_of, decode, name_in, scan_json
 from toolroll.parsers.schema import Offered
@@ -50,6 +50,9 @@ class JsonBlockParser(ToolCallParser):
         """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on. `name`: the
         tool's, where it stands before the opener too."""
         at = start
+        if source.text.startswith(self.opener, at) and source.is_real(self.opener, at):  # many in a row cost little
+            out.call(never_closed(name, "", (begin, at), self.closer))
+            return at
         found: list[tuple[Any, int, int]] = []
         while True:
             at = yield from source.skip(at)

@@ -23,6 +23,8 @@ from toolroll.parsers.types import ToolCall
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+_NO_CALL = re.compile(r"(?:[^\[<]++|\[(?!\s*+(?:\Z|[^\W\d][\w.\-/]*+\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z))*+")
+"""Text in which no list of calls and no marker begins, nor may still begin."""
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
@@ -46,7 +48,12 @@ class PythonicParser(ToolCallParser):
                 at, marked = begin + len(marker), marker == _START
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
-            marked = fresh = False
+            # After a bracket that begins no call there are often more of them: all that cannot is text.
+            skipped = _NO_CALL.match(source.text, at)
+            stop = skipped.end() if skipped is not None else at
+            out.content(source.text[at:stop])
+            _, line, last = source.text[at:stop].rpartition("\n")
+            at, marked, fresh = stop, False, bool(line) and not last.strip()
 
     def _list(self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool) -> Steps[int]:
         """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""

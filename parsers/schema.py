@@ -59,9 +59,10 @@ class ToolSchemas:
         if not isinstance(schema, Mapping):
             return None, None
         key = orjson.dumps(schema)
-        if key in self._validators:
-            self._validators.move_to_end(key)
-            return self._validators[key]
+        known = self._validators.pop(key, None)  # in one step: replies are read in several threads
+        if known is not None:
+            self._validators[key] = known
+            return known
         validator: Draft202012Validator | None = Draft202012Validator(dict(schema))
         try:
             Draft202012Validator.check_schema(schema)

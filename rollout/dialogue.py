@@ -1,9 +1,11 @@
 """`Dialogue`: one episode's conversation with a served model, message by message and token by token.
 
-Invariants: every prompt is the session's own ids, never text (I3); each environment message becomes a delta once (I4); where the
-template rewrites history, or the tool list changes, the session forks and the reason is kept (I5). Before the tokens are used,
-`settle` checks each sequence with `Verifier`, which shares no code with what made it; what a hook puts in place of the template's
-own tokens is compared too. A disagreement takes the episode's samples out of training (`mismatches`).
+Invariants: every prompt is the session's own ids, never text (I3); each environment message
+becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
+session forks and the reason is kept (I5). What takes long is not done on the event loop (I8).
+Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code
+with what made it; what a hook puts in place of the template's own tokens is compared too. A
+disagreement takes the episode's samples out of training (`mismatches`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -27,6 +29,13 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
+
+T = TypeVar("T")
+
+LONG = 100_000
+"""Characters of a conversation above which it is rendered and encoded in a thread."""
+LONG_REPLY = 4096
+"""The same for a reply that is parsed, in tokens."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
 """When sequences are checked: never, each once when its episode has ended, or after every turn as well."""
@@ -84,6 +93,7 @@ class Dialogue:
         self._prompt_hook = prompt_hook
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
+        self._size = text_size(self.messages) + text_size(self.tools)
         self._new_tools: list[Tool] | None = None
         self._last: tuple[Sampled, IdArray] | None = None
         self._observed = False  # the session holds the next prompt: its request may be sent again
@@ -100,10 +110,12 @@ class Dialogue:
         new = [without_surrogates(dict(message)) for message in messages]
         self.messages += new
         self._pending += new
+        self._size += text_size(new)
         if tools is not None:
             wanted = without_surrogates(list(tools))
             if wanted != (self.tools if self._new_tools is None else self._new_tools):
                 self._new_tools = wanted
+                self._size += text_size(wanted)
 
     # --- the model's side ----------------------------------------------------------------------------------------------
 
@@ -114,9 +126,10 @@ class Dialogue:
         template refuses the conversation, `EngineError` where the engine fails.
         """
         if not self._observed:
-            self._observe_pending()
+            await _run(self._observe_pending, in_thread=self._size > LONG)
         elif self._pending:
-            self._fork("messages were added after a request that failed")
+            reason = "messages were added after a request that failed"
+            await _run(self._fork, reason, in_thread=self._size > LONG)
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self.session), self.template)
         request = GenerateRequest(
@@ -128,7 +141,11 @@ class Dialogue:
         )
         completion = await self._generate(request)
         node = self.session.sample(completion, params)
-        return self._take(completion, node, params)
+        is_long = len(completion.output_ids) > LONG_REPLY
+        reply = await _run(self._take, completion, node, params, in_thread=is_long)
+        if self._verify == "always" and self._is_checked:
+            self._checks.add(asyncio.create_task(self._check(self._sequence())))
+        return reply
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
         reading = read_reply(
@@ -143,10 +160,9 @@ class Dialogue:
         stopped = reading.sampled.stop is not None
         self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
+        self._size += len(reading.said)
         self._last = (reading.sampled, completion.output_ids)
         self._observed = False
-        if self._verify == "always" and self._is_checked:
-            self._checks.add(asyncio.create_task(self._check(self._sequence())))
         return Reply(completion, reading.said, reading.parsed, reading.message, node)
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
@@ -254,3 +270,16 @@ class Dialogue:
         """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
         for check in self._checks:
             check.cancel()
+
+
+async def _run(function: Callable[..., T], *args: Any, in_thread: bool) -> T:
+    return await asyncio.to_thread(function, *args) if in_thread else function(*args)
+
+
+def text_size(value: Any) -> int:
+    """Return how many characters the texts in `value` have, about."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0

@@ -11,6 +11,17 @@ from typing import Any
 
 _TRACEBACK = 4000
 """Characters of a traceback that an episode's `info` keeps: its end."""
+_TEXT = 2000
+"""Characters of a message that errors and episodes keep: its beginning."""
+_SLACK = 200
+"""So much more is not worth a cut: a cut text stays as it is where it is quoted and capped again."""
+
+
+def capped(text: str, limit: int = _TEXT) -> str:
+    """Return the first `limit` characters of `text`, and how many more there were."""
+    if len(text) <= limit + _SLACK:
+        return text
+    return f"{text[:limit]}... ({len(text) - limit:,} more characters)"
 
 
 class ToolrollError(Exception):
@@ -22,7 +33,13 @@ class UsageError(ToolrollError):
 
 
 class RolloutError(ToolrollError):
-    """A part of the rollout failed in a way that the model did not cause."""
+    """A part of the rollout failed in a way that the model did not cause.
+
+    The message is capped: it may quote what a server or an environment said.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(capped(message))
 
 
 class EngineError(RolloutError):
@@ -34,8 +51,15 @@ class EngineError(RolloutError):
     def __init__(self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1) -> None:
         super().__init__(message)
         self.status = status
-        self.body = body
+        self.body = capped(body)
         self.attempts = attempts
+
+
+class EngineUnreachableError(EngineError):
+    """A server has not answered at all for `engine_timeout` seconds.
+
+    It says nothing about the episode: agents let it pass, and a run ends with it.
+    """
 
 
 class ContextOverflowError(EngineError):
@@ -83,11 +107,22 @@ class ActionError(ToolrollError):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """`error` as plain data for an episode's `info`: type, message, an engine's status and attempts, the traceback of an environment's
-    own error."""
-    data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    """Return `error` as plain data for an episode's `info`, with its texts capped.
+
+    An engine's error has its status, attempts and body, an environment's own error its traceback.
+    """
+    data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):
-        data |= {"status": error.status, "attempts": error.attempts, "body": error.body[:2000]}
+        data |= {"status": error.status, "attempts": error.attempts, "body": capped(error.body)}
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
+
+
+def message_of(error: BaseException, limit: int = _TEXT) -> str:
+    """Return the text of `error`, capped, and without lone surrogates, which no log can write."""
+    try:
+        text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+        return capped(text, limit)
+    except Exception as broken:  # noqa: BLE001 - the border to an exception class of others
+        return f"(its text cannot be read: {type(broken).__name__})"

@@ -1,74 +1,35 @@
-"""The cyclic garbage collector, run by the clock while many episodes are in the air.
+"""Python's garbage collector at a pace that fits many episodes in the air.
 
-Python collects whenever enough objects were made. With a thousand requests under way each of its rounds finds their objects alive, so
-it visits all of them again and again: a fifth of the client's CPU, and pauses of the whole event loop. What an episode leaves is freed
-by reference counts, so that a round every few seconds is enough, unless an environment makes cyclic garbage of its own: then memory
-grows, and a round comes sooner.
+By default it visits all live objects again and again while a thousand episodes hold them. What an
+episode leaves is freed by reference counts, so that rounds may be rare.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import itertools
-import resource
-from collections.abc import AsyncIterator
-from pathlib import Path
-from time import monotonic
+from collections.abc import Iterator
 
-SECONDS = 5.0
-_WHOLE = 120
-"""One round in so many visits everything; the others visit only what was made since the last one, so that their pauses do not grow
-with what a long run or a server holds."""
-_LOOK = 0.5
-_GROWTH = 256 * 2**20
-"""Bytes that the process may grow by until a round is due before its time: an environment may leave large objects that refer to
-themselves."""
+THRESHOLD = (50_000, 20, 100)
 
 
-@contextlib.asynccontextmanager
-async def paced_garbage(seconds: float = SECONDS) -> AsyncIterator[None]:
-    """Within it the collector runs once in `seconds`, and when the process has grown by 256 MiB since (on Linux), not in between.
+@contextlib.contextmanager
+def paced_garbage(*, enabled: bool = True) -> Iterator[None]:
+    """Freeze what is there and let the collector come seldom, for the whole process, until the
+    context ends.
 
-    For a process that is the run's own: it changes the collector for all its threads, and switches it on again at the end. Where it is
-    off already, or where objects are frozen, nothing is done.
+    Do nothing if `enabled` is False, the collector is off, or objects are frozen already (a
+    context within another).
     """
-    if not gc.isenabled() or gc.get_freeze_count():
+    if not enabled or not gc.isenabled() or gc.get_freeze_count():
         yield
         return
+    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.disable()
-    rounds = asyncio.create_task(_collect(seconds))
+    gc.set_threshold(*THRESHOLD)
     try:
         yield
     finally:
-        rounds.cancel()
+        gc.set_threshold(*before)
         gc.unfreeze()
-        gc.enable()
-
-
-async def _collect(seconds: float) -> None:
-    held = resident()
-    for number in itertools.count(1):
-        end, grown = monotonic() + seconds, False
-        while not grown and (left := end - monotonic()) > 0:
-            await asyncio.sleep(min(left, _LOOK))
-            grown = resident() - held > _GROWTH
-        if grown or number % _WHOLE == 0:
-            gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        held = resident()
-
-
-def resident() -> int:
-    """Bytes that this process has in memory; 0 where the system does not tell."""
-    try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-_STATM = Path("/proc/self/statm")

@@ -23,6 +23,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.event_loop import run
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
@@ -133,7 +134,7 @@ class _Process:
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
-    """Done when the process has ended. In a thread of its own, so that many processes wait for no executor."""
+    """Done when the process has ended. In a thread of its own, so that they share no pool."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -163,7 +164,7 @@ def _main(open_: Open, share: int, channel: socket.socket) -> None:
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _QUIET)
-    asyncio.run(_serve(open_, share, channel))
+    run(_serve(open_, share, channel))
 
 
 async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
@@ -185,7 +186,7 @@ async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
 
 async def _opened(open_: Open, share: int, stack: AsyncExitStack) -> tuple[Runner, dict[str, Task]]:
     runner, tasks = await open_(share, stack)
-    await stack.enter_async_context(paced_garbage())
+    stack.enter_context(paced_garbage(enabled=runner.settings.pace_gc))
     return runner, {task.id: task for task in tasks}
 
 

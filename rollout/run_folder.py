@@ -16,10 +16,11 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.disk import written_whole
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.runner import EpisodeKey
-from toolroll.rollout.store import FILE_NAME, EpisodeStore, cut_torn_line, read_episodes
+from toolroll.rollout.store import FILE_NAME, EpisodeStore, Sync, cut_torn_line, read_episodes
 from toolroll.rollout.types import Episode, Status
 
 SETTINGS_NAME = "run.json"
@@ -33,7 +34,15 @@ class RunFolder:
     Raises `UsageError` where the folder was written with other ones, or is being written by another process.
     """
 
-    def __init__(self, path: Path, env: str, settings: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        env: str,
+        settings: Mapping[str, Any],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        sync: Sync = "end",
+    ) -> None:
         self.path = path
         self.env = env
         self.summary = Summary(env)
@@ -42,6 +51,7 @@ class RunFolder:
         """Aborted episodes of an earlier run that were taken out, to be played again."""
         self.repaired = 0
         """Bytes of a torn last line that were cut off."""
+        self._sync = sync
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
@@ -70,17 +80,19 @@ class RunFolder:
             self.repaired = cut_torn_line(self.path / FILE_NAME)
             if self._read_finished():
                 self._drop_aborted()
-            self._store = EpisodeStore(self.path)
+            self._store = EpisodeStore(self.path, sync=self._sync)
         except BaseException:
             os.close(self._lock)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._store is not None:
-            self._store.close()
+        try:
+            if self._store is not None:
+                self._store.close()
+        finally:
             self._store = None
-        os.close(self._lock)
+            os.close(self._lock)
 
     def _agree(self) -> None:
         """Compare the settings with those of the folder, or write them down."""
@@ -105,27 +117,24 @@ class RunFolder:
         for episode in _episodes(self.path):
             if episode.env != self.env:
                 continue
+            key = (episode.task_id, episode.sample)
             if episode.result.status is Status.ABORTED:
                 aborted += 1
-            else:
-                self._done.add((episode.task_id, episode.sample))
+            elif key not in self._done:
+                self._done.add(key)
                 self.summary.add(episode)
         return aborted
 
     def _drop_aborted(self) -> None:
-        """Write the file anew without them; the old one stays until the new one is whole."""
+        """Write the file without them; the old one stays until the new one is whole."""
         file = self.path / FILE_NAME
-        draft = file.with_suffix(".jsonl.new")
-        with file.open("rb") as lines, draft.open("wb") as out:
+        with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:
             for line in lines:
                 data = orjson.loads(line)
                 if data["env"] == self.env and data["status"] == Status.ABORTED.value:
                     self.dropped += 1
                 else:
                     out.write(line)
-            out.flush()
-            os.fsync(out.fileno())
-        draft.replace(file)
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
@@ -183,12 +192,8 @@ def lock(path: Path) -> int:
 
 def write_whole(file: Path, data: Any) -> None:
     """Write JSON into `file`: the old one or the new one is there, whatever happens."""
-    draft = file.with_suffix(file.suffix + ".new")
-    with draft.open("wb") as out:
+    with written_whole(file) as out:
         out.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE))
-        out.flush()
-        os.fsync(out.fileno())
-    draft.replace(file)
 
 
 def _episodes(path: Path) -> Iterator[Episode]:

@@ -14,7 +14,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.errors import RolloutError, TimeLimitError, UsageError, describe
+from toolroll.rollout.errors import (
+    EngineUnreachableError,
+    EnvironmentFailure,
+    RolloutError,
+    TimeLimitError,
+    UsageError,
+    describe,
+    message_of,
+)
+from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.garbage import paced_garbage
+from toolroll.rollout.storable import finite, shown
+from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -60,10 +72,12 @@ class RunStoppedError(RolloutError):
 class RunSettings:
     """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each.
 
-    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an episode that infrastructure failed is
-    played again, after a pause that doubles from `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns
-    included, end the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
-    --enable-deterministic-inference).
+    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an
+    episode that infrastructure failed is played again, after a pause that doubles from
+    `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns included, end
+    the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
+    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while
+    the run goes on.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +91,7 @@ class RunSettings:
     rerun_pause: float = _FIRST_PAUSE
     give_up_after: int | None = None
     sampling_seed: bool = False
+    pace_gc: bool = True
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_num_steps", "concurrency"):
@@ -121,15 +136,24 @@ class Runner:
     ) -> None:
         """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode in, in the order of finishing.
 
-        Raises `UsageError` as soon as one episode shows that the settings cannot work, and `RunStoppedError` as soon as
-        `give_up_after` attempts in a row have failed; the others are cancelled, and their requests aborted at the engine. So are
-        they when this call is cancelled.
+        Raises `UsageError` as soon as one episode shows that the settings cannot work, and
+        `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
+        not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
+        at the engine. So are they when this call is cancelled.
         """
         todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
         rest = iter(todo)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.settings.concurrency, len(todo))):
-                group.create_task(self._work(rest, on_episode))
+        left = {(task.id, sample) for task, sample in todo}
+
+        def take(episode: Episode) -> None:
+            on_episode(episode)
+            left.discard((episode.task_id, episode.sample))
+
+        with paced_garbage(enabled=self.settings.pace_gc):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.settings.concurrency, len(todo))):
+                    group.create_task(self._work(rest, take))
+        check_all_played(left)
 
     async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:
         for task, sample in todo:
@@ -156,7 +180,10 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                result = await self._solve(task, sample, seed)
+                with pausable(limit), guarded():  # what cancels the task cancels no worker
+                    result = await asyncio.create_task(self._solve(task, sample, seed))
+        except ForeignExitError:
+            result = _failed(StopReason.ENVIRONMENT_ERROR, EnvironmentFailure("the episode's task was cancelled from within"))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -168,23 +195,32 @@ class Runner:
         params = {**settings.sampling_params, "sampling_seed": seed} if settings.sampling_seed else settings.sampling_params
         reason = StopReason.ENVIRONMENT_ERROR
         try:
-            env = self.factory.make(self._options)
-            reason = StopReason.INTERNAL_ERROR
-            return await self._make_agent().asolve(
-                env,
-                None,
-                params,
-                task.index,
-                settings.max_num_steps,
-                task=task,
-                seed=seed,
-                session_id=session_id(name, task.id, sample),
-            )
+            with guarded():
+                env = self.factory.make(self._options)
+                reason = StopReason.INTERNAL_ERROR
+                result = await self._make_agent().asolve(
+                    env,
+                    None,
+                    params,
+                    task.index,
+                    settings.max_num_steps,
+                    task=task,
+                    seed=seed,
+                    session_id=session_id(name, task.id, sample),
+                )
+                return _checked(result)
+        except EngineUnreachableError as error:  # it is no failure of this episode
+            raise RunStoppedError(
+                f"{error}. What was finished is kept; with that server back, the same command goes on from there.",
+                describe(error),
+            ) from error
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
-            logger.warning("episode %s ended with %s: %r", session_id(name, task.id, sample), reason, error)
-            return _failed(reason, error)
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            where = session_id(name, task.id, sample)
+            logger.warning("episode %s ended with %s: %s: %s", where, reason, type(cause).__name__, message_of(cause))
+            return _failed(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
         """Count failures in a row; raises `RunStoppedError`."""
@@ -202,7 +238,36 @@ class Runner:
             )
 
 
-def _failed(reason: StopReason, error: Exception) -> InteractionResult:
+def _checked(result: InteractionResult) -> InteractionResult:
+    """Return what an agent returned, as the episode file can hold it.
+
+    Raise `TypeError` or `ValueError` if it cannot be one's result.
+    """
+    if not isinstance(result, InteractionResult):
+        raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
+    if result.reward is not None and finite(result.reward) is None:
+        raise ValueError(f"asolve gave the reward {shown(result.reward)}: it must be a finite number, or None for none")
+    numbers = {name: finite(value) for name, value in result.metrics.items()}
+    wrong = [f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None]
+    if wrong:
+        message = f"metrics that are not finite numbers: {'; '.join(wrong)}"
+        result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
+        result.metrics = {name: value for name, value in numbers.items() if value is not None}
+    return result
+
+
+def check_all_played(left: Collection[EpisodeKey]) -> None:
+    """Raise `RolloutError` if episodes are `left` at the end of a run: none is lost silently."""
+    if left:
+        task_id, sample = min(left)
+        raise RolloutError(
+            f"the run ended although {len(left)} episodes were not played, "
+            f"the first one task {task_id}, sample {sample}: "
+            "whatever played them was cancelled. What is finished is kept; run again to play the others."
+        )
+
+
+def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
     """The result of an episode of which nothing is left: no sample, no reward."""
     info = {"error": describe(error)}
     return InteractionResult("", None, [], info, status=status_of(reason), stop_reason=reason)

@@ -1,4 +1,4 @@
-"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and an executor for blocking work.
+"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
 
 One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
 """
@@ -6,6 +6,7 @@ One per process and model, shared by all episodes. Made from `rollout_args` in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +18,10 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
-from toolroll.rollout.executor import Executor
+from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.identity import check_identity
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ class Generates(Protocol):
 
 class ServedModel:
     """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
-    back. `threads`: the size of the executor for synchronous environments and users, one per concurrent episode."""
+    back. `threads`: how many blocking calls of environments and users run at once, one per concurrent episode."""
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class ServedModel:
         self.parser = parser
         self.name = name
         self._max_resumes = max_resumes
-        self._executor = Executor(threads)
+        self._threads = Threads(threads)
+        self._closing = ExitStack()
 
     @classmethod
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
@@ -91,9 +94,10 @@ class ServedModel:
             context_length=args.context_length,
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
+            engine_timeout=args.engine_timeout,
             return_routed_experts=args.return_routed_experts,
         )
-        return cls(
+        served = cls(
             Engine(config),
             template,
             get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
@@ -101,6 +105,8 @@ class ServedModel:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
+        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return served
 
     @property
     def url(self) -> str:
@@ -138,20 +144,20 @@ class ServedModel:
             return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
         return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run blocking `function` in the executor."""
-        return await self._executor.off_loop(function, *args, **kwargs)
+    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+        """Run blocking `function` in a thread, as `Threads.off_loop` does."""
+        return await self._threads.off_loop(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
-        """Close the engine's connections and the executor."""
+        """Close the engine's connections."""
         try:
             await self.engine.aclose()
         finally:
             self.release()
 
     def release(self) -> None:
-        """Close the executor alone: for whoever borrowed the engine."""
-        self._executor.close()
+        """Close all but the engine: for whoever borrowed it."""
+        self._closing.close()
 
     async def __aenter__(self) -> ServedModel:
         return self

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runner import EpisodeKey
+from toolroll.rollout.runner import EpisodeKey, check_all_played
 from toolroll.rollout.types import Episode, Task
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,22 @@ def shares(concurrency: int, players: int) -> list[int]:
 
 
 async def spread(todo: Iterable[EpisodeKey], players: Iterable[tuple[Player, int]], on_episode: Callable[[Episode], None]) -> None:
-    """Play `todo`; each player has so many episodes at once as stands beside it. Raises `RolloutError` where players keep dying."""
-    rest = iter(todo)
+    """Play `todo`; each player comes with the number of its episodes at once.
+
+    Raise `RolloutError` if players keep dying.
+    """
+    keys = list(todo)
+    rest, left = iter(keys), set(keys)
+
+    def take(episode: Episode) -> None:
+        on_episode(episode)
+        left.discard((episode.task_id, episode.sample))
+
     async with asyncio.TaskGroup() as group:
         for player, share in players:
             for _ in range(share):
-                group.create_task(_work(player, rest, on_episode))
+                group.create_task(_work(player, rest, take))
+    check_all_played(left)
 
 
 async def _work(player: Player, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:

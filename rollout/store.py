@@ -6,22 +6,29 @@ file is opened again; what is read back equals what was written, arrays and NaN 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from toolroll.rollout.disk import writing
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.storable import as_text, storable
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
 
+Sync = Literal["always", "end"]
+
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
+
+
+_GO_ON = "What is finished is kept; make room, and run the same command again to go on from there"
 
 
 class TurnRecord(BaseModel):
@@ -81,7 +88,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """The episode as one line of JSON, with its newline; what JSON cannot hold is put in words (`storable`)."""
+    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`storable`)."""
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -104,11 +111,12 @@ def to_line(episode: Episode) -> bytes:
     }
     try:
         return orjson.dumps(record, option=_OPTIONS, default=as_text)
-    except TypeError:  # text that no encoding can write, an integer too long, what is nested too deep
+    except TypeError:  # a lone surrogate, an integer too long, a key that is not text, deep nesting
         return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
 
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+"""OPT_NON_STR_KEYS would write 1 and "1" as one key."""
 
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
@@ -191,24 +199,53 @@ def _turn(record: TurnRecord) -> Turn:
 
 
 class EpisodeStore:
-    """`episodes.jsonl` in `folder`, opened for appending. A context manager."""
+    """`episodes.jsonl` in `folder`, opened for appending. A context manager.
 
-    def __init__(self, folder: Path) -> None:
+    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes
+    the place of the opened file. After an error of the disk nothing more is written: a line after
+    a torn one could not be read.
+    """
+
+    def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
         self.path = folder / FILE_NAME
-        folder.mkdir(parents=True, exist_ok=True)
-        cut_torn_line(self.path)
-        self._file = self.path.open("ab")
+        self._sync = sync
+        self._failed = False
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            cut_torn_line(self.path)
+            self._file = file or self.path.open("ab")
 
     def append(self, episode: Episode) -> None:
-        """Write one episode, flushed to the operating system: a killed process loses nothing that was appended."""
-        self._file.write(to_line(episode))
-        self._file.flush()
+        """Write one episode, flushed to the operating system: a killed process loses nothing that
+        was appended.
+
+        Raise `UsageError` if that fails.
+        """
+        line = to_line(episode)
+        if self._failed:
+            raise UsageError(f"{self.path} cannot be written any more. {_GO_ON}")
+        try:
+            with writing(self.path, _GO_ON):
+                self._file.write(line)
+                self._file.flush()
+                if self._sync == "always":
+                    os.fsync(self._file.fileno())
+        except UsageError:
+            self._failed = True
+            raise
 
     def close(self) -> None:
-        """Flush to the disk and close."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
+        try:
+            with writing(self.path, _GO_ON):
+                try:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                finally:
+                    self._file.close()
+        except UsageError:
+            if not self._failed:
+                raise
 
     def __enter__(self) -> EpisodeStore:
         return self
@@ -242,13 +279,19 @@ def _behind_last_newline(file: Any, size: int) -> int:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """The episodes of a file, or of the folder that holds it; a torn last line is passed over, any other bad line raises `UsageError`
-    with its number."""
+    """Return the episodes of a file, or of the folder that holds it.
+
+    A torn last line is passed over, and so is a line that is there already; any other bad line
+    raises `UsageError` with its number.
+    """
     file = path / FILE_NAME if path.is_dir() else path
+    seen: set[bytes] = set()
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
+            digest = hashlib.blake2b(line, digest_size=16).digest()
+            if not line.endswith(b"\n") or digest in seen:
                 continue
+            seen.add(digest)
             try:
                 yield from_line(line)
             except ValueError as error:  # no JSON, or no episode (pydantic's ValidationError is one)

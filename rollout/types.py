@@ -276,16 +276,17 @@ class StepResult:
 class Environment(ABC):
     """One episode's world, made by an `EnvironmentFactory`, played once, closed.
 
-    `reset` and `step` may be plain or `async`; plain ones run in the runner's executor, off the event loop. An
-    `ActionError` raised by `step` is the model's fault and goes back to it as the observation; any other exception
-    aborts the episode.
+    Its methods may be plain or `async`; plain ones run in a thread, off the event loop. An
+    `ActionError` raised by `step` is the model's fault and goes back to it as the observation;
+    whatever else `reset`, `step` or `verdict` raise, `SystemExit` and `CancelledError` included,
+    aborts the episode and no other one.
     """
 
     reward_mode: Literal["final", "sum"] = "final"
     """Whether an episode's reward is the last one given or the sum of all."""
 
     blocking: bool = True
-    """False where plain `reset` and `step` return in microseconds and need no executor."""
+    """False where plain `reset` and `step` return in microseconds and need no thread."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -299,8 +300,12 @@ class Environment(ABC):
         """The reward of an episode that ran out of steps or of context; None: the runner takes 0.0."""
         return None
 
-    def metrics(self) -> Mapping[str, float]:
-        """Numbers of this episode's world (tool errors, user tokens ...), read once after the last step."""
+    def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
+        """Return numbers of this episode's world (tool errors, user tokens ...); read once after
+        the last step.
+
+        Finite numbers are kept; `info["metrics_error"]` names the others, and any error.
+        """
         return {}
 
     def close(self) -> Awaitable[None] | None:

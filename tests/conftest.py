@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -36,6 +37,14 @@ BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_convers
 def tokenizer() -> Any:
     """The embedded tokenizer."""
     return load_embedded_tokenizer()
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Tally:
+    """Counts of injected faults and of what became of the episodes; added up at the end of a run."""
+    made = Tally()
+    record_property("faults", made.counts)
+    return made
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,9 +96,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the figures that passed tests recorded with `record_property("figure", ...)`, and what the quick tier leaves out."""
-    for report in terminalreporter.stats.get("passed", []):
+    totals = dict.fromkeys(COUNTS, 0)
+    for report in [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]:
         for name, value in report.user_properties:
-            if name == "figure":
+            if name == "figure" and report.passed:
                 terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
+            if name == "faults":
+                totals = {key: totals[key] + value[key] for key in COUNTS}
+    if any(totals.values()):
+        terminalreporter.write_line("faults: " + ", ".join(f"{n} {key}" for key, n in totals.items()))
     if "not slow" in config.option.markexpr:
         terminalreporter.write_line(LEFT_OUT)

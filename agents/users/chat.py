@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from toolroll.agents.users.strategies import UserStrategy
+from toolroll.rollout.address import split_credentials
+from toolroll.rollout.engine.failures import reason
+from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Message, Tool
 
@@ -72,6 +77,8 @@ class UserConfig(BaseModel):
     """The first pause; it doubles up to `max_backoff`."""
     max_backoff: float = Field(default=30.0, ge=0)
     """Also the longest `Retry-After` that is waited for; a longer one is a failure at once."""
+    engine_timeout: float = Field(default=0.0, ge=0)
+    """How long to wait for a server that does not answer at all, before `EngineUnreachableError`; 0: it is a failure like others."""
     max_concurrency: int = Field(default=64, gt=0)
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
@@ -131,6 +138,8 @@ class _Failure:
     body: str = ""
     retryable: bool = True
     retry_after: float = 0.0
+    lost: bool = False
+    """There was no connection, or it broke; perhaps the server is down."""
 
 
 class ChatClient:
@@ -144,10 +153,18 @@ class ChatClient:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.url = f"{config.base_url}/chat/completions"
+        base_url, authorization = split_credentials(config.base_url)
+        self.url = f"{base_url}/chat/completions"
         self.clock = clock
         self._config = config
         self._key = config.key()
+        self._authorization = authorization if self._key is None else f"Bearer {self._key}"
+        self._outage = Outage(
+            f"the user simulator's server {base_url}",
+            partial(check_endpoint, base_url, self._authorization),
+            timeout=config.engine_timeout,
+            sleep=sleep,
+        )
         self._sleep = sleep
         self._jitter = jitter
         self._limit = asyncio.Semaphore(config.max_concurrency)
@@ -156,18 +173,27 @@ class ChatClient:
     async def complete(
         self, messages: Sequence[Message], *, seed: int | None, on_retry: Callable[[], None], tools: Sequence[Tool] = ()
     ) -> Answer:
-        """The answer to `messages`. `UserSimulatorError` with url, status, excerpt of the body, and attempts."""
+        """Return the answer to `messages`.
+
+        Raise `UserSimulatorError` with url, status, excerpt of the body, and attempts, or
+        `EngineUnreachableError` if nobody answered for `engine_timeout` seconds.
+        """
         body = orjson.dumps(self.request(messages, seed) | ({"tools": list(tools)} if tools else {}))
-        for attempt in range(self._config.retries + 1):
+        attempt = 0
+        while True:
+            ended = self._outage.ended
             outcome = await self._attempt(body)
             if isinstance(outcome, Answer):
+                self._outage.answered()
                 return outcome
+            if outcome.lost and await self._outage.over(ended, outcome.what):
+                continue
             if not outcome.retryable or attempt == self._config.retries or outcome.retry_after > self._config.max_backoff:
                 raise self._error(outcome, attempt + 1)
             on_retry()
             pause = min(self._config.backoff * 2**attempt, self._config.max_backoff) * (0.5 + self._jitter() / 2)
             await self._sleep(max(pause, outcome.retry_after))
-        raise AssertionError("the loop returns or raises")
+            attempt += 1
 
     def request(self, messages: Sequence[Message], seed: int | None) -> dict[str, Any]:
         """The request's body."""
@@ -178,14 +204,15 @@ class ChatClient:
 
     async def close(self) -> None:
         """Close the session; a later request opens a new one."""
+        await self._outage.aclose()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _attempt(self, body: bytes) -> Answer | _Failure:
         headers = {"Content-Type": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if self._authorization is not None:
+            headers["Authorization"] = self._authorization
         async with self._limit:
             if self._session is None or self._session.closed:
                 self._session = aiohttp.ClientSession(
@@ -201,7 +228,7 @@ class ChatClient:
             except aiohttp.InvalidURL as error:
                 return _Failure(f"not a URL: {error}", retryable=False)
             except aiohttp.ClientError as error:
-                return _Failure(f"{type(error).__name__}: {error}")
+                return _Failure(f"{type(error).__name__}: {reason(error)}", lost=True)
         if status != 200:
             return _Failure(f"HTTP {status}", status, text, status in _RETRYABLE, retry_after)
         return _read_answer(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
@@ -21,10 +20,11 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.play import Outcome, no_such_address
 from toolroll.rollout.cli.play import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.settings import default, json_object, load_config
+from toolroll.rollout.cli.settings import RunConfig, default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.event_loop import run as run_loop
 from toolroll.rollout.registry import environment_names, find_environment
 from toolroll.rollout.runner import RunStoppedError
 from toolroll.rollout.testing.serve import serve
@@ -33,6 +33,12 @@ T = TypeVar("T")
 _Processes = Annotated[
     int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
 ]
+_EngineTimeout = Annotated[
+    float | None,
+    typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
+]
+_Sync = Annotated[str | None, typer.Option(help="always or end: write each episode through to the disk, or all at the end")]
+_Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
@@ -102,28 +108,28 @@ def run(
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the baseline's key")] = None,
     episode_timeout: Annotated[float | None, typer.Option(help="seconds for one attempt at an episode")] = None,
     step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
+    max_observation_bytes: _Bytes = None,
     reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
     give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
+    engine_timeout: _EngineTimeout = None,
     sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
     processes: _Processes = None,
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
+    gc: Annotated[bool | None, typer.Option("--gc/--no-gc", help="pace Python's garbage collector; default: do")] = None,
     allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
+    sync: _Sync = None,
 ) -> None:
     """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
     given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
-    given["stop"] = given["stop"] or None
-    given["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    given |= {"stop": given["stop"] or None, "chat_template_kwargs": kwargs}
     settings = load_config(config, given)
-    try:
-        outcome = _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
-    _show([outcome], settings.out)
+    _show([_outcome(settings)], settings.out)
 
 
 @app.command()
@@ -227,6 +233,13 @@ def demo(
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
 
 
+def _outcome(settings: RunConfig) -> Outcome:
+    try:
+        return _run(run_environment(settings, console))
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
+
+
 def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:
     """The table, the remarks, the files; `resumes`: the same command goes on where it stopped.
 
@@ -253,7 +266,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 def _run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end; a group of errors that are all the same kind is raised as the first of them."""
     try:
-        return asyncio.run(main)
+        return run_loop(main)
     except* ToolrollError as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 
+from toolroll.rollout.disk import written_whole
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.export import tau_bench_results, write_dataset
 from toolroll.rollout.store import FILE_NAME, read_episodes
@@ -37,10 +38,8 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
         raise UsageError(f"{out} is there already")
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     text = orjson.dumps(results, option=options, default=repr)
-    try:
-        out.write_bytes(text)
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
+    with written_whole(out) as file:
+        file.write(text)
     said = [f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"]
     if left_out:
         said.append(f"left out, since a trial is missing: {', '.join(left_out)}")

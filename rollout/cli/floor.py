@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import agent_maker
 from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool
 
 _CONCURRENCY = 8
@@ -44,7 +44,7 @@ async def play_floor(factory: EnvironmentFactory, tasks: Sequence[Task], *, max_
     summary = Summary(factory.name)
     settings = RunSettings(concurrency=_CONCURRENCY, max_num_steps=max_num_steps)
     make = agent_maker("do-nothing")
-    async with Executor(_CONCURRENCY) as threads:
-        runner = Runner(factory, lambda: make(threads, {}), settings, EnvironmentOptions(user=lambda seed: LeavingUser()))
-        await runner.run(tasks, summary.add)
+    threads = Threads(_CONCURRENCY)
+    runner = Runner(factory, lambda: make(threads, {}), settings, EnvironmentOptions(user=lambda seed: LeavingUser()))
+    await runner.run(tasks, summary.add)
     return summary

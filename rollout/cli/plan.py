@@ -13,11 +13,11 @@ from typing import Any
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runner import Runner, RunSettings
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 
@@ -47,7 +47,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
     if config.endpoint is not None:
-        threads = await stack.enter_async_context(Executor(config.concurrency))
+        threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity)
@@ -89,6 +89,7 @@ def run_settings(config: RunConfig) -> RunSettings:
         reruns=config.reruns,
         give_up_after=config.give_up_after,
         sampling_seed=config.sampling_seed,
+        pace_gc=config.gc,
     )
 
 
@@ -104,6 +105,8 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
         history=config.history,
         verify=config.verify,
         concurrency=config.concurrency,
+        engine_timeout=config.engine_timeout,
+        pace_gc=config.gc,
         allow_model_mismatch=config.allow_model_mismatch,
     )
 
@@ -114,6 +117,7 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
         base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
+        engine_timeout=config.engine_timeout,
         api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)

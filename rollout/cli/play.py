@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from toolroll.rollout.address import split_credentials
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.floor import play_floor
 from toolroll.rollout.cli.plan import Plan, open_runner, prepare, run_settings, worker_settings
@@ -17,6 +18,7 @@ from toolroll.rollout.cli.ray_runner import RayRunner
 from toolroll.rollout.cli.settings import RunConfig
 from toolroll.rollout.cli.stopping import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
+from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.metrics import Summary
@@ -46,6 +48,7 @@ async def run(config: RunConfig, console: Console) -> Outcome:
     """`toolroll run`."""
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
+        await _check_addresses(config)
         if plan.served is not None:
             await _check_engine(plan.served)
             await _check_identity(plan.served, console, allow_mismatch=config.allow_model_mismatch)
@@ -59,7 +62,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset())
-    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults()) as folder:
+    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
         if folder.done:
             console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
         if folder.dropped:
@@ -86,7 +89,7 @@ async def _play(
                 failure = _failure(episode.result.info.get("error", {}), config)
 
         try:
-            async with paced_garbage():
+            with paced_garbage(enabled=config.gc):
                 await until_stopped(runner.run(plan.tasks, take, done=done))
         except StoppedError as error:
             stopped = error.number
@@ -119,7 +122,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
     """What to look at where the baseline's address is answered with 404."""
     if config.endpoint is None or error.get("status") != 404:
         return ""
-    return f" ({config.endpoint} answers 404: does the address end in /v1?)"
+    return f" ({split_credentials(config.endpoint)[0]} answers 404: does the address end in /v1?)"
 
 
 class Plays(Protocol):
@@ -143,6 +146,17 @@ def runner_of(plan: Plan) -> Plays:
 
 async def _open_worker(config: RunConfig, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
     return await open_runner(worker_settings(config, share), stack)
+
+
+async def _check_addresses(config: RunConfig) -> None:
+    """Raise `UsageError` if nothing answers at the baseline's address, or at that of who plays the user."""
+    user_url = config.user_url if config.user_model is not None else None
+    for option, url in (("--endpoint", config.endpoint), ("--user-url", user_url)):
+        if url is None:
+            continue
+        health = await check_endpoint(*split_credentials(url.rstrip("/")))
+        if not health.ok:
+            raise UsageError(f"{option}: {health.why}: is the server running there?")
 
 
 async def _check_engine(served: ServedModel) -> None:

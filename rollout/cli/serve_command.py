@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.cli.mistakes import named
 from toolroll.rollout.cli.settings import json_object
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.event_loop import run
 from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.settings import EndpointSettings
 
@@ -45,22 +45,19 @@ def serve(
     context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
     max_resumes: Annotated[int, typer.Option(help="how often a turn that the engine aborted is resumed")] = 3,
     verify: Annotated[str, typer.Option(help="check sequences: off, sample or always")] = "sample",
-    seed: Annotated[str, typer.Option(help="refuse or best_effort, where the engine is not deterministic")] = "refuse",
+    seed: Annotated[str, typer.Option(help="best_effort or refuse, if the engine is not deterministic")] = "best_effort",
     model_names: Annotated[str, typer.Option(help="any, or own: refuse requests that name another model")] = "any",
     grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
     idle: Annotated[float, typer.Option(help="seconds after which an unused session is dropped")] = 3600.0,
     max_sessions: Annotated[int, typer.Option()] = 10_000,
+    max_body: Annotated[int, typer.Option(help="bytes of one request's body, decompressed")] = 32 * 2**20,
+    max_text: Annotated[int, typer.Option(help="bytes of one text of it: a message, a tool result, a prompt")] = 2**20,
     *,
     allow_model_mismatch: Annotated[
         bool, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
     ] = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
-    api_key = None
-    if api_key_env is not None:
-        api_key = os.environ.get(api_key_env)
-        if not api_key:
-            raise UsageError(f"--api-key-env {api_key_env}: that variable is not set")
     args = _valid(
         RolloutArgs,
         engine_url=engine,
@@ -77,7 +74,7 @@ def serve(
         EndpointSettings,
         host=host,
         port=port,
-        api_key=api_key,
+        api_key=_key(api_key_env),
         sampling_params=json_object(sampling_params, "--sampling-params") or {},
         default_max_tokens=max_tokens,
         model_names=model_names,
@@ -86,10 +83,20 @@ def serve(
         grace=grace,
         idle=idle,
         max_sessions=max_sessions,
+        max_body=max_body,
+        max_text=max_text,
     )
     _log_requests()
     with named():
-        asyncio.run(serve_endpoint(args, settings, _ready))
+        run(serve_endpoint(args, settings, _ready))
+
+
+def _key(variable: str | None) -> str | None:
+    """Return the key in the environment variable `variable`."""
+    key = os.environ.get(variable) if variable is not None else None
+    if variable is not None and not key:
+        raise UsageError(f"--api-key-env {variable}: that variable is not set")
+    return key
 
 
 def _ready(url: str) -> None:

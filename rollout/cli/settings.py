@@ -55,16 +55,20 @@ class RunConfig(BaseModel):
     api_key_env: str | None = None
     episode_timeout: float | None = Field(None, gt=0)
     step_timeout: float | None = Field(None, gt=0)
+    max_observation_bytes: int = Field(1_000_000, ge=1)
     reruns: int = Field(2, ge=0)
     give_up_after: int | None = Field(100, ge=1)
+    engine_timeout: float = Field(600.0, ge=0)
     sampling_seed: bool = False
     processes: int = Field(1, ge=1, description="of this machine; each plays its share of the concurrency")
     ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
     ray_workers: int = Field(4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
+    gc: bool = True
     allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
     out: Path | None = None
+    sync: Literal["always", "end"] = "end"
 
     @model_validator(mode="after")
     def _one_spread(self) -> RunConfig:
@@ -87,8 +91,9 @@ class RunConfig(BaseModel):
     @property
     def agent_settings(self) -> dict[str, Any]:
         """What the agent is made with."""
-        names = ["on_invalid_call", "parallel_calls", "step_timeout"]
-        names += ["endpoint", "model", "api_key_env"] if self.endpoint is not None else ["on_length", "verify"]
+        names = ["on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes"]
+        baseline = ["endpoint", "model", "api_key_env", "engine_timeout"]
+        names += baseline if self.endpoint is not None else ["on_length", "verify"]
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -105,7 +110,8 @@ class RunConfig(BaseModel):
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
-    "give_up_after verify processes ray ray_workers floor allow_unequal allow_model_mismatch out".split()
+    "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers floor gc "
+    "allow_unequal allow_model_mismatch out sync".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.disk import written_whole
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.registry import choose_tasks, load_environment
 from toolroll.rollout.run_folder import make_folder
@@ -38,6 +39,5 @@ def write_lines(lines: Iterable[bytes], out: Path) -> None:
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder: name the file")
     make_folder(out.parent)
-    part = out.with_name(f".{out.name}.part")
-    part.write_bytes(b"".join(line + b"\n" for line in lines))
-    part.replace(out)
+    with written_whole(out) as file:
+        file.writelines(line + b"\n" for line in lines)

@@ -58,6 +58,8 @@ class ManagedSession:
         """`{"nodes": [...]}`, one `SequenceNode` a sequence; with `track_tree`, `{"sequences": {...}, "tree": {...}}`, one a
         sampled turn by its full text, of which only what it added is unmasked; the two values are the same, as in Atropos."""
         live = self.endpoint.sessions.get(self.client.session)
+        if live is not None:
+            self.endpoint.settle_now(live)  # what was asked through `client` was not settled yet
         encoder = self.endpoint.served.template.encoder
         if self.track_tree:
             nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder) if live is not None else {}

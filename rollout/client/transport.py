@@ -18,6 +18,7 @@ import orjson
 
 from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.received import decoded
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.turns import Served
@@ -70,9 +71,9 @@ class InProcessTransport:
         ask = {"chat/completions": self._endpoint.ask_chat, "completions": self._endpoint.ask_text}.get(what)
         if ask is None or match is None or request.method != "POST":
             raise ApiError(404, "not_found", f"{request.method} {request.url.path} is not served in process")
-        body = orjson.loads(await request.aread())
+        body = await decoded(await request.aread(), settings=self._endpoint.settings)
         live = self._live(match["session"])
-        asked, work = ask(live, body, retry=retry_number(request.headers.get("x-stainless-retry-count")))
+        asked, work = await ask(live, body, retry=retry_number(request.headers.get("x-stainless-retry-count")))
         limit = request.extensions.get("timeout", {}).get("read")
         live.works.join(work)
         if asked.request.stream:

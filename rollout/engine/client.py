@@ -1,9 +1,10 @@
 """`Engine`: the client of SGLang's `/generate`, directly or through a router.
 
-Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills the engine, the second opens a
-router's circuit breaker); a fresh rid of fixed length for each attempt (the engine aborts by prefix, and refuses a duplicate);
-only what can succeed is tried again, within a deadline; a cancelled call is aborted at the engine; no
-answer disables a check.
+Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills
+the engine, the second opens a router's circuit breaker); each attempt has a fresh rid of fixed
+length (the engine aborts by prefix, and refuses a duplicate); only what can succeed is tried again,
+within a deadline; a request that may still run is aborted at the engine before its next attempt, and
+when its call is cancelled; no answer disables a check.
 """
 
 from __future__ import annotations
@@ -13,38 +14,40 @@ import logging
 import os
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
 
 from toolroll.rollout.engine.completion import check_ids, parse_completion
 from toolroll.rollout.engine.config import EngineConfig
-from toolroll.rollout.engine.connections import Connections
-from toolroll.rollout.engine.facts import ModelFacts, read_facts
+from toolroll.rollout.engine.facts import ModelFacts
 from toolroll.rollout.engine.failures import Failure, foreign, from_exception, from_response
-from toolroll.rollout.engine.health import Health, check_health
+from toolroll.rollout.engine.fleet import Fleet
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.outage import Outage, Sleep
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
-from toolroll.rollout.engine.turnstile import Turnstile
-from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, TokenError, UsageError
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport, whole
+from toolroll.rollout.errors import (
+    CompletionError,
+    ContextOverflowError,
+    EngineError,
+    TokenError,
+    UsageError,
+)
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-# SGLang and its routers refuse a body of any other type.
-_JSON = {"Content-Type": "application/json"}
-_NETWORK_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
-_SERVER_FAULT_ATTEMPTS = 2
+_SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_MAY_PASS = (408, 425, 429)
-
-Sleep = Callable[[float], Awaitable[None]]
+_DEATHS = 3
+"""So many outages that begin in the middle of one request are taken to be its fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
-        self._facts = facts
-        self._facts_lock = asyncio.Lock()
-        self._facts_asked = 0
-        self._facts_so_far = ModelFacts()
         self._sleep = sleep
-        self._session: aiohttp.ClientSession | None = None
-        self._workers: list[str] | None = None
-        self._connections = Connections(self.config.url, connect_timeout=self.config.connect_timeout)
-        self._turnstile = Turnstile()
+        self._transport = Transport(self.config)
+        self._fleet = Fleet(self.config, self._transport, facts=facts)
+        self._outage = Outage(f"the engine at {self.url}", self._fleet.probe, timeout=self.config.engine_timeout, sleep=sleep)
+        self._closings = 0
         self._in_flight: set[str] = set()
         # Ids of rows that no tokenizer names: a random or early policy samples them.
         self._padding_sampled: set[int] = set()
@@ -100,58 +99,91 @@ class Engine:
 
     async def aclose(self) -> None:
         """Finish the aborts under way and close the connections; what is under way is not tried again."""
-        self._connections.close()
+        self._closings += 1
+        await self._outage.aclose()
         if self._aborts:
             await asyncio.gather(*self._aborts, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._transport.close()
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
-        """One turn. `progress` is called with the ids sampled so far, as they come; what it was told is not sampled anew, so that a
-        stream that breaks off later is an error.
+        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks off after that is an error.
 
         An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
         `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not exist, a
-        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineError` (everything else, after the
-        attempts that could help).
+        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
+        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the attempts that could help).
         """
         facts = await self._check(request)
-        began = perf_counter()
+        began, deaths = perf_counter(), 0
         deadline = _Deadline(began + self.config.deadline)
         told = _Told(progress) if progress is not None else None
-        closings = self._connections.closings
-        for attempt in range(1, self.config.attempts + 1):
-            rid = os.urandom(16).hex()
+        closings, attempt, server_faults = self._closings, 1, 0
+        while True:
+            rid, ended = os.urandom(16).hex(), self._outage.ended
             outcome = await self._attempt(request, rid, deadline, told, facts)
             if not isinstance(outcome, Failure):
+                self._outage.answered()
                 latency = perf_counter() - began
-                await self._turnstile.enter()
-                completion = parse_completion(
-                    outcome, request, latency=latency, attempts=attempt, rid=rid, vocab_size=facts.sampled_limit
-                )
-                if self.config.return_routed_experts and completion.routed_experts is None and len(completion.output_ids):
-                    raise CompletionError(
-                        "routed experts were asked for and the engine sent none: start SGLang with --enable-return-routed-experts, "
-                        "and send to it directly (router 0.3.2 drops return_routed_experts)"
-                    )
-                known = facts.vocab_size
-                if known is not None and len(completion.output_ids) and completion.output_ids.max() >= known:
-                    self._padding_sampled.update(index for index in completion.output_ids.tolist() if index >= known)
-                return completion
-            over = self._connections.closings != closings or (told is not None and told.begun)
-            pause = None if over else self._pause(outcome, attempt)
+                return self._completion(outcome, request, facts, latency=latency, attempts=attempt, rid=rid)
+            over = told is not None and told.begun
+            if (outcome.lost or outcome.down) and not over and self._closings == closings:
+                waited_from = perf_counter()
+                if await self._outage.over(ended, outcome.message, down=outcome.down):
+                    deadline = _Deadline(deadline.at + perf_counter() - waited_from)
+                    deaths += outcome.running
+                    if deaths < _DEATHS:
+                        continue  # what the engine's absence cost is no attempt
+                    words = f"the engine went away {deaths} times during this request"
+                    raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
+            if self._closings != closings:
+                raise EngineError(f"{self.url}: the client was closed during the request", attempts=attempt)
+            server_faults += outcome.server_fault
+            again = outcome.retry or (outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES)
+            pause = None if over or not again else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)
             logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
             await self._sleep(pause)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            attempt += 1
+
+    def _completion(
+        self,
+        answer: Mapping[str, Any],
+        request: GenerateRequest,
+        facts: ModelFacts,
+        *,
+        latency: float,
+        attempts: int,
+        rid: str,
+    ) -> Completion:
+        """Return the checked completion in `answer`."""
+        completion = parse_completion(
+            answer,
+            request,
+            latency=latency,
+            attempts=attempts,
+            rid=rid,
+            vocab_size=facts.sampled_limit,
+        )
+        sampled = completion.output_ids
+        if not len(sampled):
+            return completion
+        if self.config.return_routed_experts and completion.routed_experts is None:
+            raise CompletionError(
+                "routed experts were asked for and the engine sent none: start SGLang with "
+                "--enable-return-routed-experts, and send to it directly (router 0.3.2 drops "
+                "return_routed_experts)"
+            )
+        known = facts.vocab_size
+        if known is not None and sampled.max() >= known:
+            self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
+        return completion
 
     async def _check(self, request: GenerateRequest) -> ModelFacts:
         """Return the facts by which `request` may be sent."""
-        facts = self._facts or await self.facts()
+        facts = await self._fleet.facts()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
@@ -172,7 +204,7 @@ class Engine:
             raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
         if _NO_HEADER.search(request.session_id):
             raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
-        check_names(request.sampling_params, through_router=self._workers is not None and self._workers != [self.url])
+        check_names(request.sampling_params, through_router=self._fleet.routed)
         return facts
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
@@ -195,55 +227,51 @@ class Engine:
     async def _attempt(
         self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None, facts: ModelFacts
     ) -> Mapping[str, Any] | Failure:
-        headers = {**_JSON, "x-smg-routing-key": request.session_id}
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
+        closings = self._closings
         self._in_flight.add(rid)
         try:
             if told is None:
-                outcome = await self._posted(sent, headers, seconds)
+                outcome = await self._posted(sent, request, seconds)
             else:
-                events = EventReader(told, rid, lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit))
-                outcome = await self._streamed(sent, headers, seconds, events)
-            if not isinstance(outcome, Failure | Exception):
+                check = lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit)
+                outcome = await self._streamed(sent, request, seconds, EventReader(told, rid, check))
+            if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
-            if isinstance(outcome, TimeoutError) or (isinstance(outcome, Failure) and outcome.foreign):
-                await self.abort(rid)  # else the abandoned request would go on sampling beside its successor
+            running = isinstance(outcome, Failure) and outcome.running
+            if running and self._closings == closings:
+                await self.abort(rid)  # else it would go on sampling beside its successor
         except asyncio.CancelledError:
             self._abort_later(rid)
             raise
         finally:
             self._in_flight.discard(rid)
-        return from_exception(outcome) if isinstance(outcome, Exception) else outcome
+        return outcome
 
-    async def _posted(self, sent: bytes, headers: Mapping[str, str], seconds: float) -> Mapping[str, Any] | Failure | Exception:
+    async def _posted(self, sent: bytes, request: GenerateRequest, seconds: float) -> Mapping[str, Any] | Failure:
         try:
-            answer = await self._connections.post("/generate", sent, headers, seconds=seconds)
-        except (ConnectionError, TimeoutError) as error:
-            return error
-        if answer.status != 200:
-            return from_response(answer.status, answer.body, retry_after=answer.headers.get(b"retry-after", b"").decode("latin-1"))
-        return _decoded(answer.body)
+            answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
+        except NETWORK_ERRORS as error:
+            return from_exception(error)
+        return _read(answer)
 
     async def _streamed(
-        self, sent: bytes, headers: Mapping[str, str], seconds: float, events: EventReader
-    ) -> Mapping[str, Any] | Failure | Exception:
-        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.config.connect_timeout)
+        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader
+    ) -> Mapping[str, Any] | Failure:
+        posted = self._transport.generating(sent, request.session_id, seconds=seconds)
         try:
-            async with self._http().post(f"{self.url}/generate", data=sent, headers=headers, timeout=limits) as response:
+            async with await posted as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     return await events.read(response.content.iter_any())
-                body = await response.read()
-        except _NETWORK_ERRORS as error:
-            return error
-        if response.status != 200:
-            return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
-        return _decoded(body)
+                answer = await whole(response)
+        except NETWORK_ERRORS as error:
+            return from_exception(error)
+        return _read(answer)
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Seconds until the next attempt, None where there is none to make."""
-        again = failure.retry or (failure.server_fault and attempt < _SERVER_FAULT_ATTEMPTS)
-        if not again or attempt >= self.config.attempts:
+        """Return the seconds until the next attempt, None if this was the last one."""
+        if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
         pause = backoff * random.uniform(0.5, 1.5)
@@ -251,34 +279,28 @@ class Engine:
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
+        data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
-            async with self._http().post(url, data=data, headers=_JSON) as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise _raised(from_response(response.status, body), 1, url)
-        except _NETWORK_ERRORS as error:
+            answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
+        except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
-        return dict(_decoded(body))
+        found = _read(answer)
+        if isinstance(found, Failure):
+            raise _raised(found, 1, url)
+        return dict(found)
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, None if there is none."""
-        return (await self._get_json(url))[0]
+        return (await self._fleet.ask(url))[0]
 
     # --- aborts ------------------------------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
-        """Abort one request at every worker (routers do not pass aborts on). Best effort: what fails is logged."""
-        timeout = aiohttp.ClientTimeout(total=self.config.abort_timeout)
-        for worker in await self.workers():
-            url, data = f"{worker}/abort_request", orjson.dumps({"rid": rid})
-            try:
-                async with self._http().post(url, data=data, headers=_JSON, timeout=timeout) as response:
-                    body = await response.read()
-                if response.status != 200:
-                    logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, response.status, body[:200])
-            except _NETWORK_ERRORS as error:
-                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
+        """Abort one request at every worker (routers do not pass aborts on).
+
+        Best effort: what fails is logged.
+        """
+        await self._fleet.abort(rid)
 
     async def abort_all(self) -> None:
         """Abort the requests that this client has in flight, and no others."""
@@ -290,74 +312,30 @@ class Engine:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    # --- facts and health --------------------------------------------------------------------------------------------
+    # --- the fleet ---------------------------------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
-        """The workers' addresses: those that a router lists, or the engine's own."""
-        if self._workers is None:
-            listed, told = await self._get_json(f"{self.url}/workers")
-            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
-            urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
-            if not told or (not urls and listed is not None):
-                return [self.url]  # nobody answered, or a router that has no worker yet: ask again next time
-            self._workers = urls or [self.url]
-        return self._workers
+        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        return await self._fleet.workers()
 
     async def behind_router(self) -> bool:
-        """Whether a router stands between, which drops some parameters without a word."""
+        """Return True if a router stands between, which drops some parameters without notice."""
         return await self.workers() != [self.url]
 
     async def facts(self) -> ModelFacts:
-        """Context length, vocabulary and weight version: the engine's where it tells them, else the configuration's. Asked again next
-        time where the engine could not be asked for its context length."""
-        if self._facts is None:
-            asked = self._facts_asked
-            async with self._facts_lock:
-                if self._facts is None and self._facts_asked == asked:  # else another caller has asked while this one waited
-                    self._facts_so_far, told = await self._ask_facts()
-                    self._facts_asked += 1
-                    if told or self._facts_so_far.context_length is not None:
-                        self._facts = self._facts_so_far
-        return self._facts_so_far if self._facts is None else self._facts
-
-    async def _ask_facts(self) -> tuple[ModelFacts, bool]:
-        """The facts, and whether everybody answered who was asked for them."""
-        worker = (await self.workers())[0]
-        all_told = self._workers is not None
-        answers = []
-        for path in ("/model_info", "/server_info", "/v1/models"):
-            answer, told = await self._get_json(f"{worker}{path}")
-            answers.append(answer if isinstance(answer, dict) else {})
-            all_told = all_told and told
-        facts = read_facts(*answers)
-        config = self.config
-        context_length = config.context_length or facts.context_length
-        return replace(facts, context_length=context_length, vocab_size=config.vocab_size or facts.vocab_size), all_told
+        """Return context length, vocabulary and weight version: the engine's, else the configuration's."""
+        return await self._fleet.facts()
 
     async def health(self) -> Health:
-        """Whether the engine can answer, and if not, why."""
-        return await check_health(self._http(), self.url)
+        """Return whether the engine can answer, and if not, why."""
+        return await self._fleet.health()
 
-    async def _get_json(self, url: str) -> tuple[Any, bool]:
-        """The JSON at `url`, None where there is none; and whether that is an answer, and no failure that may pass."""
-        timeout = aiohttp.ClientTimeout(total=self.config.connect_timeout)
-        try:
-            async with self._http().get(url, timeout=timeout) as response:
-                body = await response.read()
-                if response.status != 200:
-                    return None, response.status < 500 and response.status not in _MAY_PASS
-                return orjson.loads(body), True
-        except (*_NETWORK_ERRORS, orjson.JSONDecodeError) as error:
-            logger.info("%s cannot be asked: %s", url, error)
-            return None, isinstance(error, orjson.JSONDecodeError)
 
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # aiohttp's default of 100 connections halves the throughput of 256 episodes.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), cookie_jar=aiohttp.DummyCookieJar()
-            )
-        return self._session
+def _read(answer: Answer) -> Mapping[str, Any] | Failure:
+    """Return the JSON of a 200, the failure of any other status."""
+    if answer.status != 200:
+        return from_response(answer.status, answer.body, retry_after=answer.retry_after)
+    return _decoded(answer.body)
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

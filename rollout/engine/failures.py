@@ -6,13 +6,26 @@ only tells a context overflow from other 400s. Retried is only what can succeed.
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import orjson
 
+from toolroll.rollout.errors import capped
+
+_MESSAGE = 1500
+_READ = 1 << 20
+"""Bytes of an error's body that are looked at."""
+NO_ANSWER = "no answer from the engine: "
+_NO_WORKERS = "no_available_workers"
+"""What a router says if all its workers are down."""
+_UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
+"""What it says if the worker's connection broke: with other workers, another attempt may succeed."""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
     r"longer than the model's context length|exceeds the model's maximum context length|exceeds the maximum allowed length"
@@ -23,9 +36,11 @@ _OVERFLOW = re.compile(
 class Failure:
     """One failed attempt: `status` is None if no answer came.
 
-    `retry`: whether another attempt can succeed; `server_fault` ones (500) get one more attempt only,
+    `retry`: whether another attempt can succeed; `server_fault` ones (500) are sent once more,
     since they repeat when the request itself breaks the engine. `foreign`: the answer is another
-    request's.
+    request's. `lost`: there was no connection, or it broke; perhaps the engine is down. `down`: a
+    router says so. `running`: the engine may still be working on the request, which must be
+    aborted there.
     """
 
     message: str
@@ -36,27 +51,63 @@ class Failure:
     overflow: bool = False
     retry_after: float | None = None
     foreign: bool = False
+    lost: bool = False
+    down: bool = False
+    running: bool = False
 
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
-    """The failure in an HTTP answer that is not 200."""
-    text = body.decode("utf-8", "replace")
-    message = message_of(text) or f"HTTP {status}"
+    """Return the failure in an HTTP answer that is not 200."""
+    text = body[:_READ].decode("utf-8", "replace")
+    message = message_of(text)
+    upstream = status == 500 and _UPSTREAM.search(text) is not None
     return Failure(
-        message=message,
+        message=capped(message, _MESSAGE) or f"HTTP {status}",
         status=status,
-        body=text,
-        retry=status in _RETRYABLE,
-        server_fault=status == 500,
+        body=capped(text),
+        retry=status in _RETRYABLE or upstream,
+        server_fault=status == 500 and not upstream,
         overflow=status == 400 and bool(_OVERFLOW.search(message)),
         retry_after=_seconds(retry_after),
+        lost=status == 502 or upstream,
+        down=status == 503 and _NO_WORKERS in text,
+        running=upstream,
     )
 
 
 def from_exception(error: Exception) -> Failure:
-    """The failure where no answer came: refused, reset, timed out."""
-    words = str(error) or type(error).__name__
-    return Failure(message=f"no answer from the engine: {words}", status=None, retry=True)
+    """Return the failure if no whole answer came: refused, reset, timed out."""
+    unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    return Failure(
+        message=f"{NO_ANSWER}{capped(reason(error), _MESSAGE)}",
+        status=None,
+        retry=True,
+        lost=unsent or not isinstance(error, TimeoutError),
+        running=not unsent,
+    )
+
+
+def broken_stream() -> Failure:
+    """Return the failure of a stream that ends without its last event."""
+    words = "the engine's stream broke off"
+    return Failure(message=words, status=None, retry=True, lost=True, running=True)
+
+
+def reason(error: Exception) -> str:
+    """Return why no answer came, in the operating system's terms if it gave the reason."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection in time"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        words = str(error.certificate_error)
+    elif isinstance(error.os_error, ssl.SSLError) or not error.os_error.errno:
+        words = str(error.os_error)
+    else:
+        words = os.strerror(error.os_error.errno) if error.os_error.errno > 0 else str(error.os_error)
+    return f"no connection to {error.host}:{error.port}: {words}"
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
@@ -69,7 +120,7 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
     if not rid or found is None or found == rid:
         return None
     words = f"the engine answered another request: meta_info.id is {found!r}, expected {rid!r}"
-    return Failure(message=words, status=200, retry=True, foreign=True)
+    return Failure(message=words, status=200, retry=True, foreign=True, running=True)
 
 
 def message_of(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.engine.failures import Failure, foreign, from_response
+from toolroll.rollout.engine.failures import Failure, broken_stream, foreign, from_response
 from toolroll.rollout.errors import CompletionError
 
 Progress = Callable[[Sequence[int]], None]
@@ -59,7 +59,7 @@ class EventReader:
             if _DONE in data:
                 break
         if last is None or not _ended(last):
-            return Failure(message="the engine's stream broke off", status=None, retry=True)
+            return broken_stream()
         return last
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:

@@ -5,11 +5,13 @@ Invariants: rows are those of `sample_rows`; memory holds the rows of one file; 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from toolroll.rollout.disk import writing
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.export.samples import sample_rows
 from toolroll.rollout.types import Episode
@@ -49,13 +51,18 @@ def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: 
     rows = chain([first], rows)
     written: list[Path] = []
     count = 0
-    while batch := list(islice(rows, rows_of_a_file)):
-        written.append(data / f"part-{len(written):05d}.parquet")
-        parquet.write_table(table_of(batch, schema), written[-1])
-        count += len(batch)
-    for number, part in enumerate(written):
-        part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
-    (folder / "README.md").write_text(_CARD, encoding="utf-8")
+    try:
+        with writing(folder, "What was written of it is removed"):
+            while batch := list(islice(rows, rows_of_a_file)):
+                written.append(data / f"part-{len(written):05d}.parquet")
+                parquet.write_table(table_of(batch, schema), written[-1])
+                count += len(batch)
+            for number, part in enumerate(written):
+                part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
+            (folder / "README.md").write_text(_CARD, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # it was made here
+        raise
     return count
 
 

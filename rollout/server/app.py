@@ -1,35 +1,39 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
 Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry` whether trying again can help; a
-session is reached with the server's key or its own, compared in constant time; nothing that a client sends becomes a file name, and
-only a checked session id becomes a header of a request to the engine.
+session is reached with the server's key or its own (`access`); nothing that a client sends becomes a file name, and only a checked
+session id becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from toolroll.rollout.server import http_log
+from toolroll.rollout.server.access import check_sender, has_key, session_key
 from toolroll.rollout.server.answers import trajectories_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.received import off_loop, receive
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.works import Work
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Tool
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +54,22 @@ class EndpointServer:
         self.settings = endpoint.settings
         self.url = ""
         self._runner: web.AppRunner | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
+        self._spoke: set[web.RequestHandler] = set()
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
-        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._logged, self._errors, self._keys])
+        app = web.Application(middlewares=[self._logged, self._errors, self._allowed])
         app.add_routes(self._routes())
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_log.logger,
+            auto_decompress=False,  # `receive` does it, with a limit
+            keepalive_timeout=self.settings.receive,
+            lingering_time=min(10.0, self.settings.receive),
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
         try:
@@ -66,12 +79,13 @@ class EndpointServer:
             raise
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweepers = [asyncio.create_task(self._drop_idle()), asyncio.create_task(self._close_silent(self._runner))]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._runner is not None and self._sweeper is not None
-        self._sweeper.cancel()
+        assert self._runner is not None
+        for sweeper in self._sweepers:
+            sweeper.cancel()
         await self.endpoint.aclose()
         await self._runner.cleanup()
 
@@ -95,16 +109,28 @@ class EndpointServer:
             ]
         return routes
 
-    async def _sweep(self) -> None:
+    async def _drop_idle(self) -> None:
         while True:
             await asyncio.sleep(min(60.0, self.settings.idle / 2))
             self.endpoint.sessions.drop_idle()
+
+    async def _close_silent(self, runner: web.AppRunner) -> None:
+        """Close connections that have sent no whole head of a request; aiohttp itself does since 3.14.4."""
+        silent: set[web.RequestHandler] = set()
+        while runner.server is not None:
+            await asyncio.sleep(self.settings.receive / 2)
+            live = set(runner.server.connections)
+            self._spoke &= live
+            for connection in (silent & live) - self._spoke:
+                connection.force_close()
+            silent = live - self._spoke
 
     # --- around every handler --------------------------------------------------------------------------------------------
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        self._spoke.add(request.protocol)
         began = time.perf_counter()
         status = _NO_ANSWER
         _SESSION.set("-")
@@ -131,19 +157,21 @@ class EndpointServer:
             return _refusal(found)
 
     @web.middleware
-    async def _keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = self.settings.api_key
-        if key is not None and request.path != "/health":
+        if key is None:
+            check_sender(request)
+        elif request.path != "/health":
             session_id = self._named(request)
-            owned = session_id is not None and _same(_given_key(request), session_key(key, session_id))
-            if not (_same(_given_key(request), key) or owned):
+            owned = session_id is not None and has_key(request, session_key(key, session_id))
+            if not (has_key(request, key) or owned):
                 raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """The one session that the request's key opens; None for the server's own key, or where none is needed."""
+        """Return the one session that the request's key opens; None for the server's own key, or if none is needed."""
         key = self.settings.api_key
-        return None if key is None or _same(_given_key(request), key) else self._named(request)
+        return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
         """The session that the path or the header names."""
@@ -167,10 +195,10 @@ class EndpointServer:
     async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
         engine samples."""
-        body = await _json_body(request)
+        body = await receive(request, self.settings)
         await self.endpoint.refresh()
-        live = self._live(request, body)
-        return live, *ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        live = self._live(request, body.data)
+        return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """The request's session: by path, header or body; one that is forgotten at once where there is none."""
@@ -222,26 +250,22 @@ class EndpointServer:
         return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await _json_body(request)
-        asked = read(TokenizeRequest, body)
+        body = await receive(request, self.settings)
+        asked = await off_loop(partial(read, TokenizeRequest, body.data), large=body.large)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        if asked.messages is not None:
-            template = self.endpoint.variants.get(asked.chat_template_kwargs)
-            messages = read_messages(
-                asked.messages, developer="developer" in template.renderer.source, answer=asked.add_generation_prompt
-            )
-            tools = body.get("tools") or []
-            ids = template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
-        else:
-            ids = self.endpoint.served.template.encoder.encode(asked.prompt or "")
+        template = self.endpoint.variants.get(asked.chat_template_kwargs)
+        ids = await off_loop(partial(_tokens, asked, template, body.data.get("tools") or []), large=body.large)
         await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        return (await receive(request, self.settings)).data
 
     # --- sessions --------------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        asked = read(SessionRequest, await _json_body(request) if request.can_read_body else {}, labels=False)
+        asked = read(SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False)
         only = self._only(request)
         if only is not None and asked.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
@@ -268,6 +292,7 @@ class EndpointServer:
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
+        await self.endpoint.settle(live)
         entries = []
         for node, kind in live.trace:
             said = node.completion
@@ -279,13 +304,14 @@ class EndpointServer:
                     "completion_token_ids": said.output_ids.tolist(),
                     "logprobs": said.logprobs.tolist() if said.logprobs is not None else None,
                     "finish_reason": said.finish_reason,
+                    "excluded": node.excluded,
                 }
             )
         return _json({"session_id": live.id, "trace": entries})
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
-        asked = read(RewardRequest, await _json_body(request), labels=False)
+        asked = read(RewardRequest, await self._body(request), labels=False)
         live.reward, live.info = asked.reward, asked.info
         return _json({"session_id": live.id, "reward": live.reward})
 
@@ -295,38 +321,52 @@ class EndpointServer:
         return _json({"session_id": session_id, "deleted": True})
 
 
-def session_key(key: str, session_id: str) -> str:
-    """The key that opens one session only."""
-    return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
-
-
-def _given_key(request: web.Request) -> str:
-    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-
-
-def _same(given: str, key: str) -> bool:
-    return hmac.compare_digest(given.encode(), key.encode())
-
-
-async def _json_body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, "invalid_json", f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "invalid_json", "the body must be a JSON object")
-    return body
+def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
+    """Return the tokens that `asked` would be prompted with."""
+    if asked.messages is None:
+        return template.encoder.encode(asked.prompt or "")
+    developer = "developer" in template.renderer.source
+    messages = read_messages(asked.messages, developer=developer, answer=asked.add_generation_prompt)
+    return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
     words = error.text or error.reason
-    base, found, _ = request.path.partition("/chat/completions")
-    if not found:
-        base, found, _ = request.path.partition("/completions")
-    if error.status == 404 and found and not base.endswith("/v1"):
-        words = f"there is no {request.path}: the client's base_url must end with /v1, as in {base}/v1"
+    if error.status == 404:
+        words = _instead_of(request.path)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        words = f"{request.path!r} is not served for {request.method!r}: use {' or '.join(sorted(error.allowed_methods))}"
     return ApiError(error.status, codes.get(error.status, "http_error"), words)
+
+
+def _instead_of(path: str) -> str:
+    """Return what to use instead of `path`, which is not served."""
+    for name in ("/chat/completions", "/completions", "/models"):
+        base, found, _ = path.partition(name)
+        if found and not base.endswith("/v1"):
+            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
+    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
+    routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
+    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
+    return f"{words}. Served are {routes}; all but /health and /sessions also under /sessions/NAME"
+
+
+_SERVED = {
+    "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "GET": "/v1/models, /v1/models/MODEL, /health",
+}
+_CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
+_INSTEAD = {
+    "/responses": _CHAT_INSTEAD,
+    "/messages": f"Anthropic's API is not served: {_CHAT_INSTEAD}",
+    "/assistants": _CHAT_INSTEAD,
+    "/threads": _CHAT_INSTEAD,
+    "/embeddings": "this endpoint only generates",
+    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids as prompt",
+    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its text",
+}
+"""What to use instead of well-known routes."""
 
 
 def _refusal(error: ApiError) -> web.Response:

@@ -1,7 +1,8 @@
 """`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and the in-process client.
 
-Invariants: planning and committing never wait, so that concurrent requests of one session cannot come between them; what is handed
-out is committed first, and what is never handed out is never trained; a failure is an `ApiError` and touches no other request.
+Invariants: a plan changes nothing and stays true whatever is committed meanwhile, so that a large request is planned in a thread and
+holds up no other one; what is handed out is committed first, in one go, and what is never handed out is never trained; a failure is an
+`ApiError` and touches no other request.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
@@ -20,7 +22,8 @@ from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.answers import chat_body, text_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
-from toolroll.rollout.server.heard import body_key, key_of, text_of
+from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.received import LARGE, Received, off_loop
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -30,9 +33,12 @@ from toolroll.rollout.server.tree import Prompt
 from toolroll.rollout.server.turns import Choice, Served, ids_json
 from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
-from toolroll.rollout.server.works import Work
+from toolroll.rollout.server.works import Work, request_key
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
+
+_LONG = LARGE // 4
+"""Tokens of a reply that is read on the event loop at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Asked:
 class Ask(Protocol):
     """`Endpoint.ask_chat`, `Endpoint.ask_text`."""
 
-    def __call__(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+    async def __call__(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, what `body` asks for."""
         ...
 
@@ -97,68 +103,65 @@ class Endpoint:
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
-    def ask_chat(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
-        """Begin, or join, the chat completion that `body` asks for: decoded JSON, which nobody changes any more."""
-        request = read(ChatRequest, body)
+    async def ask_chat(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+        """Begin, or join, the chat completion that `body` asks for; nobody may change it any more."""
+        large = body.large
+        request, key = await off_loop(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
         given, request.messages = request.messages, []
-        text = text_of(given)
-        before = live.hearings.begin(text)
-        new = given[len(before.messages) :]
-        messages_key = key_of(before.key, new)
-        key = body_key("chat", body, messages_key)
-        tools: list[Tool] = list(body.get("tools") or ())
+        tools: list[Tool] = list(body.data.get("tools") or ())
         asked = Asked(request, tools)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
         params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
-        use = apply_tool_choice(request, tools, self.served.parser.name, params)
+        use = apply_tool_choice(request, tools, self.served.parser.name, params, routed=self.abilities.behind_router)
         top = top_logprobs(request)
-        template = self.variants.get(request.chat_template_kwargs)
-        heard = before.read_on(text, messages_key, new, developer=self._developer)
-        prompt = live.tree.plan(heard, use.tools, template)
-        answered = prompt.turn.answered() if prompt.turn is not None else None
-        prompt_json = _prompt_json(prompt, answered)
-        if answered is not None:
-            live.works.forget(answered)  # its client has the answer: it goes on from it
-        first = live.answers[prompt.digest]
-        live.answers[prompt.digest] += request.n
+        switches = self.variants.with_effort(request.chat_template_kwargs, request.reasoning_effort)
+        template = self.variants.get(switches)
+        plan = partial(self._plan, live, given, use.tools, template)
 
         async def run(work: Work[Served]) -> Served:
+            prompt = await off_loop(plan, large=large)
+            given.clear()  # a conversation long, and nobody needs it while the engine samples
+            answered = prompt.turn.answered() if prompt.turn is not None else None
+            prompt_json = _prompt_json(prompt, answered)
+            if answered is not None:
+                live.works.forget(answered)  # its client has the answer: it goes on from it
+            first = live.answers[prompt.digest]
+            live.answers[prompt.digest] += request.n
+            work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
             completions, sent = await self._sample(live, template, prompt.input_ids, prompt_json, params, request, work, top)
-            choices = [
-                self._chat_choice(live, prompt, completion, sent, use, request, first + index)
-                for index, completion in enumerate(completions)
-            ]
+            choices = []
+            for index, completion in enumerate(completions):
+                choice = partial(self._chat_choice, live, prompt, completion, sent, use, request, first + index)
+                choices.append(await off_loop(choice, large=len(completion.output_ids) > _LONG))
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
-
-            def commit() -> None:
-                self._commit_chat(live, prompt, served, work)
-                live.hearings.keep(heard, prompt.repeated, before)  # nothing is kept of a request without an answer
-
-            served.commit = commit
+            served.commit = lambda: self._commit_chat(live, prompt, served, work)
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
             return served
 
-        work = live.works.start(key, request.n, run)
-        work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
-        return asked, work
+        return asked, live.works.start(key, request.n, run)
 
-    def ask_text(self, live: LiveSession, body: Mapping[str, Any], *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+    def _plan(self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate) -> Prompt:
+        return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
+
+    async def ask_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
-        request = read(CompletionRequest, body)
-        key, asked = body_key("text", body), Asked(request)
+        large = body.large
+        request, key = await off_loop(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
+        asked = Asked(request)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
         params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
         top = top_logprobs(request)
-        plan = plan_text(live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
+        planned = partial(plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
 
         async def run(work: Work[Served]) -> Served:
+            plan = await off_loop(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
             choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
@@ -248,7 +251,7 @@ class Endpoint:
             place=call_place(live.id, len(prompt.input_ids), nth),
             stop_strings=request.stop_strings,
         )
-        check_called(use.forced, reading, completion, prompt.template)
+        check_called(use.forced, use.strict, reading, completion, prompt.template)
         return Choice(completion, reading.said, reading)
 
     def _shown(self, completion: Completion, request: CompletionRequest) -> str:
@@ -290,26 +293,32 @@ class Endpoint:
     # --- verifying -------------------------------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out."""
-        if self.settings.verify != "off":
+        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out.
+
+        At the end all are verified, also those that were committed while it waited.
+        """
+        while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
-        await live.settle()
+            await live.checked()
+        live.exclude_wrong()
+
+    def settle_now(self, live: LiveSession) -> None:
+        """Do what `settle` does, without waiting: for a caller that cannot, at the price of holding up the event loop."""
+        for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
+            live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
+        live.exclude_wrong()
 
     def _start_checks(self, live: LiveSession) -> None:
         for turn in live.tree.unchecked():
-            turn.checked = True
-            task = asyncio.get_running_loop().create_task(self._check(live, turn))
-            live.checks.add(task)
-            task.add_done_callback(live.checks.discard)
+            if turn not in live.checks:
+                live.checks[turn] = asyncio.get_running_loop().create_task(self._check(live, turn))
 
     async def _check(self, live: LiveSession, turn: ServedTurn) -> None:
         try:
             kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
-        except BaseException:
-            turn.checked = False  # it was not: the next export checks it again
-            raise
-        if kind is not None:
-            live.mismatches[kind] += 1
+            live.check_done(turn, kind)
+        finally:
+            del live.checks[turn]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
-"""Tool calls that must be made: grammars in the model's own wire format.
+"""Tool calls that must be made, or must follow their schema: grammars in the model's own wire format.
 
-EBNF, since it reaches the engine through every router (they drop `structural_tag`). It forces a call of an offered tool with
-arguments of any kind; the parser checks those against the tool's schema, as ever. One entry per wire format: a format that is not
-here cannot be forced, and the request is refused.
+A call is forced by EBNF, since that reaches the engine through every router (they drop `structural_tag`): a call of an offered tool
+with arguments of any kind, which the parser checks against the tool's schema. Arguments of `strict` tools are forced to follow their
+schema by a structural tag. One entry per wire format: a format that is not here cannot be forced, and the request is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -81,16 +82,47 @@ def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
     return make(names, several=several)
 
 
-def check_called(forced: Sequence[str], reading: Reading, completion: Completion, template: ChatTemplate) -> None:
-    """Refuse a reply that ended by itself without a call of one of the tools `forced`: the engine did not follow the grammar (one
-    without a grammar backend ignores it), so the turn is not what was asked for, and must not be marked as constrained. One that
-    was cut, by its length or by a stop of the client's, may end before its call."""
+def strict_tag(parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool) -> str:
+    """Return a structural tag under which calls of `tools` that are strict follow their schema.
+
+    `forced`: there is nothing but a call, or `several`. `place` names the first strict tool, for the refusal of another format.
+    """
+    if parser != "hermes":
+        raise refused(place, f"{place} cannot be honoured for calls in the format {parser!r}: leave it out, or false")
+    tags = []
+    for function in (tool["function"] for tool in tools):
+        schema = (function.get("parameters") if function.get("strict") else None) or {"type": "object"}
+        begin = f'<tool_call>\n{{"name": {orjson.dumps(function["name"]).decode()}, "arguments": '
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"})
+    form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"]}
+    if forced:
+        form = {"type": "tags_with_separator", "separator": "\n"}
+    form |= {"tags": tags, "at_least_one": forced, "stop_after_first": not several}
+    return orjson.dumps({"type": "structural_tag", "format": form}).decode()
+
+
+def check_called(
+    forced: Sequence[str], strict: Sequence[str], reading: Reading, completion: Completion, template: ChatTemplate
+) -> None:
+    """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a call of one of the tools `strict`
+    that is against its schema.
+
+    The engine did not follow the grammar (one without a grammar backend ignores it), so the turn is not what was asked for, and
+    must not be marked as constrained. A reply that was cut, by its length or by a stop of the client's, may end before its call.
+    """
     matched = completion.matched
     cut = isinstance(matched, str) or (isinstance(matched, int) and matched not in template.stop_token_ids)
-    if not forced or completion.finish_reason != "stop" or cut:
+    if completion.finish_reason != "stop" or cut:
         return
-    if not any(call.name in forced for call in reading.parsed.tool_calls):
+    calls = reading.parsed.tool_calls
+    words = None
+    if forced and not any(call.name in forced for call in calls):
         words = f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
+    wrong = next((call for call in calls if call.name in strict and not call.ok), None)
+    if wrong is not None:
+        words = f"{wrong.name} is strict, and its call is not what its schema says ({wrong.error})"
+    if words is not None:
         raise ApiError(502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent")
 
 

@@ -32,15 +32,18 @@ Digest = bytes
 START: Digest = b""
 
 
-def read_messages(
-    given: Sequence[Any], *, developer: bool = False, answer: bool = True, begun: Sequence[Message] = ()
-) -> list[Message]:
-    """`given` as plain messages: text parts joined, empty fields left out. `developer`: whether the template knows that role; where it
-    does not, its messages are the system's. `answer`: whether a reply to them is wanted. `begun`: those before them, read already."""
-    messages = [_read(message, index) for index, message in enumerate(given, len(begun))]
+def read_messages(given: Sequence[Any], *, developer: bool = False, answer: bool = True) -> list[Message]:
+    """Return `given` as plain messages: text parts joined, empty fields left out.
+
+    `developer` is whether the template knows that role; if not, its messages become the system's.
+    `answer` is whether a reply to them is wanted.
+    """
+    if not given:
+        raise refused("messages", "messages is empty: there is nothing to render", code="invalid_messages")
+    messages = [_read(message, index) for index, message in enumerate(given)]
     if not developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-    if answer and (messages or begun)[-1]["role"] == "assistant":
+    if answer and messages[-1]["role"] == "assistant":
         raise refused("messages", "the last message is the assistant's: continuing one is not supported", code="invalid_messages")
     return messages
 
@@ -107,12 +110,6 @@ class Echo:
         self.digest = digest
         self._ids: dict[str, str] = {}
         self._calls = 0
-
-    def copy(self) -> Echo:
-        """Another one that has taken the same messages in."""
-        other = Echo(self.digest)
-        other._ids, other._calls = self._ids.copy(), self._calls
-        return other
 
     def add(self, message: Message) -> Digest:
         """Take the next message in."""

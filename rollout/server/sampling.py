@@ -14,7 +14,7 @@ import orjson
 
 from toolroll.rollout.engine.params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.errors import refused
-from toolroll.rollout.server.grammar import call_closer, call_grammar
+from toolroll.rollout.server.grammar import call_closer, call_grammar, strict_tag
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, NamedChoice, Sampling
 
@@ -55,7 +55,7 @@ def sampling_params(
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
         if not abilities.deterministic and settings.seed == "refuse":
-            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would change nothing"
+            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would not repeat an answer"
             raise refused("seed", f"{words}; to send it all the same, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     wanted = limit if limit is not None else settings.default_max_tokens
@@ -94,17 +94,20 @@ def check_defaults(params: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; and
-    the names of which one must be called, none where no call is forced."""
+    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; the
+    names of which one must be called, if a call is `forced`; and those whose arguments must follow their schema."""
 
     tools: list[dict[str, Any]]
     offered: bool
     constrained: str | None = None
     forced: tuple[str, ...] = ()
+    strict: tuple[str, ...] = ()
 
 
-def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any]) -> ToolUse:
-    """Write `tool_choice`, `parallel_tool_calls` and `response_format` into `params`."""
+def apply_tool_choice(
+    request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any], *, routed: bool
+) -> ToolUse:
+    """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into `params`."""
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
@@ -121,13 +124,23 @@ def apply_tool_choice(request: ChatRequest, tools: Sequence[dict[str, Any]], par
     if forced and constrained:
         raise refused("response_format", "response_format and a forced tool call exclude each other", code="invalid_value")
     one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
-    if forced:
+    callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
+    strict = tuple(tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict"))
+    if strict:
+        place = f"tools[{[tool['function']['name'] for tool in tools].index(strict[0])}].function.strict"
+        if constrained:
+            raise refused(place, f"{place} and response_format exclude each other", code="invalid_value")
+        if routed:
+            raise refused(place, f"the router drops the grammar that {place} needs: leave it out, or false")
+        params["structural_tag"] = strict_tag(parser, callable_tools, place, forced=forced, several=not one)
+        constrained = "strict"
+    elif forced:
         params["ebnf"] = call_grammar(parser, names, several=not one)
         constrained = "tool_choice"
     elif one:
         params["stop"] = [*_stops(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained, tuple(names) if forced else ())
+    return ToolUse(list(tools), True, constrained, tuple(names) if forced else (), strict)
 
 
 def _stops(params: Mapping[str, Any]) -> list[str]:

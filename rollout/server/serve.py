@@ -10,7 +10,6 @@ from collections.abc import Callable
 from toolroll.rollout.args import RolloutArgs
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.served import ServedModel
 from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.endpoint import Endpoint
@@ -34,7 +33,6 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
         try:
             async with EndpointServer(Endpoint(served, settings)) as server:
                 ready(server.url)
-                async with paced_garbage():
-                    await stop.wait()
+                await stop.wait()
         except OSError as error:
             raise UsageError(f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}") from error

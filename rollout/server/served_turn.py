@@ -40,7 +40,7 @@ class ServedTurn:
     preserved: bool = False
     """True if the template would have rewritten what its prompt keeps."""
     checked: bool = False
-    """True if the sequence that ends here is being verified, or was."""
+    """True if the sequence that ends here was verified."""
     source: ReferenceType[Work[Served]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 
@@ -51,25 +51,25 @@ class ServedTurn:
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
         """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
-        work = self.source() if self.source is not None else None
+        source = self.source  # read once: another request may take it while this one is planned in a thread
+        work = source() if source is not None else None
         begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
         return np.concatenate([*begun, delta])
 
-    def messages(self, known: Repeated | None = None) -> list[Message]:
-        """The conversation up to and with the reply, as it was served; `known`: how it begins, if that was asked for before."""
+    def messages(self) -> list[Message]:
+        """Return the conversation up to and with the reply, as it was served."""
         turns: list[ServedTurn] = []
         turn: ServedTurn | None = self
-        while turn is not None and (known is None or turn is not known.turn):
+        while turn is not None:
             turns.append(turn)
             turn = turn.parent
-        begun = known.served if known is not None and turn is not None else ()
-        return [*begun, *(message for step in reversed(turns) for message in (*step.added, step.reply))]
+        return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
-    def keeps_reasoning(self, given: Sequence[Message], length: int, known: Repeated | None) -> bool:
-        """Whether the first `length` messages of `given`, which say what was served up to here, leave its reasoning alone, or out.
-        `known`: a turn that a beginning of them repeats."""
+    def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
+        """Return whether the first `length` messages of `given`, which say what was served up to here, leave its
+        reasoning alone, or out."""
         turn: ServedTurn | None = self
-        while turn is not None and not (known is not None and turn is known.turn):
+        while turn is not None:
             start = length - len(turn.added) - 1
             if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
                 return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolroll.rollout.node import Node
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.heard import Hearings
+from toolroll.rollout.server.served_turn import ServedTurn
 from toolroll.rollout.server.settings import EndpointSettings
 from toolroll.rollout.server.text_ends import TextEnds
 from toolroll.rollout.server.tree import ConversationTree
@@ -49,9 +49,9 @@ class LiveSession:
     info: dict[str, Any] = field(default_factory=dict)
     trace: list[tuple[Node, str]] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
-    hearings: Hearings = field(default_factory=Hearings)
     mismatches: Counter[str] = field(default_factory=Counter)
-    checks: set[asyncio.Task[None]] = field(default_factory=set)
+    checks: dict[ServedTurn, asyncio.Task[None]] = field(default_factory=dict)
+    """The verifications under way."""
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
 
@@ -60,12 +60,23 @@ class LiveSession:
         """The id."""
         return self.session.session_id
 
-    async def settle(self) -> None:
-        """Wait for the checks under way, and take what they found wrong out of training."""
-        while self.checks:  # a caller that is cancelled does not cancel them
-            finished, _ = await asyncio.wait(self.checks)
+    async def checked(self) -> None:
+        """Wait for the checks under way; a caller that is cancelled does not cancel them."""
+        if self.checks:
+            finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
+                if task.cancelled():
+                    raise ApiError(409, "request_aborted", "the session was deleted while it was verified")
                 task.result()
+
+    def check_done(self, turn: ServedTurn, kind: str | None) -> None:
+        """Enter what a check of the sequence that ends with `turn` found; once, however many there were."""
+        if not turn.checked and kind is not None:
+            self.mismatches[kind] += 1
+        turn.checked = True
+
+    def exclude_wrong(self) -> None:
+        """Take everything out of training if a check found something wrong."""
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")
@@ -150,8 +161,8 @@ class Sessions:
 
 async def end(live: LiveSession) -> None:
     """Abort what is in flight, and wait until it has ended."""
-    tasks: list[asyncio.Task[Any]] = [*live.works.cancel(), *live.checks]
-    for check in live.checks:
+    tasks: list[asyncio.Task[Any]] = [*live.works.cancel(), *live.checks.values()]
+    for check in live.checks.values():
         check.cancel()
     if tasks:
         await asyncio.gather(*tasks, return_exceptions=True)

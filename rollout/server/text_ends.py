@@ -46,11 +46,12 @@ class TextEnds:
         return sorted(found, key=lambda item: -item[0].stop)
 
     def _decode_new(self, encoder: Encoder) -> None:
-        for node in self._nodes[self._decoded :]:
+        known = len(self._nodes)  # more may be appended while a thread decodes these
+        for node in self._nodes[self._decoded : known]:
             text = encoder.decode(self._session.path_ids(node))
             same = self._by_text.setdefault(len(text), {})
             same.setdefault(blake2b(_bytes(text), digest_size=16).digest(), []).append(node)
-        self._decoded = len(self._nodes)
+        self._decoded = known
 
 
 def _bytes(text: str) -> bytes:

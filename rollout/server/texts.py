@@ -42,8 +42,9 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, voca
             return found
         ids = np.array(encoder.encode(prompt), dtype=np.int32)
         return TextPrompt(ids, None, ids, reason)
-    if any(index < 0 or (vocab_size is not None and index >= vocab_size) for index in prompt):
-        raise refused("prompt", f"the prompt holds an id outside the vocabulary of {vocab_size}", code="invalid_value")
+    limit = vocab_size if vocab_size is not None else 2**31
+    if not all(0 <= index < limit for index in prompt):
+        raise refused("prompt", f"the prompt holds an id outside the vocabulary of {limit}", code="invalid_value")
     ids = np.array(prompt, dtype=np.int32)
     node = live.texts.before_ids(ids)
     return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)

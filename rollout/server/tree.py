@@ -16,7 +16,6 @@ import orjson
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.node import Node
 from toolroll.rollout.reply import Reading
-from toolroll.rollout.server.heard import Heard
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
 from toolroll.rollout.server.served_turn import Repeated, ServedTurn
 from toolroll.rollout.session import Session
@@ -66,15 +65,17 @@ class ConversationTree:
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
-    def plan(self, heard: Heard, tools: list[Tool], template: ChatTemplate) -> Prompt:
-        """The prompt of a request. Raises `TemplateError` where the template refuses the conversation."""
-        repeated = self._longest(heard)
+    def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
+        """Return the prompt of a request. Raise `TemplateError` if the template refuses the conversation."""
+        echo = Echo()
+        digests = [echo.add(message) for message in messages]
+        repeated = self._longest(messages, digests)
         tools_key = self._one_of(orjson.dumps(tools))
-        digest = heard.echo.digest
+        digest = echo.digest
         if repeated is None:
-            return self._root(heard.messages, tools, tools_key, digest, template)
+            return self._root(messages, tools, tools_key, digest, template)
         length, served = repeated.length, repeated.served
-        new = with_served_ids(heard.messages[length:], heard.messages[:length], served)
+        new = with_served_ids(messages[length:], messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
         reason = self._why_fork(repeated, tools, tools_key, template)
         if reason is None:
@@ -88,21 +89,21 @@ class ConversationTree:
         """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
         return self._tools_keys.setdefault(tools_key, tools_key)
 
-    def _longest(self, heard: Heard) -> Repeated | None:
-        """The longest turn that `heard` repeats."""
-        for length, digest in reversed(heard.ends):
-            turn = self._choose(self._turns.get(digest, ()), heard, length)
+    def _longest(self, messages: Sequence[Message], digests: Sequence[Digest]) -> Repeated | None:
+        """Return the longest turn that `messages` repeat; `digests` are those up to each of them."""
+        for length in range(len(messages), 0, -1):
+            turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
-                return Repeated(turn, length, turn.messages(heard.repeated))
+                return Repeated(turn, length, turn.messages())
         return None
 
-    def _choose(self, turns: Sequence[ServedTurn], heard: Heard, length: int) -> ServedTurn | None:
-        """Of turns that say the same (siblings), the one whose call ids the client repeats, else the first; none where the client
-        changed a thought."""
-        kept = [turn for turn in turns if turn.keeps_reasoning(heard.messages, length, heard.repeated)]
+    def _choose(self, turns: Sequence[ServedTurn], messages: Sequence[Message], length: int) -> ServedTurn | None:
+        """Of turns that say the same (siblings), return the one whose call ids the client repeats, else the
+        first; None if the client changed a thought."""
+        kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
             return kept[0] if kept else None
-        given = heard.messages[length - 1]
+        given = messages[length - 1]
         exact = (turn for turn in kept if _said(turn.reply) == _said(given))
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
@@ -161,7 +162,7 @@ class ConversationTree:
     # --- verifying -----------------------------------------------------------------------------------------------------
 
     def unchecked(self) -> list[ServedTurn]:
-        """Return the turns that end a sequence that was not verified and is not being verified."""
+        """Return the turns that end a sequence that was not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]

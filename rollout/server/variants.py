@@ -1,18 +1,23 @@
-"""The served chat template under other switches (`chat_template_kwargs`), a bounded number of them."""
+"""The served chat template under other switches (`chat_template_kwargs`, `reasoning_effort`), a bounded number of them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import orjson
+from jinja2 import meta
 
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.sandbox import compile_template
 
 _KEPT = 16
 _RESERVED = frozenset({"messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "strftime_now", "conversation"})
+_EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
+"""Switches for how much a model thinks, as chat templates name them. The last two are on or off."""
 
 
 class Variants:
@@ -21,6 +26,26 @@ class Variants:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
+
+    def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+        """Return `switches` with the one that `effort` (OpenAI's `reasoning_effort`) sets."""
+        if effort is None:
+            return switches
+        name = self._effort
+        if name is None:
+            words = f"the chat template has no switch for reasoning_effort (it would be {', '.join(_EFFORTS)})"
+            raise refused("reasoning_effort", f"{words}: leave it out")
+        if name in switches:
+            raise refused("reasoning_effort", f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one")
+        return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
+
+    @cached_property
+    def _effort(self) -> str | None:
+        """The template's switch for the effort, None if it has none."""
+        renderer = self._template.renderer
+        environment = compile_template(renderer.source, renderer.now).environment
+        names = meta.find_undeclared_variables(environment.parse(renderer.source))
+        return next((name for name in _EFFORTS if name in names), None)
 
     def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
         """The template with `switches` over its own."""

@@ -42,6 +42,7 @@ class Sampling(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
     session_id: str | None = None
 
     @property
@@ -60,13 +61,14 @@ class StreamOptions(BaseModel):
 
 
 class FunctionDefinition(BaseModel):
-    """A tool's function. `strict` may be false only: arguments are checked, not forced, unless a tool choice constrains them."""
+    """A tool's function. If `strict` is true, its arguments are forced to follow its schema (`grammar.strict_tag`)."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolDefinition(BaseModel):
@@ -117,7 +119,7 @@ class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
     messages: list[Any] = Field(min_length=1)
-    """Each is looked at where it is read, and not again by the requests that repeat it."""
+    """Checked by `messages.read_messages`."""
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -126,6 +128,8 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Becomes the chat template's own switch (`Variants.with_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
 
@@ -211,7 +215,7 @@ def _is_branch(part: int | str) -> bool:
 _INSTEAD = {
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "reasoning_effort": "give the chat template's own switch in chat_template_kwargs",
+    "web_search_options": "offer a function tool that searches",
 }
 
 Sampling.model_rebuild()

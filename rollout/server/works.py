@@ -8,9 +8,14 @@ never committed, so it is not trained.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Generic, TypeVar
+
+import orjson
+
+from toolroll.rollout.server.errors import ApiError, refused
 
 T = TypeVar("T")
 
@@ -52,6 +57,7 @@ class Works(Generic[T]):
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
+        self._ended = False
         self._works: dict[bytes, list[Work[T]]] = {}
 
     @property
@@ -64,7 +70,9 @@ class Works(Generic[T]):
         return [work for works in self._works.values() for work in works]
 
     def start(self, key: bytes, choices: int, run: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
-        """Begin a new one: `run` is given it, to report progress."""
+        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were cancelled."""
+        if self._ended:
+            raise ApiError(409, "request_aborted", "the session was deleted while the request was read")
 
         async def body() -> T:
             await asyncio.sleep(0)  # until the work is there
@@ -79,14 +87,16 @@ class Works(Generic[T]):
         return work
 
     def retried(self, key: bytes, retry: int) -> Work[T] | None:
-        """The work that retry number `retry` of the request `key` stands for: one that its client gave up on, else one whose hang-up
-        was not seen yet; none where it has failed, and must be tried anew."""
-        alive = [work for work in self._works.get(key, ()) if not work.failed and work.joined < retry]
-        orphans = [work for work in alive if work.waiting == 0 and not work.delivered]
-        pending = [work for work in alive if not work.delivered]
-        work = next(iter(orphans or pending or alive), None)
+        """Return the work that retry number `retry` of the request `key` stands for.
+
+        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt that
+        arrives out of order joins as well: a retry never samples a second answer while there is one.
+        Return None if there is none, or it has failed and must be tried again.
+        """
+        alive = [work for work in self._works.get(key, ()) if not work.failed]
+        work = min(alive, key=lambda work: (work.joined >= retry, work.delivered, work.waiting > 0), default=None)
         if work is not None:
-            work.joined = retry
+            work.joined = max(work.joined, retry)
         return work
 
     def join(self, work: Work[T]) -> None:
@@ -100,7 +110,7 @@ class Works(Generic[T]):
         """Somebody waits no more: served, or gone. The last one starts the grace time."""
         work.waiting -= 1
         if work.waiting == 0:
-            if self._grace == 0:
+            if self._grace == 0 or work.failed:  # no retry joins one that failed
                 self._expire(work)
             else:
                 work.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, work)
@@ -124,7 +134,8 @@ class Works(Generic[T]):
             self._works.pop(work.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """End all of them: the session is being dropped."""
+        """End all of them, and begin no other: the session is being dropped."""
+        self._ended = True
         tasks = []
         for works in self._works.values():
             for work in works:
@@ -135,6 +146,15 @@ class Works(Generic[T]):
                     tasks.append(work.task)
         self._works.clear()
         return tasks
+
+
+def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return what two attempts of one request have in common: the order of keys does not count."""
+    try:
+        text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise refused("body", f"the body cannot be written as JSON: {error}", code="invalid_json") from error
+    return blake2b(text, key=kind.encode(), digest_size=16).digest()
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:

@@ -129,13 +129,15 @@ class Renderer:
         assert self.head_hook is not None
         lead = list(itertools.takewhile(_is_lead, messages))
         key = repr((lead, tools))
-        if key not in self._heads:
+        found = self._heads.get(key)
+        if found is None:
             try:
                 head = self._render(lead, tools, generate=False)
             except TemplateError:  # a template that asks for a user message has no head of its own
                 head = ""
-            self._heads = {key: (head, self.head_hook(head))}
-        head, hooked = self._heads[key]
+            found = head, self.head_hook(head)
+            self._heads = {key: found}  # as a whole: threads render too
+        head, hooked = found
         return hooked + text[len(head) :] if text.startswith(head) else text
 
     # --- what the template takes -----------------------------------------------------------------

@@ -59,9 +59,21 @@ class EmbeddedEngine(EngineCore):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._runner is not None
-        self.stop()
-        await self._runner.cleanup()
+        if self._runner is not None:
+            self.stop()
+            await self._runner.cleanup()
+
+    async def kill(self) -> None:
+        """Die as a process does: every connection breaks, nothing is answered, the port is free."""
+        runner, self._runner = self._runner, None
+        if runner is None or runner.server is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        for connection in runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await runner.cleanup()
 
     # --- /generate -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +97,7 @@ class EmbeddedEngine(EngineCore):
         except RefusedError as error:
             return error.response()
         except FaultedError as error:
-            return error.response or web.Response()
+            return web.Response() if error.response is None else error.response
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await chat_completions(self, request)
@@ -110,7 +122,7 @@ class EmbeddedEngine(EngineCore):
             told = {"message": words, "type": "invalid_request_error", "code": error.status, "retryable": False}
             await send(orjson.dumps({"error": told}))
         except FaultedError as error:
-            return error.response or web.Response()
+            return web.Response() if error.response is None else error.response
         with suppress(ConnectionError):
             await send(b"[DONE]")
         return response

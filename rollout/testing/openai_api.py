@@ -25,7 +25,7 @@ async def chat_completions(engine: EngineCore, request: web.Request) -> web.Stre
     except RefusedError as error:
         return error.response()
     except FaultedError as error:
-        return error.response or web.Response()
+        return web.Response() if error.response is None else error.response
     meta = answer["meta_info"]
     if "prompt_tokens" not in meta:  # aborted before it ran
         return json_response({"error": {"message": "Abort in waiting queue"}}, status=503)

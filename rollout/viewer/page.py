@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from toolroll.rollout.disk import written_whole
 from toolroll.rollout.types import Episode
 from toolroll.rollout.viewer.data import detail, row
 from toolroll.rollout.viewer.pieces import Pieces
@@ -42,8 +43,7 @@ def write_page(
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
-    draft = out.with_name(out.name + ".new")
-    with draft.open("wb") as file:
+    with written_whole(out) as file:
         file.write(head.encode())
         for episode in episodes:
             tokens = len(rows) < tokens_of
@@ -51,7 +51,6 @@ def write_page(
             rows.append(row(episode))
         _block(file, "index", {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}})
         file.write(tail.encode())
-    draft.replace(out)
     return len(rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tool_calls import SAID
 
-from toolroll.rollout.server.grammar import call_grammar
+from toolroll.rollout.server.grammar import call_grammar, strict_tag
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -21,3 +21,28 @@ def test_a_grammar_takes_what_its_parser_reads_and_nothing_else(name: str) -> No
         assert not accepts(one, wrong)
     if name != "llama3":
         assert accepts(Grammar.from_ebnf(call_grammar(name, ["look"], several=True)), f"{said}\n{said}")
+
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"], "additionalProperties": False}
+STRICT = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
+FREE = {"type": "function", "function": {"name": "listen", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_strict_tag_takes_calls_of_the_schema_and_nothing_else(forced: bool) -> None:
+    from xgrammar import Grammar
+    from xgrammar.testing import _is_grammar_accept_string as accepts
+
+    grammar = Grammar.from_structural_tag(strict_tag("hermes", [STRICT, FREE], "", forced=forced, several=True))
+    right = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+    wrong = right.replace('"x"', "3")
+    assert accepts(grammar, right)
+    assert accepts(grammar, f"{right}\n{right}")
+    assert not accepts(grammar, wrong)
+    assert not accepts(grammar, right.replace("look", "sniff"))
+    assert accepts(grammar, wrong.replace("look", "listen"))
+    for free in ("Well.", "I look. " + right):
+        assert accepts(grammar, free) != forced
+    one = Grammar.from_structural_tag(strict_tag("hermes", [STRICT], "", forced=forced, several=False))
+    assert accepts(one, right)
+    assert not accepts(one, f"{right}\n{right}")

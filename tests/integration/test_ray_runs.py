@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
-from support.results import content
+from support.faults.tally import Tally, contents
 
 from toolroll.rollout.cli.play import run
 from toolroll.rollout.cli.settings import RunConfig
@@ -56,15 +56,9 @@ def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
     )
 
 
-def played(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    episodes = list(read_episodes(folder))
-    found = {(episode.task_id, episode.sample): content(episode, circumstances=False) for episode in episodes}
-    assert len(found) == len(episodes), "none twice"
-    return found
-
-
+@pytest.mark.faults
 async def test_a_node_that_dies_loses_and_doubles_nothing(
-    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, tally: Tally
 ) -> None:
     console = Console(quiet=True)
     await run(config(engine, tmp_path / "here"), console)
@@ -81,4 +75,7 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     assert "is gone (attempt 1)" in caplog.text, "a worker was on it, and played"
     assert outcome.summary.episodes == 33 * SAMPLES
     assert outcome.report["aborted"] == 0
-    assert played(tmp_path / "ray") == played(tmp_path / "here")
+    whole = contents(read_episodes(tmp_path / "here"))
+    tally.tried()
+    tally.played(list(read_episodes(tmp_path / "ray")), whole, whole)
+    tally.check()

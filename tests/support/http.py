@@ -13,14 +13,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def http_server(routes: Mapping[str, Handler]) -> AsyncIterator[str]:
+async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncIterator[str]:
     """A server at the yielded address; `routes` maps paths to handlers of any method, all else is a 404."""
     app = web.Application(client_max_size=1 << 28)
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
     try:
         host, port = runner.addresses[0][:2]
         yield f"http://{host}:{port}"

@@ -18,14 +18,13 @@ from toolroll.rollout.run_folder import RunFolder
 def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
     program = """
 import asyncio, time
-from toolroll.rollout.executor import Executor
+from toolroll.rollout.threads import Threads
 async def main():
-    executor = Executor(2)
+    threads = Threads(2)
     try:
-        await asyncio.wait_for(executor.off_loop(time.sleep, 600), 0.1)
+        await asyncio.wait_for(threads.off_loop(time.sleep, 600), 0.1)
     except TimeoutError:
         print("late", flush=True)
-    executor.close()
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)

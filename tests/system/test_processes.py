@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support import spread_ponds
+from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
 from support.ponds import PondFactory, look
 from support.results import content
@@ -170,20 +171,14 @@ def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
     )
 
 
-def on_disk(folder: Path) -> dict[Key, Any]:
-    episodes = list(read_episodes(folder))
-    found = {(one.task_id, one.sample): content(one, circumstances=False) for one in episodes}
-    assert len(found) == len(episodes), "none twice"
-    return found
-
-
 def lines(folder: Path) -> int:
     file = folder / "episodes.jsonl"
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
+@pytest.mark.faults
 async def test_a_process_that_is_killed_loses_and_doubles_nothing(
-    desk: EmbeddedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    desk: EmbeddedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, tally: Tally
 ) -> None:
     console = Console(quiet=True)
     await run(config(desk, tmp_path / "one"), console)
@@ -199,7 +194,10 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     assert "has ended with exit code -9" in caplog.text, "it played"
     assert outcome.summary.episodes == 33 * SAMPLES
     assert outcome.report["aborted"] == 0
-    assert on_disk(tmp_path / "two") == on_disk(tmp_path / "one")
+    whole = contents(read_episodes(tmp_path / "one"))
+    tally.tried()
+    tally.played(list(read_episodes(tmp_path / "two")), whole, whole)
+    tally.check()
     assert multiprocessing.active_children() == []
 
 
@@ -242,8 +240,9 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
     assert "Traceback" not in errors
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("how", ["terminal", "killed"])
-def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path: Path, how: str) -> None:
+def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path: Path, how: str, tally: Tally) -> None:
     """A terminal sends its signal to all of them; one that is killed cannot say anything to the others."""
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
@@ -265,7 +264,11 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
-        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
+        tally.tried()
+        tally.texts(out, errors)
+        tasks = find_environment("desk").tasks("test")[:6]
+        tally.played(list(read_episodes(tmp_path)), [(task.id, 0) for task in tasks], {})
+        tally.check()
 
 
 def test_processes_and_ray_exclude_each_other() -> None:

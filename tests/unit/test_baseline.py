@@ -17,10 +17,10 @@ from toolroll.agents.plain import DoNothingAgent
 from toolroll.agents.policy import CallPolicy
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.executor import Executor
 from toolroll.rollout.registry import find_environment
 from toolroll.rollout.store import from_line, read_episodes, to_line
 from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 
 
@@ -35,14 +35,12 @@ def fails(status: int, text: str) -> Answer:
 
 async def play(url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any) -> InteractionResult:
     chat = ChatEndpoint(url, "m", api_key="secret-key", attempts=3, backoff=0.001)
-    async with Executor(2) as threads:
-        agent = BaselineAgent(threads, chat, policy=CallPolicy(**settings))
-        try:
-            return await agent.asolve(
-                env, None, params or {"temperature": 0.5, "max_new_tokens": 77}, task=Task("t", 0), session_id="s"
-            )
-        finally:
-            await agent.aclose()
+    threads = Threads(2)
+    agent = BaselineAgent(threads, chat, policy=CallPolicy(**settings))
+    try:
+        return await agent.asolve(env, None, params or {"temperature": 0.5, "max_new_tokens": 77}, task=Task("t", 0), session_id="s")
+    finally:
+        await agent.aclose()
 
 
 LOOK = ("look", '{"at": "here"}')
@@ -115,7 +113,7 @@ async def test_what_can_succeed_is_tried_again() -> None:
         (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
         (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
         (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.ENVIRONMENT_ERROR, None, 1),
+        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.CONTEXT_FULL, 0.0, 1),
         (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
     ],
 )
@@ -128,7 +126,8 @@ async def test_how_it_can_end(answer: Answer, reason: StopReason, reward: float 
 
 
 async def test_what_openai_does_not_know_can_be_left_out() -> None:
-    async with endpoint(says("Bye.")) as server, Executor(1) as threads:
+    threads = Threads(1)
+    async with endpoint(says("Bye.")) as server:
         agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"), extra_params=False)
         await agent.asolve(ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3})
         await agent.aclose()
@@ -138,11 +137,11 @@ async def test_what_openai_does_not_know_can_be_left_out() -> None:
 
 async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    async with Executor(1) as threads:
-        with pytest.raises(UsageError, match="names NO_SUCH_KEY, which is not set"):
-            make_baseline(threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"})
-        with pytest.raises(UsageError, match="must begin with http"):
-            make_baseline(threads, {"endpoint": "x/v1", "model": "m"})
+    threads = Threads(1)
+    with pytest.raises(UsageError, match="names NO_SUCH_KEY, which is not set"):
+        make_baseline(threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"})
+    with pytest.raises(UsageError, match="must begin with http"):
+        make_baseline(threads, {"endpoint": "x/v1", "model": "m"})
 
 
 def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
@@ -164,11 +163,11 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
 
 async def test_doing_nothing() -> None:
     factory = PondFactory(4)
-    async with Executor(2) as threads:
-        results = [
-            await DoNothingAgent(threads).asolve(factory.make(EnvironmentOptions()), task=task, max_num_steps=5)
-            for task in factory.tasks("test")
-        ]
+    threads = Threads(2)
+    results = [
+        await DoNothingAgent(threads).asolve(factory.make(EnvironmentOptions()), task=task, max_num_steps=5)
+        for task in factory.tasks("test")
+    ]
     assert [found.reward for found in results] == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
     assert results[0].messages[-1]["content"] == "Goodbye."
 
@@ -184,7 +183,8 @@ async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
         calls = [(call.name, json.dumps(call.arguments)) for call in action.tool_calls]
         return web.json_response(completion(action.content, calls))
 
-    async with endpoint(reference) as server, Executor(1) as threads:
+    threads = Threads(1)
+    async with endpoint(reference) as server:
         agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"))
         result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
         await agent.aclose()

@@ -1,89 +1,92 @@
-"""`paced_garbage`: the collector runs by the clock, and is what it was afterwards."""
+"""`paced_garbage`: the collector comes seldom in a run, for users of the library too, and is put back afterwards."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from support.talking import Scripted, ScriptedFactory, play
 
-from toolroll.rollout import garbage
-from toolroll.rollout.garbage import paced_garbage
-
-
-class Knot:
-    """Refers to itself: only the collector frees it."""
-
-    def __init__(self) -> None:
-        self.self = self
+from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.garbage import THRESHOLD, paced_garbage
+from toolroll.rollout.served import ServedModel
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
+    before = gc.get_threshold()
     assert gc.isenabled()
+    assert before != THRESHOLD
     yield
     gc.unfreeze()
     gc.enable()
+    gc.set_threshold(*before)
 
 
-async def freed(knot: weakref.ref[Knot]) -> bool:
-    for _ in range(2000):
-        if knot() is None:
-            return True
-        await asyncio.sleep(0.005)
-    return False
+def is_paced() -> bool:
+    return gc.get_threshold() == THRESHOLD and gc.get_freeze_count() > 0
 
 
-async def test_a_knot_is_freed_by_the_clock() -> None:
-    async with paced_garbage(0.01):
-        assert not gc.isenabled()
-        assert await freed(weakref.ref(Knot()))
-    assert gc.isenabled()
+def test_it_is_put_back_after_an_error() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), paced_garbage():
+        assert is_paced()
+        with paced_garbage():
+            assert is_paced()
+        assert is_paced(), "the outer context ends it"
+        raise KeyError
+    assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
 
 
-async def test_what_became_garbage_late_is_freed_by_a_round_that_visits_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "_WHOLE", 3)
-    old = Knot()
-    async with paced_garbage(0.01):
-        watched = weakref.ref(old)
-        del old
-        assert await freed(watched)
-
-
-async def test_a_process_that_grows_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "_LOOK", 0.01)
-    held = iter([0] * 3)
-    monkeypatch.setattr(garbage, "resident", lambda: next(held, 2**30))
-    async with paced_garbage(1000.0):
-        assert await freed(weakref.ref(Knot()))
-
-
-def test_memory_is_told() -> None:
-    before = garbage.resident()
-    block = b"x" * 2**26
-    assert garbage.resident() - before > len(block) / 2
-
-
-async def test_objects_that_were_frozen_stay_frozen() -> None:
-    gc.freeze()
-    count = gc.get_freeze_count()
-    async with paced_garbage(0.01):
-        assert gc.isenabled()
-    assert gc.get_freeze_count() > count // 2  # some objects die meanwhile; thawing would leave none
-
-
-async def test_the_collector_is_put_back_after_an_error() -> None:
-    with pytest.raises(KeyError):
-        async with paced_garbage():
-            raise KeyError
-    assert gc.isenabled()
-
-
-async def test_a_collector_that_is_off_stays_off() -> None:
+def test_what_its_user_has_set_stays() -> None:
     gc.disable()
-    async with paced_garbage(0.01):
-        assert not gc.isenabled()
+    with paced_garbage():
+        assert not is_paced()
     assert not gc.isenabled()
+    gc.enable()
+    gc.freeze()
+    with paced_garbage():
+        assert not is_paced()
+    assert gc.get_freeze_count()
+
+
+def test_garbage_is_still_collected() -> None:
+    class Knot:
+        alive = 0
+
+        def __init__(self) -> None:
+            self.self = self
+            Knot.alive += 1
+
+        def __del__(self) -> None:
+            Knot.alive -= 1
+
+    with paced_garbage():
+        for _ in range(2 * THRESHOLD[0]):
+            Knot()
+        assert Knot.alive < 1.5 * THRESHOLD[0]
+
+
+@pytest.mark.parametrize("pace_gc", [True, False])
+async def test_a_runner_paces_it(pace_gc: bool) -> None:
+    seen = list[bool]()
+    await play(ScriptedFactory(lambda: Scripted(lambda name, task: look(seen)), count=2), pace_gc=pace_gc)
+    assert set(seen) == {pace_gc}
+    assert not is_paced()
+
+
+def look(seen: list[bool]) -> Any:
+    seen.append(is_paced())
+
+
+@pytest.mark.parametrize("pace_gc", [True, False])
+async def test_a_served_model_that_is_opened_from_arguments_does_until_it_is_closed(
+    pace_gc: bool,
+) -> None:
+    args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes", pace_gc=pace_gc)
+    async with ServedModel.from_args(args):
+        assert is_paced() is pace_gc
+    assert not is_paced()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from toolroll.rollout.server import EndpointSettings
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -15,7 +17,7 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,3 +38,15 @@ def test_the_paths_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:parsers|rollout|agents|tests|docs|examples|benchmarks)/[\w./-]*)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_limits_that_the_security_page_names_are_settings() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    limits = re.findall(r"`(\w+)`", text.partition("Limits, all in `EndpointSettings`:")[2].partition("Together")[0])
+    assert len(limits) == 9
+    assert set(limits) <= set(EndpointSettings.model_fields)
+
+
+def test_no_tokenizer_is_loaded_with_code_of_its_folder() -> None:
+    calls = [(path, line) for path in ROOT.glob("rollout/**/*.py") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert not [(path.name, line) for path, line in calls if "trust_remote_code" in line]

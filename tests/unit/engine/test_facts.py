@@ -103,7 +103,7 @@ async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -
     async with client("http://127.0.0.1:9", facts=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
         assert await calls.facts() == ModelFacts()
-        assert calls._workers is None and calls._facts is None
+        assert calls._fleet._workers is None and calls._fleet._facts is None
 
 
 async def test_health(tokenizer: Any) -> None:
@@ -122,7 +122,7 @@ async def test_health(tokenizer: Any) -> None:
             {"/health": says({"error": {"code": "no_available_workers", "message": "all circuits open"}}, status=503)},
             "--disable-circuit-breaker",
         ),
-        ({"/health": says(b"", status=500)}, "answers 500: without a word"),
+        ({"/health": says(b"", status=500)}, "answers 500: without a message"),
     ],
 )
 async def test_health_says_why_not(routes: Any, words: str) -> None:

@@ -13,6 +13,8 @@ from support.work import CountedText, Work
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.collect import Collector
+from toolroll.parsers.hermes import HermesParser, InternParser
+from toolroll.parsers.pythonic import PythonicParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.schema import Offered
 from toolroll.parsers.source import Source, Steps
@@ -84,6 +86,26 @@ def test_reading_in_pieces_is_linear_wherever_it_waits(kind: type[ToolCallParser
     for lead in dict.fromkeys((*WAITS, opener, *inside, wrote)):
         for unit in HELD:
             assert_linear(work, in_small_pieces, parser, lead, unit)
+
+
+@pytest.mark.parametrize("unit", ["[", "[1", "[ \n", "[f ", "[<", "[<|x"])
+@pytest.mark.parametrize(("read", "most"), [(at_once, 8), (in_small_pieces, 60)], ids=["at once", "in pieces"])
+def test_brackets_that_begin_no_call_are_read_in_bulk(read: Read, most: int, unit: str, work: Work) -> None:
+    """A megabyte of them took seconds: each bracket was looked at by itself."""
+    parser = PythonicParser()
+    read(parser, "x " + unit)
+    before = work.total
+    read(parser, CountedText("x " + unit * (3000 // len(unit)), work))
+    assert work.total - before < most * 3000
+
+
+@pytest.mark.parametrize("kind", [HermesParser, InternParser], ids=lambda kind: kind.name)
+def test_openers_in_a_row_cost_little(kind: type[ToolCallParser], work: Work) -> None:
+    parser, opener = kind(), kind.openers[0]
+    parser.parse(opener)
+    before = work.total
+    parser.parse(CountedText(opener * 100, work))
+    assert work.total - before < 100 * (5 * len(opener) + 80)
 
 
 QUADRATIC: dict[str, Callable[[str, int], object]] = {

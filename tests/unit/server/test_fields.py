@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from typing import Any
 
@@ -11,6 +12,9 @@ from support.endpoints import endpoint
 from support.episodes import call
 from support.worlds import TOOL
 
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.grammar import strict_tag
+from toolroll.rollout.server.sampling import Abilities
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -58,7 +62,6 @@ async def test_a_field_reaches_the_engine(tokenizer: Any, asked: dict[str, Any],
 @pytest.mark.parametrize(
     ("field", "asked"),
     [
-        ("seed", {"seed": 3}),
         ("best_of_all", {"best_of_all": 3}),
         ("functions", {"functions": []}),
         ("reasoning_effort", {"reasoning_effort": "high"}),
@@ -201,3 +204,138 @@ async def test_the_same_question_twice_is_two_answers(tokenizer: Any) -> None:
         for _ in range(2):
             await bench.post(CHAT, {"messages": [USER]})
         assert len(await bench.trajectories()) == 2
+
+
+# --- seeds, tiers, strict tools, effort ------------------------------------------------------------------------------
+
+
+async def test_a_seed_is_sent_as_best_effort_unless_the_endpoint_refuses_it(tokenizer: Any) -> None:
+    assert (await params(tokenizer, seed=3))["sampling_seed"] == 3
+    async with endpoint(tokenizer, lambda request: "Hello.", settings={"seed": "refuse"}) as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], "seed": 3})
+        assert (status, answer["error"]["param"]) == (400, "seed")
+        assert bench.engine.log == []
+
+
+async def test_the_only_tier_there_is_is_taken(tokenizer: Any) -> None:
+    for tier in ("auto", "default"):
+        assert "service_tier" not in await params(tokenizer, service_tier=tier)
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], "service_tier": "priority"})
+        assert (status, answer["error"]["param"]) == (400, "service_tier")
+
+
+STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+
+
+async def test_a_strict_tool_is_forced_to_its_schema_and_marked(tokenizer: Any) -> None:
+    found = await params(tokenizer, call(at="x"), tools=[OTHER, STRICT])
+    form = json.loads(found["structural_tag"])["format"]
+    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [{"type": "object"}, TOOL["function"]["parameters"]]
+    assert (form["type"], form["stop_after_first"]) == ("triggered_tags", False)
+    assert found["answer"]["constrained"] == "strict"
+    one = await params(tokenizer, call(at="x"), tools=[STRICT], parallel_tool_calls=False)
+    assert json.loads(one["structural_tag"])["format"]["stop_after_first"]
+    named = await params(
+        tokenizer, call(at="x"), tools=[OTHER, STRICT], tool_choice={"type": "function", "function": {"name": "look"}}
+    )
+    form = json.loads(named["structural_tag"])["format"]
+    assert (form["type"], len(form["tags"]), form["at_least_one"], "ebnf" in named) == ("tags_with_separator", 1, True, False)
+    lax = await params(tokenizer, call(at="x"), tools=[{**STRICT, "function": {**STRICT["function"], "strict": False}}])
+    assert "structural_tag" not in lax
+    assert "structural_tag" not in await params(tokenizer, tools=[STRICT], tool_choice="none")
+
+
+async def test_a_strict_call_against_its_schema_is_no_answer(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: call(at=3)) as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], "tools": [OTHER, STRICT]})
+        assert (status, answer["error"]["code"]) == (502, "engine_error")
+        assert "look is strict" in answer["error"]["message"]
+        assert (await bench.post(CHAT, {"messages": [USER], "tools": [TOOL]}))[0] == 200
+        assert len(await bench.trajectories(refused=1)) == 1
+
+
+async def test_strict_is_refused_by_name_if_it_cannot_be_honoured(tokenizer: Any) -> None:
+    place = "tools[1].function.strict"
+    body = {"messages": [USER], "tools": [OTHER, STRICT]}
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(CHAT, {**body, "response_format": {"type": "json_object"}})
+        assert (status, answer["error"]["param"]) == (400, place)
+        bench.endpoint.abilities = Abilities(behind_router=True, context_length=1000)
+        status, answer = await bench.post(CHAT, body)
+        assert (status, answer["error"]["param"]) == (400, place)
+        assert bench.engine.log == []
+    with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honoured"):
+        strict_tag("pythonic", [OTHER, STRICT], place, forced=False, several=True)
+
+
+SWITCHED = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
+
+
+@pytest.mark.parametrize(
+    ("switch", "effort", "shown"),
+    [
+        ("reasoning_effort", "low", "[reasoning_effort=low]"),
+        ("enable_thinking", "high", "[enable_thinking=True]"),
+        ("enable_thinking", "none", "[enable_thinking=False]"),
+        ("thinking", "none", "[thinking=False]"),
+        ("thinking", None, "<|turn|>user"),
+    ],
+)
+async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any, switch: str, effort: str | None, shown: str) -> None:
+    switched = copy.deepcopy(tokenizer)
+    switched.chat_template = SWITCHED % (switch, switch, switch) + tokenizer.chat_template
+    async with endpoint(switched, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(CHAT, {"messages": [USER], "reasoning_effort": effort})
+        assert status == 200, answer
+        assert tokenizer.decode(answer["prompt_token_ids"]).startswith(shown)
+        both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "low"}}
+        status, answer = await bench.post(CHAT, {"messages": [USER], **both})
+        assert (status, answer["error"]["param"]) == (400, "reasoning_effort")
+        assert switch in answer["error"]["message"]
+
+
+# --- routes that are not served ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/sessions/s/v1/responses/resp_1", "/v1/chat/completions"),
+        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/embeddings", "only generates"),
+        ("/generate", "/v1/completions"),
+        ("/chat/completions", "must end with /v1"),
+        ("/sessions/s/models", "must end with /v1, as in /sessions/s/v1"),
+        ("/nowhere", "GET /v1/models"),
+    ],
+)
+async def test_an_unknown_route_says_what_to_use(tokenizer: Any, path: str, hint: str) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(path, {})
+        assert (status, answer["error"]["code"], answer["error"]["type"]) == (404, "not_found", "invalid_request_error")
+        assert hint in answer["error"]["message"]
+        assert path in answer["error"]["message"]
+
+
+async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        _, answer = await bench.post("/nowhere", {})
+        words = answer["error"]["message"]
+        for found in words.partition("POST ")[2].partition(";")[0].split(", "):
+            async with bench.http.post(bench.url + found, json={}) as response:
+                assert response.status in (201, 400), found
+        for found in words.partition("GET ")[2].partition(";")[0].split(", "):
+            async with bench.http.get(bench.url + found.replace("MODEL", bench.endpoint.model)) as response:
+                assert response.status == 200, found
+        async with bench.http.get(f"{bench.url}/v1/completions") as response:
+            assert "use POST" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("index", [-1, 2**31, 2**40])
+async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(tokenizer: Any, index: int) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        bench.endpoint.abilities = Abilities(vocab_size=None, context_length=1000)
+        status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
+        assert (status, answer["error"]["param"]) == (400, "prompt")

@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ from support.patience import PATIENCE
 from support.tiers import costly
 from support.worlds import TOOL
 
-from toolroll.rollout.server.heard import NOTHING, Hearings
 from toolroll.rollout.testing import PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
@@ -237,34 +236,6 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
 )
 def test_what_is_handed_out_is_trained_once(tokenizer: Any, program: list[list[Step]], grace: float, split: Any) -> None:
     asyncio.run(asyncio.wait_for(run(tokenizer, program, grace, split), PATIENCE))
-
-
-async def outcome(tokenizer: Any, program: list[Step]) -> Any:
-    """What the engine was sent, what the clients were told, and what is trained, of requests one after the other."""
-    player = Player()
-    async with endpoint(tokenizer, player.policy, settings={"grace": 20.0}) as bench:
-        player.bench = bench
-        for step in program:
-            await player.play([step])
-        live = bench.endpoint.sessions.find("s")
-        told = [[(it.messages[at], key) for key, at in it.path] for it in player.talks]
-        found = await bench.get("/sessions/s/trajectories")
-        asked = [(it.input_ids.tolist(), list(it.output_ids)) for it in bench.engine.log]
-    kept = ("input_ids", "loss_mask", "logprobs", "fork_reason")
-    trained = [{name: it[name] for name in kept} for it in found["trajectories"]]
-    return asked, told, trained, live.tree.forks, dict(live.mismatches)
-
-
-NEVER_CUT = STEPS.map(lambda step: replace(step, fate="answered" if step.fate == "hangs up" else step.fate))
-
-
-@settings(costly(2), phases=WHOLE)
-@given(program=st.lists(NEVER_CUT, min_size=2, max_size=9))
-def test_nothing_hangs_on_what_was_heard_before(tokenizer: Any, program: list[Step]) -> None:
-    remembered = asyncio.run(asyncio.wait_for(outcome(tokenizer, program), PATIENCE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hearings, "begin", lambda self, text: NOTHING)
-        assert asyncio.run(asyncio.wait_for(outcome(tokenizer, program), PATIENCE)) == remembered
 
 
 def test_the_model_sees_what_is_wrong(tokenizer: Any) -> None:

@@ -18,6 +18,7 @@ from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 KEY = "a-secret-key"
+JSON = {"Content-Type": "application/json"}
 
 
 async def chat(bench: Bench, session: str = "s", **more: Any) -> tuple[int, Any]:
@@ -159,7 +160,7 @@ async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
         assert (await bench.get("/v1/models/none"))["error"]["code"] == "model_not_found"
         assert (await chat(bench, model="other"))[1]["error"]["code"] == "model_not_found"
         assert (await bench.get("/sessions/none/trace"))["error"]["code"] == "session_not_found"
-        async with bench.http.post(f"{bench.url}/v1/chat/completions", data=b"{") as response:
+        async with bench.http.post(f"{bench.url}/v1/chat/completions", data=b"{", headers=JSON) as response:
             assert (await response.json())["error"]["code"] == "invalid_json"
         async with bench.http.get(f"{bench.url}/v1/chat/completions") as response:
             assert (await response.json())["error"]["code"] == "method_not_allowed"

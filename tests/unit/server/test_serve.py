@@ -25,6 +25,8 @@ def test_another_address_needs_a_key() -> None:
         (["--history", "forget"], ["--history", "fork", "preserve"]),
         (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
         (["--max-tokens", "0"], ["--max-tokens"]),
+        (["--max-body", "5"], ["--max-body"]),
+        (["--max-text", "5"], ["--max-text"]),
     ],
 )
 def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(

@@ -1,0 +1,23 @@
+"""Addresses of servers: a user and password in one are sent, and shown nowhere."""
+
+from __future__ import annotations
+
+import base64
+import re
+from urllib.parse import unquote
+
+_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def split_credentials(url: str) -> tuple[str, str | None]:
+    """Return `url` without its user and password, and the Authorization header that they make.
+
+    The header is None if there are none.
+    """
+    found = _USER_INFO.fullmatch(url)
+    if found is None:
+        return url, None
+    scheme, info, rest = found.groups()
+    user, _, password = info.partition(":")
+    encoded = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return f"{scheme}{rest}", f"Basic {encoded}"

@@ -1,0 +1,40 @@
+"""Files that are written whole or not at all, and errors of the disk as messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from toolroll.rollout.errors import UsageError
+
+
+@contextmanager
+def writing(path: Path, advice: str = "") -> Iterator[None]:
+    """Raise `UsageError` from an `OSError` (a full disk, say): `path` and what is wrong."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"{path} cannot be written: {why}{f'. {advice}' if advice else ''}") from error
+
+
+@contextmanager
+def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
+    """Give a file that takes the place of `path` at the end, on the disk.
+
+    If writing fails, `path` stays as it was.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    with writing(path, advice):
+        try:
+            with draft.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,130 @@
+"""`Transport`: one aiohttp session for everything that is asked of an engine or its router.
+
+Invariants: nothing is sent twice (aiohttp repeats idempotent methods only, and a redirect of a POST
+is an answer like any other); there is no limit of connections, and no time limit but the request's
+own; the credentials of the engine's address go to that address only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp.connector import Connection
+from yarl import URL
+
+from toolroll.rollout.engine.config import EngineConfig
+
+NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError)
+"""What a request raises if no whole answer came."""
+
+_KEEP_ALIVE = 60.0
+_DNS_CACHE = 10
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_HEAD_LINE = 8190
+"""Bytes in one line of an answer's head (aiohttp's default; it allows 128 of them)."""
+
+
+class Answer(NamedTuple):
+    """A whole answer of any status."""
+
+    status: int
+    body: bytes
+    retry_after: str | None
+
+
+class _Request(aiohttp.ClientRequest):
+    """Is never sent over a connection that said something while it was idle.
+
+    aiohttp would take that for the answer.
+    """
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        if conn.protocol is not None and conn.protocol.should_close:
+            raise aiohttp.ClientConnectionResetError("the connection said more than it was asked")
+        return await super().send(conn)
+
+
+class Transport:
+    """The session opens with the first request, and again in another event loop or after `close`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._generate = URL(f"{config.url}/generate")
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._attempt = self._limits(config.attempt_timeout)
+
+    async def generate(self, body: bytes, session_id: str, *, seconds: float) -> Answer:
+        """Post `body` to `/generate`. Raise one of `NETWORK_ERRORS`."""
+        async with await self.generating(body, session_id, seconds=seconds) as response:
+            return await whole(response)
+
+    async def generating(self, body: bytes, session_id: str, *, seconds: float) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Return the context in which the answer to `body` is read as it comes."""
+        limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
+        headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
+        session = await self._opened()
+        return session.post(self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False)
+
+    async def post(self, url: str, body: bytes, *, seconds: float) -> Answer:
+        """Post JSON to any address. Raise one of `NETWORK_ERRORS`."""
+        limits, headers = self._limits(seconds), self._authorized(url)
+        session = await self._opened()
+        async with session.post(url, data=body, headers=headers, timeout=limits, allow_redirects=False) as response:
+            return await whole(response)
+
+    async def get(self, url: str, *, seconds: float) -> Answer:
+        """Get any address. Raise one of `NETWORK_ERRORS`."""
+        limits, headers = self._limits(seconds), self._authorized(url)
+        session = await self._opened()
+        async with session.get(url, headers=headers, timeout=limits) as response:
+            return await whole(response)
+
+    async def close(self) -> None:
+        """Close all connections; requests under way raise one of `NETWORK_ERRORS`."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _opened(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # the connections of an earlier loop died with it
+            await self.close()
+            self._loop = loop
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,  # the default of 100 halves the throughput of 256 episodes
+                    keepalive_timeout=_KEEP_ALIVE,
+                    ttl_dns_cache=_DNS_CACHE,
+                    ssl=ssl.create_default_context() if self._generate.scheme == "https" else True,
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=_HEADERS,
+                timeout=aiohttp.ClientTimeout(),
+                max_line_size=_HEAD_LINE,
+                max_field_size=_HEAD_LINE,
+                request_class=_Request,
+                trust_env=False,
+            )
+        return self._session
+
+    def _limits(self, seconds: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=seconds, connect=self._config.connect_timeout)
+
+    def _authorized(self, url: str) -> Mapping[str, str]:
+        secret, own = self._config.authorization, self._config.url
+        if secret is None or not (url == own or url.startswith(f"{own}/")):
+            return {}
+        return {"Authorization": secret.get_secret_value()}
+
+
+async def whole(response: aiohttp.ClientResponse) -> Answer:
+    """Read the answer to its end."""
+    body = await response.read()
+    return Answer(response.status, body, response.headers.get("Retry-After"))

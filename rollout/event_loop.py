@@ -1,0 +1,24 @@
+"""`run`: `asyncio.run` on uvloop's event loop if that is installed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end in an event loop of its own."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if find_spec("uvloop") is None:  # an extra
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop

@@ -1,0 +1,23 @@
+"""The log of the HTTP server: what a client sent wrongly is one line, not a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp.http import HttpProcessingError
+
+logger = logging.getLogger(__name__)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Log a malformed request as one line at INFO; let all else through as it is."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        first = str(error.message).strip().partition("\n")[0]
+        record.msg, record.args = "%s: %s %s", (record.getMessage(), error.code, first)
+        record.exc_info, record.exc_text = None, None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+logger.addFilter(_one_line)

@@ -1,0 +1,108 @@
+"""`Threads`: blocking calls away from the event loop, each in a thread of its own.
+
+Python cannot end a thread: a call that its caller has given up runs on. Here such a call gives its
+place back. Neither anyio's `to_thread` nor `concurrent.futures` fits, since their threads keep the
+process from ending. A thread for each call costs 40 us of CPU more than a pool, next to a call that
+blocks, and there is nothing to keep, to reuse or to close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from toolroll.rollout.errors import UsageError
+
+T = TypeVar("T")
+
+MOST_GIVEN_UP = 64
+
+
+class RunsOffLoop(Protocol):
+    """What an agent without tokens needs of a `ServedModel`."""
+
+    def off_loop(
+        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+    ) -> Awaitable[T]:
+        """Run blocking `function` away from the event loop; `begun` is called when its thread starts."""
+        ...
+
+
+class Threads:
+    """At most `most` blocking calls at once, first come, first served. For one event loop at a time.
+
+    Calls that were given up do not count among them. If more than `most` + `most_given_up` of these
+    still run, every call raises `UsageError`. No thread keeps the process from ending.
+    """
+
+    def __init__(self, most: int, *, most_given_up: int = MOST_GIVEN_UP) -> None:
+        if most < 1:
+            raise ValueError(f"at least 1 call must be allowed at once, not {most}")
+        self._most = most
+        self._most_given_up = most + most_given_up
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = asyncio.Semaphore(most)
+        self._given_up: dict[threading.Thread, str] = {}
+
+    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is not run.
+
+        `begun` is called on the event loop when the thread starts; `what` names the call in messages.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a semaphore belongs to one loop
+            self._loop, self._places = loop, asyncio.Semaphore(self._most)
+        async with self._places:
+            self._check()
+            future: asyncio.Future[T] = loop.create_future()
+            thread = threading.Thread(target=_run, args=(future, function, args), name="toolroll", daemon=True)
+            thread.start()
+            if begun is not None:
+                begun()
+            try:
+                return await future
+            finally:
+                if future.cancelled():
+                    self._given_up[thread] = what or getattr(function, "__qualname__", "a call")
+                del future  # with an error and its traceback it is a reference cycle
+
+    def _check(self) -> None:
+        if not self._given_up:
+            return
+        self._given_up = {thread: what for thread, what in self._given_up.items() if thread.is_alive()}
+        if len(self._given_up) >= self._most_given_up:
+            names = Counter(self._given_up.values()).most_common(3)
+            raise UsageError(
+                f"{len(self._given_up)} calls that were given up still run, each in a thread of its own: "
+                f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait for a time limit of "
+                "its own, or raise --step-timeout."
+            )
+
+
+def _run(future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Call `function` in this thread, and hand the result or the error over to the event loop."""
+    result: Any = None
+    failure: BaseException | None = None
+    try:
+        result = function(*args)
+    except StopIteration as error:  # no future takes one
+        failure = RuntimeError("the blocking call raised a StopIteration")
+        failure.__cause__ = error
+    except BaseException as error:  # noqa: BLE001 - the caller's border: it is raised there
+        failure = error
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        future.get_loop().call_soon_threadsafe(_settle, future, result, failure)
+    del future, function, args, failure  # this frame is in the error's traceback
+
+
+def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+    if future.done():
+        return
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(result)

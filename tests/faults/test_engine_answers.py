@@ -1,0 +1,110 @@
+"""Hostile answers of the engine next to honest ones: refused, never trained, and no other episode's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from support.episodes import agent, judge_tokens, serving
+from support.faults.tally import Tally, contents
+from support.hostile import HOSTILE
+from support.ponds import PondFactory, look
+
+from toolroll.rollout.runner import Runner, RunSettings, session_id
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
+from toolroll.rollout.types import Episode, StopReason
+
+pytestmark = pytest.mark.faults
+
+LOOKING = {"temperature": 1.0, "max_new_tokens": 256}
+SHORT = {"temperature": 1.0, "max_new_tokens": 8, "stop": ["END"], "stop_token_ids": [9]}
+JSON = {"Content-Type": "application/json"}
+ERRORS = (301, 307, 400, 401, 403, 404, 405, 413, 422, 500, 501)
+REFUSED: dict[str, Fault] = {
+    **{name: Fault(garble=spoil) for name, (spoil, _) in HOSTILE.items()},
+    "no body": Fault(status=200),
+    "half a body": Fault(status=200, body=b'{"text": "x", "output_ids": [7, 8', headers=JSON),
+    "a page": Fault(status=200, body=b"<html>Log in</html>"),
+    "not UTF-8": Fault(status=200, body=b"\xff\xfe\x00"),
+    "NaN": Fault(status=200, body=b'{"output_ids": [NaN], "meta_info": {}}'),
+    "deeply nested": Fault(status=200, body=b"[" * 100_000),
+    "20 MB of text": Fault(status=500, body=b"x" * 20_000_000),
+    **{f"HTTP {status}": Fault(status=status, body=b'{"error": {"message": "no"}}') for status in ERRORS},
+}
+"""Answers that end their episode: no other attempt is made, or it gets the same answer."""
+PASSING: dict[str, Fault] = {
+    "dropped": Fault(drop=True),
+    **{f"HTTP {status}": Fault(status=status, body=b"busy") for status in (408, 425, 429, 500, 502, 503, 504)},
+    "another's": Fault(garble=HOSTILE["another's id"][0]),
+}
+"""Faults that pass: the next attempt gets an honest answer."""
+
+
+def speak(request: PolicyRequest) -> Any:
+    """Look around, or say three tokens in a hostile session."""
+    return Reply(output_ids=[7, 8, 9]) if request.routing_key.startswith("hostile/") else look(request)
+
+
+async def play(served: ServedModel, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
+    """Play `tasks` ponds as the environment `name`."""
+    factory, found = PondFactory(tasks, name=name), []
+    settings = RunSettings(params, concurrency=16, max_num_steps=8)
+    await Runner(factory, lambda: agent(served), settings).run(factory.tasks("test"), found.append)
+    return found
+
+
+def judge(engine: EmbeddedEngine, episodes: list[Episode]) -> None:
+    """Check the tokens of each episode by the engine's log; garbled answers are in it too."""
+    for episode in episodes:
+        key = session_id(episode.env, episode.task_id, episode.sample)
+        served = [e for e in engine.log if e.routing_key == key and e.status == 200 and e.output_ids]
+        turns = sum(len(trajectory.turns) for trajectory in episode.result.trajectories)
+        judge_tokens(episode.result.trajectories, engine, key, refused=len(served) - turns)
+
+
+async def test_a_hostile_answer_ends_its_own_episode(tokenizer: Any, tally: Tally) -> None:
+    names = list(REFUSED)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        env, _, rest = request.routing_key.partition("/")
+        return REFUSED[names[int(rest.partition("#")[0].removeprefix("t-"))]] if env == "hostile" else None
+
+    async with serving(tokenizer, speak) as (_, served):
+        alone = contents(await play(served, "pond", 100, LOOKING))
+    config = {"attempts": 2}
+    async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
+        good, bad = await asyncio.gather(play(served, "pond", 100, LOOKING), play(served, "hostile", len(names), SHORT))
+        judge(engine, [*good, *bad])
+    tally.tried(len(names))
+    tally.played(good, alone, alone)
+    tally.played(bad, [(f"t-{n}", 0) for n in range(len(names))], {})
+    tally.check()
+    assert len(names) >= 100
+    ends = {names[episode.task_index]: episode.result for episode in bad}
+    assert {name: end.stop_reason for name, end in ends.items() if end.stop_reason is not StopReason.ENGINE_ERROR} == {}
+    assert {name for name, end in ends.items() if end.trajectories and end.trajectories[-1].trained_tokens} == set()
+
+
+async def test_a_fault_that_passes_changes_nothing(tokenizer: Any, tally: Tally) -> None:
+    async with serving(tokenizer, speak) as (_, served):
+        alone = contents(await play(served, "pond", 100, LOOKING))
+    kinds, injected = itertools.cycle(PASSING.values()), 0
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        nonlocal injected
+        if request.index % 5:
+            return None
+        injected += 1
+        return next(kinds)
+
+    config = {"attempts": 12}
+    async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
+        found = await play(served, "pond", 100, LOOKING)
+        judge(engine, found)
+    tally.tried(injected)
+    tally.played(found, alone, alone)
+    tally.check()
+    assert injected > len(PASSING)

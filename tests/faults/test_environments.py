@@ -1,0 +1,60 @@
+"""Misbehaving environments next to good ones: a fault is its own episode's and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.episodes import agent, judge_tokens, serving
+from support.faults.tally import Tally, contents
+from support.faults.trouble import WRONG, TroubledFactory
+from support.ponds import look
+
+from toolroll.rollout.runner import Runner, RunSettings, session_id
+from toolroll.rollout.types import Episode, Status, StopReason
+
+pytestmark = pytest.mark.faults
+
+PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
+STEP_TIMEOUT = 3.0
+"""Seconds; the faults that hang wait for it, and nothing else comes near it."""
+HARMLESS = ("close", "aclose", "metrics")
+"""Places at which a failure takes nothing from the episode."""
+
+
+async def play(tokenizer: Any, wrongs: Sequence[str], ponds: int, concurrency: int) -> list[Episode]:
+    """Play `ponds` good tasks and one for each of `wrongs`; judge the tokens of each episode."""
+    factory = TroubledFactory(wrongs, ponds)
+    found: list[Episode] = []
+    async with serving(tokenizer, look, max_resumes=0) as (engine, served):
+
+        def make() -> Any:
+            made = agent(served)
+            made.step_timeout = STEP_TIMEOUT
+            return made
+
+        settings = RunSettings(PARAMS, concurrency=concurrency, max_num_steps=8)
+        await Runner(factory, make, settings).run(factory.tasks("test"), found.append)
+        for episode in found:
+            key = session_id(factory.name, episode.task_id, episode.sample)
+            judge_tokens(episode.result.trajectories, engine, key)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [2, 16])
+async def test_every_fault_is_its_own_episodes(tokenizer: Any, tally: Tally, concurrency: int) -> None:
+    names, ponds = list(WRONG), 40
+    keys = [(task.id, 0) for task in TroubledFactory(names, ponds).tasks("test")]
+    alone = contents(await play(tokenizer, [], ponds, concurrency))
+    found = await play(tokenizer, names, ponds, concurrency)
+    tally.tried(len(names))
+    tally.played(found, keys, alone)
+    tally.check()
+    assert len(names) >= 60
+    wrong = {f"bad-{n}": name for n, name in enumerate(names)}
+    ends = {wrong[e.task_id]: e.result for e in found if e.task_id in wrong}
+    odd = {name: result.info.get("error") for name, result in ends.items() if result.stop_reason is StopReason.INTERNAL_ERROR}
+    assert not odd, odd
+    kept = [name for name, result in ends.items() if WRONG[name][0] in HARMLESS and result.status is not Status.COMPLETED]
+    assert not kept, kept

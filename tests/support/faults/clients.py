@@ -1,0 +1,136 @@
+"""What hostile clients of the endpoint send: whole requests as bytes, and JSON bodies."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import orjson
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CHAT = "/sessions/bad/v1/chat/completions"
+
+
+def body(**fields: Any) -> bytes:
+    """Return a chat request with these fields."""
+    return orjson.dumps({"messages": [USER], **fields}, option=orjson.OPT_NON_STR_KEYS)
+
+
+def messages(*found: Any) -> bytes:
+    """Return a chat request with these messages."""
+    return body(messages=list(found))
+
+
+def post(payload: bytes, path: str = CHAT, *headers: str) -> bytes:
+    """Return the bytes of a POST request; `headers` replace Content-Length and Content-Type."""
+    own = headers or (f"Content-Length: {len(payload)}", "Content-Type: application/json")
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *own, "Connection: close"]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + payload
+
+
+BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "not JSON": b"{",
+    "not UTF-8": b'{"messages": [{"role": "user", "content": "\xff"}]}',
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"5",
+    "a string": b'"x"',
+    "NaN": b'{"messages": [], "temperature": NaN}',
+    "nested": b"[" * 100_000,
+    "no messages": b"{}",
+    "messages null": body(messages=None),
+    "messages empty": body(messages=[]),
+    "messages a string": body(messages="Hi"),
+    "messages an object": body(messages={"role": "user"}),
+    "a message null": messages(None),
+    "a message a string": messages("Hi"),
+    "no role": messages({"content": "Hi"}),
+    "an unknown role": messages({"role": "alien", "content": "Hi"}),
+    "role a list": messages({"role": ["user"], "content": "Hi"}),
+    "content a number": messages({"role": "user", "content": 5}),
+    "content an object": messages({"role": "user", "content": {"text": "Hi"}}),
+    "a part null": messages({"role": "user", "content": [None]}),
+    "a part without a type": messages({"role": "user", "content": [{"text": "Hi"}]}),
+    "an image": messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+    "a tool result of no call": messages(USER, {"role": "tool", "tool_call_id": "no", "content": "x"}),
+    "calls a string": messages(USER, {"role": "assistant", "content": None, "tool_calls": "look"}),
+    "a call null": messages(USER, {"role": "assistant", "tool_calls": [None]}, USER),
+    "a call without a function": messages(USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}, USER),
+    "arguments a number": messages(
+        USER,
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": 5}}]},
+        USER,
+    ),
+    "tools a string": body(tools="look"),
+    "a tool null": body(tools=[None]),
+    "a tool without a function": body(tools=[{"type": "function"}]),
+    "a tool's schema a string": body(tools=[{"type": "function", "function": {"name": "x", "parameters": "y"}}]),
+    "tool_choice unknown": body(tools=[TOOL], tool_choice="sometimes"),
+    "tool_choice of no tool": body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "no"}}),
+    "temperature a string": body(temperature="hot"),
+    "temperature below zero": body(temperature=-1),
+    "temperature huge": body(temperature=1e30),
+    "top_p above one": body(top_p=2),
+    "n zero": body(n=0),
+    "n huge": body(n=10**9),
+    "max_tokens zero": body(max_tokens=0),
+    "max_tokens below zero": body(max_tokens=-5),
+    "max_tokens a string": body(max_tokens="many"),
+    "stop a number": body(stop=5),
+    "stop with null": body(stop=[None]),
+    "logit_bias outside": body(logit_bias={"99999999": 1}),
+    "stream a string": body(stream="yes"),
+    "top_logprobs huge": body(logprobs=True, top_logprobs=10**6),
+    "response_format unknown": body(response_format={"type": "alien"}),
+    "an unknown field": body(alien=1),
+    "a session id that is no id": body(session_id="../x"),
+    "a lone surrogate": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "a huge number": b'{"messages": [{"role": "user", "content": "Hi"}], "seed": 1' + b"0" * 5000 + b"}",
+}
+"""Bodies of chat requests that are wrong, or right and odd."""
+
+RAW: dict[str, bytes] = {
+    "nothing": b"",
+    "garbage": b"\x00\x01\x02\r\n\r\n",
+    "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    "half a request line": b"POST /sess",
+    "half a header": b"POST / HTTP/1.1\r\nHost: 12",
+    "half a body": post(b'{"messages"', CHAT, "Content-Length: 1000", "Content-Type: application/json"),
+    "a body longer than it says": post(body(), CHAT, "Content-Length: 5", "Content-Type: application/json"),
+    "a length below zero": post(body(), CHAT, "Content-Length: -5"),
+    "a length that is no number": post(body(), CHAT, "Content-Length: x"),
+    "two lengths": post(body(), CHAT, "Content-Length: 5", "Content-Length: 6"),
+    "a length and chunks": post(body(), CHAT, "Content-Length: 5", "Transfer-Encoding: chunked"),
+    "a chunk without a size": post(b"x\r\n", CHAT, "Transfer-Encoding: chunked"),
+    "huge headers": post(b"", CHAT, "X-Long: " + "x" * 1_000_000),
+    "many headers": post(b"", CHAT, *[f"X-{n}: x" for n in range(20_000)]),
+    "false gzip": post(b"x" * 20, CHAT, "Content-Length: 20", "Content-Encoding: gzip", "Content-Type: application/json"),
+    "cut gzip": post(
+        gzip.compress(body())[:30], CHAT, "Content-Length: 30", "Content-Encoding: gzip", "Content-Type: application/json"
+    ),
+    "a bomb": post(
+        bomb := zlib.compress(b" " * 300_000_000, 9),
+        CHAT,
+        f"Content-Length: {len(bomb)}",
+        "Content-Encoding: deflate",
+        "Content-Type: application/json",
+    ),
+    "a key that is not ASCII": post(b"", CHAT, "Content-Length: 0", "Authorization: Bearer \xff"),
+    "an unknown route": post(b"", "/v1/responses"),
+    "a path with dots": post(b"", "/sessions/../../etc/passwd"),
+    "a path with NUL": post(b"", "/sessions/a%00b/v1/chat/completions"),
+    "an unknown method": b"BREW / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "a foreign origin": post(
+        body(), CHAT, "Origin: https://evil.example", f"Content-Length: {len(body())}", "Content-Type: text/plain"
+    ),
+    "an upgrade": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "pipelined": post(b"", "/health") + post(body()),
+}
+"""Whole requests that no honest client sends."""
+
+HALF = ("nothing", "half a request line", "half a header", "half a body", "an upgrade")
+"""Those of `RAW` that a server may wait for the rest of."""

@@ -1,0 +1,272 @@
+"""`Trouble`: an environment that does one wrong thing, and the list of wrong things."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from support.ponds import Pond, PondFactory
+from support.worlds import TOOL
+
+from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
+
+Wrong = Callable[["Trouble"], Any]
+"""What happens instead of the right answer: it raises, or returns the wrong answer."""
+
+
+class Trouble(Environment):
+    """Answers two steps, but for what `place` names (reset, step, astep, close, aclose, metrics,
+    verdict): there `wrong` happens. `astep` and `aclose` are coroutines on the event loop."""
+
+    def __init__(self, place: str, wrong: Wrong) -> None:
+        self.place, self.wrong, self.steps = place, wrong, 0
+        if place == "astep":
+            self.step = self._astep  # type: ignore[method-assign]
+        if place == "aclose":
+            self.close = self._aclose  # type: ignore[assignment]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return self._maybe("reset", Observation([{"role": "user", "content": FIRST}], [TOOL]))
+
+    def step(self, action: Action) -> StepResult:
+        return self._maybe("step", self.right(action))
+
+    def right(self, action: Action) -> StepResult:
+        """Return the answer of an environment that does nothing wrong."""
+        self.steps += 1
+        if not action.tool_calls:
+            return StepResult((), 1.0, done=True)
+        return StepResult([tool_message(call.id, "seen") for call in action.tool_calls])
+
+    async def _astep(self, action: Action) -> StepResult:
+        found = self.wrong(self)
+        return await found if asyncio.iscoroutine(found) else found
+
+    async def _aclose(self) -> None:
+        found = self.wrong(self)
+        if asyncio.iscoroutine(found):
+            await found
+
+    def verdict(self) -> float | None:
+        return self._maybe("verdict", 0.0)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._maybe("metrics", {"seen": 1.0})
+
+    def close(self) -> None:
+        return self._maybe("close", None)
+
+    def _maybe(self, place: str, right: Any) -> Any:
+        return self.wrong(self) if place == self.place else right
+
+
+FIRST = "Please look around 3 times. This is pond trouble, day 0."
+
+
+def tool_message(call_id: str, text: Any) -> dict[str, Any]:
+    """Return a tool message."""
+    return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": text}
+
+
+def raising(error: Callable[[], BaseException]) -> Wrong:
+    """Raise what `error` makes."""
+
+    def wrong(_: Trouble) -> Any:
+        raise error()
+
+    return wrong
+
+
+def returning(value: Any) -> Wrong:
+    """Return `value`."""
+    return lambda _: value
+
+
+def user(content: Any) -> Wrong:
+    """Answer with a user message of this content."""
+    return returning(StepResult([{"role": "user", "content": content}]))
+
+
+class _EvilText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _Custom(BaseException):
+    pass
+
+
+class _EvilRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def _deep() -> Any:
+    def recurse(n: int) -> int:
+        return recurse(n + 1) + 1
+
+    return recurse(0)
+
+
+def _nested(depth: int) -> Any:
+    found: Any = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def _cyclic() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["self"] = found
+    return found
+
+
+async def _await_cancelled() -> None:
+    task = asyncio.ensure_future(asyncio.sleep(3600))
+    task.cancel()
+    await task
+
+
+async def _scope() -> None:
+    async with asyncio.timeout(0):
+        await asyncio.Event().wait()
+
+
+async def _group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.Event().wait())
+        raise ValueError("in a group")
+
+
+async def _sleeping() -> None:
+    await asyncio.Event().wait()
+
+
+def _run(_: Trouble) -> Any:
+    work = _await_cancelled()
+    try:
+        return asyncio.run(work)
+    finally:
+        work.close()  # `asyncio.run` refuses it on a thread whose loop is running
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "ValueError": lambda: ValueError("bad"),
+    "SystemExit 0": lambda: SystemExit(0),
+    "SystemExit 1": lambda: SystemExit(1),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "StopIteration": lambda: StopIteration(1),
+    "StopAsyncIteration": StopAsyncIteration,
+    "MemoryError": MemoryError,
+    "RecursionError": lambda: RecursionError("too deep"),
+    "TimeoutError": TimeoutError,
+    "BaseException": lambda: _Custom("custom"),
+    "group": lambda: BaseExceptionGroup("group", [KeyboardInterrupt(), SystemExit(0)]),
+    "no text": _EvilText,
+    "long text": lambda: ValueError("x" * 5_000_000),
+    "surrogates": lambda: ValueError("\ud800 \x00 \udfff"),
+}
+EVERYWHERE = ("SystemExit 0", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "no text", "ValueError")
+
+WRONG: dict[str, tuple[str, Wrong]] = {
+    **{f"step raises {name}": ("step", raising(error)) for name, error in RAISED.items()},
+    **{f"async step raises {name}": ("astep", raising(error)) for name, error in RAISED.items()},
+    **{
+        f"{place} raises {name}": (place, raising(RAISED[name]))
+        for place in ("reset", "close", "aclose", "metrics")
+        for name in EVERYWHERE
+    },
+    "step recurses": ("step", lambda _: _deep()),
+    "step runs a loop of its own": ("step", _run),
+    "async step runs a loop of its own": ("astep", _run),
+    "async step awaits a cancelled task": ("astep", lambda _: _await_cancelled()),
+    "async step ends a scope": ("astep", lambda _: _scope()),
+    "async step fails in a group": ("astep", lambda _: _group()),
+    "async step hangs": ("astep", lambda _: _sleeping()),
+    "async close hangs": ("aclose", lambda _: _sleeping()),
+    "step returns None": ("step", returning(None)),
+    "step returns a tuple": ("step", returning(("seen", 1.0, True, {}))),
+    "reset returns None": ("reset", returning(None)),
+    "reset returns text": ("reset", returning("Hello.")),
+    "reset has no messages": ("reset", returning(Observation([]))),
+    "tools are a number": ("reset", returning(Observation([{"role": "user", "content": FIRST}], 5))),
+    "tools hold None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [None]))),
+    "messages are a number": ("reset", returning(Observation(5))),
+    "first info is None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [TOOL], None))),
+    "info is None": ("step", returning(StepResult((), 1.0, True, info=None))),
+    "info is a list": ("step", returning(StepResult((), 1.0, True, info=[1]))),
+    "info is in itself": ("step", returning(StepResult((), 1.0, True, info=_cyclic()))),
+    "info is deep": ("step", returning(StepResult((), 1.0, True, info={"deep": _nested(3000)}))),
+    "info cannot be shown": ("step", returning(StepResult((), 1.0, True, info={"x": _EvilRepr()}))),
+    "info has odd keys": ("step", returning(StepResult((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}}))),
+    "info has surrogates": ("step", returning(StepResult((), 1.0, True, info={"\ud800": "\udfff"}))),
+    "info has huge numbers": ("step", returning(StepResult((), 1.0, True, info={"n": 10**400, "f": math.inf}))),
+    "reward is NaN": ("step", returning(StepResult((), math.nan, True))),
+    "reward is infinite": ("step", returning(StepResult((), math.inf, True))),
+    "reward is text": ("step", returning(StepResult((), "1.0", True))),
+    "reward is huge": ("step", returning(StepResult((), 10**400, True))),
+    "reward is a list": ("step", returning(StepResult((), [1.0], True))),
+    "a message is None": ("step", returning(StepResult([None]))),
+    "a message has no role": ("step", returning(StepResult([{"content": "x"}]))),
+    "a message's role is unknown": ("step", returning(StepResult([{"role": "alien", "content": "x"}]))),
+    "a call is not answered": ("step", returning(StepResult([{"role": "user", "content": "x"}]))),
+    "content is a number": ("step", user(5)),
+    "content is bytes": ("step", user(b"x")),
+    "content is an image": ("step", user([{"type": "image_url", "image_url": {"url": "data:,"}}])),
+    "the observation is 3 MB": (
+        "reset",
+        returning(Observation([{"role": "user", "content": FIRST + " x" * 1_500_000}], [TOOL])),
+    ),
+    "metrics are NaN": ("metrics", returning({"seen": math.nan})),
+    "metrics are None": ("metrics", returning(None)),
+    "a metric is None": ("metrics", returning({"seen": None})),
+    "a metric is text": ("metrics", returning({"seen": "many"})),
+    "a metric is huge": ("metrics", returning({"seen": 10**400})),
+    "a metric's name is a number": ("metrics", returning({5: 1.0})),
+    "metrics are a list": ("metrics", returning([1.0])),
+}
+
+
+class TroubledFactory(PondFactory):
+    """Ponds, and after each of them a task of `wrongs` until these are used up."""
+
+    def __init__(self, wrongs: Sequence[str], count: int) -> None:
+        super().__init__(count)
+        self.wrongs = list(wrongs)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        ponds = list(super().tasks(split))
+        bad = [Task(f"bad-{n}", len(ponds) + n, split, {"wrong": w}) for n, w in enumerate(self.wrongs)]
+        mixed = [task for pair in zip(bad, ponds, strict=False) for task in pair]
+        return [*mixed, *bad[len(ponds) :], *ponds[len(bad) :]]
+
+    def make(self, options: EnvironmentOptions) -> Any:
+        return Mixed()
+
+
+class Mixed(Environment):
+    """A `Pond`, or a `Trouble` if the task names what is wrong."""
+
+    def __init__(self) -> None:
+        self.inner: Environment = Pond()
+
+    def reset(self, task: Task, seed: int) -> Any:
+        if "wrong" in task.data:
+            self.inner = Trouble(*WRONG[task.data["wrong"]])
+        return self.inner.reset(task, seed)
+
+    def step(self, action: Action) -> Any:
+        return self.inner.step(action)
+
+    def verdict(self) -> float | None:
+        return self.inner.verdict()
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.inner.metrics()
+
+    def close(self) -> Any:
+        return self.inner.close()

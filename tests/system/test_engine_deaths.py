@@ -1,0 +1,137 @@
+"""The engine is killed with SIGKILL in the middle of a run: it comes back, or it does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.faults.size import FULL
+from support.faults.tally import Tally
+from support.patience import PATIENCE
+from support.processes import answers, free_ports, kill_group
+
+from toolroll.rollout.registry import find_environment
+from toolroll.rollout.store import read_episodes
+
+pytestmark = pytest.mark.faults
+
+MAIN = "from toolroll.rollout.cli import main; main()"
+SAMPLES = 7 if FULL else 3
+EPISODES = 33 * SAMPLES
+DOWN = 60.0 if FULL else 0.0
+"""Seconds for which the engine stays away."""
+
+
+@contextmanager
+def engine(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The embedded engine as a process of its own, which answers after 20 ms."""
+    command = [sys.executable, "-c", MAIN, "engine", "--port", str(port), "--latency", "0.02"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        yield process
+    finally:
+        kill_group(process)
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
+
+
+class Run:
+    """`toolroll run` under way; `errors` are the lines on its standard error so far."""
+
+    def __init__(self, port: int, out: Path, *options: str) -> None:
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-c", MAIN, "run", "desk", "--model", "embedded", "--no-floor"]
+        command += ["--samples", str(SAMPLES), "--max-steps", "8", "--concurrency", "16", "--engine", url]
+        self.errors: list[str] = []
+        self.process = subprocess.Popen(
+            [*command, "--out", str(out), *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.errors += iter(self.process.stderr.readline, "")
+
+    def says(self, words: str) -> bool:
+        return any(words in line for line in list(self.errors))
+
+    def ended(self) -> int:
+        """The exit status."""
+        try:
+            return self.process.wait(timeout=PATIENCE)
+        finally:
+            self.process.kill()
+
+
+def lines(folder: Path) -> int:
+    file = folder / "episodes.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def check(folder: Path, tally: Tally, run: Run) -> None:
+    """Every episode is there once, none was aborted, and none was played again."""
+    episodes = list(read_episodes(folder))
+    tasks = find_environment("desk").tasks("test")
+    tally.tried()
+    tally.texts(*run.errors)
+    tally.played(episodes, [(task.id, n) for task in tasks for n in range(SAMPLES)], {})
+    tally.check()
+    statuses = Counter(str(episode.result.status) for episode in episodes)
+    assert "aborted" not in statuses, statuses
+    assert {episode.result.metrics["reruns"] for episode in episodes} == {0.0}
+    found: Any = json.loads((folder / "summary.json").read_text())["environments"]["desk"]
+    assert (found["episodes"], found["aborted"]) == (EPISODES, 0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_engine_that_comes_back_costs_nothing(processes: int, tmp_path: Path, tally: Tally) -> None:
+    [port] = free_ports(1)
+    with engine(port) as first:
+        run = Run(port, tmp_path, "--processes", str(processes))
+        until(lambda: lines(tmp_path) >= 10)
+        first.send_signal(signal.SIGKILL)
+        until(lambda: run.says("does not answer"))
+        time.sleep(DOWN)
+    with engine(port):
+        assert run.ended() == 0, run.errors
+    waited = [line for line in run.errors if "waiting for it, up to 600 s" in line]
+    assert 1 <= len(waited) <= processes
+    check(tmp_path, tally, run)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_that_does_not_ends_the_run_which_can_be_resumed(processes: int, tmp_path: Path, tally: Tally) -> None:
+    [port] = free_ports(1)
+    options = ("--processes", str(processes), "--engine-timeout", "0.5")
+    with engine(port) as first:
+        run = Run(port, tmp_path, *options)
+        until(lambda: lines(tmp_path) >= 10)
+        first.send_signal(signal.SIGKILL)
+        assert run.ended() == 2, run.errors
+    assert len([line for line in run.errors if line.startswith("toolroll: ")]) == 1
+    assert run.says("has not answered for 0.5 s") and run.says("goes on from there.")
+    assert len(run.errors) <= 1 + processes, run.errors
+    assert 10 <= lines(tmp_path) < EPISODES
+    with engine(port):
+        assert Run(port, tmp_path, *options).ended() == 0
+    check(tmp_path, tally, run)

@@ -1,0 +1,427 @@
+"""An engine that dies during a run: the run waits for it, once for all episodes, or ends in words."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.client import Pauses, client, flaky, refusal, request
+from support.clock import skip
+from support.episodes import agent, judge_tokens
+from support.http import completion, http_server, says
+from support.ponds import PondFactory, look
+
+from toolroll.agents.baseline import ChatEndpoint
+from toolroll.agents.users import OpenAIUsers, UserConfig
+from toolroll.agents.users.chat import ChatClient
+from toolroll.agents.world import World
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig, Health
+from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
+from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError
+from toolroll.rollout.served import ServedModel
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.rollout.time_limit import pausable
+from toolroll.rollout.types import Action, Environment, Episode, Observation, Status, StepResult, StopReason, Task
+
+UP, DOWN = Health(True), Health(False, "no", down=True)
+
+
+class Probe:
+    """Gives `answers` in turn, the last one for ever, and counts."""
+
+    def __init__(self, *answers: Health) -> None:
+        self.answers = answers
+        self.asked = 0
+
+    async def __call__(self) -> Health:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return self.answers[min(self.asked, len(self.answers)) - 1]
+
+
+async def test_one_probe_for_all_who_wait(caplog: pytest.LogCaptureFixture) -> None:
+    probe, pauses = Probe(*[DOWN] * 6, UP), Pauses()
+    outage = Outage("the engine", probe, timeout=600, sleep=pauses)
+    assert await asyncio.gather(*(outage.over(0, "refused") for _ in range(100))) == [True] * 100
+    assert pauses == pytest.approx([1, 1, 2, 4, 8, 10], abs=0.5)
+    assert (probe.asked, outage.ended) == (7, 1)
+    outage.answered()
+    outage.answered()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "the engine does not answer (refused): waiting for it, up to 600 s",
+        "the engine answers again",
+    ]
+    assert await outage.over(0, "reset"), "it was sent before the outage ended"
+    assert probe.asked == 7
+    assert not await outage.over(1, "reset"), "it answers: the failure is the request's own"
+    assert probe.asked == 8
+
+
+async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    probe, pauses = Probe(DOWN), Pauses()
+    outage = Outage("the engine", probe, timeout=20, sleep=pauses)
+    waiting = (outage.over(0, "refused") for _ in range(10))
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in found] == [EngineUnreachableError] * 10
+    assert str(found[0]) == "the engine has not answered for 20 s: refused"
+    assert sum(pauses) == pytest.approx(20, abs=1) and probe.asked == len(pauses) + 1
+    with pytest.raises(EngineUnreachableError):
+        await outage.over(1, "refused")
+    assert probe.asked == len(pauses) + 2
+    assert len(caplog.records) == 1
+    probe.answers = (UP,)
+    assert not await outage.over(2, "reset")
+
+
+async def test_without_a_timeout_nobody_is_asked() -> None:
+    probe = Probe(DOWN)
+    assert not await Outage("the engine", probe, timeout=0).over(0, "refused")
+    assert probe.asked == 0
+
+
+async def test_a_library_user_is_not_kept_waiting() -> None:
+    async with http_server({}) as gone:
+        pass
+    pauses = Pauses()
+    async with client(gone, sleep=pauses, attempts=3) as calls:
+        with pytest.raises(EngineError, match="after 3 attempts") as raised:
+            await calls.generate(request())
+    assert not isinstance(raised.value, EngineUnreachableError)
+    assert len(pauses) == 2
+
+
+async def test_closing_ends_the_wait() -> None:
+    async with http_server({}) as gone:
+        pass
+    asleep = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    async with client(gone, sleep=sleep, engine_timeout=600) as calls:
+        waiting = asyncio.create_task(calls.generate(request()))
+        await asleep.wait()
+        await calls.aclose()
+        with pytest.raises(EngineError, match="closed during the request"):
+            await waiting
+
+
+NO_WORKERS = {"error": {"code": "no_available_workers", "message": "No available workers"}}
+UPSTREAM = {"error": {"code": "call_upstream_request_error", "message": "error sending request"}}
+
+
+async def test_a_router_without_workers_is_waited_for() -> None:
+    """It is well itself, and says so; its workers come back after a while."""
+    seen, handle = flaky(refusal(500, UPSTREAM), *[refusal(503, NO_WORKERS)] * 8, completion([3]))
+    pauses = Pauses()
+    routes = {"/generate": handle, "/health": says(b"")}
+    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=600) as calls:
+        found = await calls.generate(request())
+    assert (found.output_ids.tolist(), found.attempts, len(seen)) == ([3], 2, 10)
+    assert pauses[1:] == pytest.approx([1, 1, 2, 4, 8, 10, 10, 10], abs=0.5)
+
+
+async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
+    _, handle = flaky(refusal(503, NO_WORKERS))
+    pauses = Pauses()
+    routes = {"/generate": handle, "/health": says(b"")}
+    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=60) as calls:
+        waiting = [calls.generate(request(session=str(at))) for at in range(20)]
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in found} == {EngineUnreachableError}
+    assert "has not answered for 60 s: No available workers" in str(found[0])
+    assert sum(pauses) == pytest.approx(60, abs=1)
+
+
+async def test_a_worker_that_broke_behind_a_router_is_tried_as_often_as_an_engine() -> None:
+    seen, handle = flaky(refusal(500, UPSTREAM))
+    async with http_server({"/generate": handle}) as url, client(url, attempts=4) as calls:
+        with pytest.raises(EngineError, match="error sending request after 4 attempts"):
+            await calls.generate(request())
+    assert len(seen) == 4
+
+
+async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer: Any) -> None:
+    """Else its tokens would be trained as the first one's."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(EmbeddedEngine(tokenizer))
+        port = int(engine.url.rpartition(":")[2])
+
+        async def sleep(seconds: float) -> None:
+            routes = {
+                "/health": says(b""),
+                "/model_info": says({"model_path": "another/model"}),
+                "/generate": says(completion([3])),
+            }
+            await stack.enter_async_context(http_server(routes, port=port))
+
+        async with client(engine.url, facts=None, sleep=sleep, engine_timeout=600) as calls:
+            await calls.generate(request())
+            await engine.kill()
+            with pytest.raises(UsageError, match="came back with another model: it serves 'another/model'"):
+                await calls.generate(request())
+
+
+async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(tokenizer: Any) -> None:
+    """Else a request that breaks its connection each time would be sent for ever."""
+    seen: list[int] = []
+
+    async def drop(http: Any) -> Any:
+        seen.append(1)
+        http.transport.abort()
+        await asyncio.Event().wait()
+
+    pauses = Pauses()
+    routes = {"/generate": drop, "/health": says(b"")}
+    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=600, attempts=4) as calls:
+        with pytest.raises(EngineError, match="after 4 attempts"):
+            await calls.generate(request())
+    assert (len(seen), len(pauses)) == (4, 3)
+
+
+async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
+    """Else it would be sent again whenever somebody has started the engine."""
+    seen: list[int] = []
+    routes = {"/health": says(b"")}
+
+    async def die(http: Any) -> Any:
+        seen.append(1)
+        routes["/health"] = says(b"", status=503)
+        http.transport.abort()
+        await asyncio.Event().wait()
+
+    async def health(http: web.Request) -> web.StreamResponse:
+        return await routes["/health"](http)
+
+    async def sleep(seconds: float) -> None:
+        routes["/health"] = says(b"")
+
+    async with (
+        http_server({"/generate": die, "/health": health}) as url,
+        client(url, sleep=sleep, engine_timeout=600) as calls,
+    ):
+        with pytest.raises(EngineError, match="went away 3 times during this request"):
+            await calls.generate(request())
+    assert len(seen) == 3
+
+
+# --- whole runs ---------------------------------------------------------------------------------
+
+
+def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> ServedModel:
+    """A model behind `url` that waits for an engine that is gone."""
+    settings = EngineConfig(url=url, vocab_size=len(tokenizer), **{"engine_timeout": 600, **config})
+    template = ChatTemplate(tokenizer)
+    engine = Engine(settings, facts=None, sleep=sleep)
+    return ServedModel(engine, template, get_parser("hermes", template.encoder.control))
+
+
+async def run(model: ServedModel, count: int, episodes: list[Episode], done: Any = ()) -> None:
+    factory = PondFactory(count)
+    settings = RunSettings({"temperature": 1.0, "max_new_tokens": 256}, concurrency=16)
+    play = Runner(factory, lambda: agent(model, verify="off"), settings)
+    await play.run(factory.tasks("test"), episodes.append, done=done)
+
+
+async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenizer: Any) -> None:
+    engines: list[EmbeddedEngine] = []
+    pauses: list[float] = []
+    async with AsyncExitStack() as stack:
+
+        async def start(port: int = 0) -> EmbeddedEngine:
+            engine = EmbeddedEngine(tokenizer, look, port=port, latency=0.001)
+            engines.append(await stack.enter_async_context(engine))
+            return engine
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) % 3 == 0:
+                await start(int(engines[0].url.rpartition(":")[2]))
+
+        async def kill() -> None:
+            for arrivals in (60, 90):
+                while len(engines) < 1 + (arrivals == 90):
+                    await asyncio.sleep(0)
+                await engines[-1].until(lambda engine, at=arrivals: len(engine.log) >= at)
+                await engines[-1].kill()
+
+        await start()
+        episodes: list[Episode] = []
+        async with served(tokenizer, engines[0].url, sleep, attempts=1) as model:
+            await asyncio.gather(run(model, 200, episodes), kill())
+    assert (len(engines), len(pauses)) == (3, 6), "one waits for all"
+    assert len({episode.task_id for episode in episodes}) == 200 == len(episodes)
+    assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
+    assert {episode.result.metrics["reruns"] for episode in episodes} == {0.0}
+    log = [entry for engine in engines for entry in engine.log]
+    assert len({entry.rid for entry in log}) == len(log)
+    oracle: Any = SimpleNamespace(log=log, killed=0)
+    for episode in episodes:
+        name = f"pond/{episode.task_id}#0"
+        answered = [entry for entry in log if entry.routing_key == name and entry.status == 200]
+        trained = sum(len(path.turns) for path in episode.result.trajectories)
+        judge_tokens(episode.result.trajectories, oracle, name, refused=len(answered) - trained)
+
+
+async def test_an_engine_that_is_killed_for_good_ends_the_run_which_goes_on_later(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    episodes: list[Episode] = []
+    pauses = Pauses()
+    async with EmbeddedEngine(tokenizer, look) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        async with served(tokenizer, engine.url, pauses, engine_timeout=100) as model:
+            playing = asyncio.create_task(run(model, 60, episodes))
+            await engine.until(lambda found: len(found.log) >= 60)
+            await engine.kill()
+            with pytest.raises(ExceptionGroup) as raised:
+                await playing
+    errors = raised.value.exceptions
+    assert {type(error) for error in errors} == {RunStoppedError}
+    assert "has not answered for 100 s" in str(errors[0])
+    assert "the same command goes on from there" in str(errors[0])
+    assert sum(pauses) == pytest.approx(100, abs=1)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert 0 < len(episodes) < 60
+    done = {(episode.task_id, episode.sample) for episode in episodes}
+    async with (
+        EmbeddedEngine(tokenizer, look, port=port) as engine,
+        served(tokenizer, engine.url, pauses) as model,
+    ):
+        await run(model, 60, episodes, done)
+    assert len({episode.task_id for episode in episodes}) == 60 == len(episodes)
+    assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
+
+
+async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
+    """Nor is it given back: what was left of the limit is left when the engine is back."""
+    dead, hold, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    engines: list[EmbeddedEngine] = []
+
+    def holds(seen: PolicyRequest) -> Reply:
+        late.set()
+        return Reply("Goodbye.", hold=hold)
+
+    async with AsyncExitStack() as stack:
+        engines.append(await stack.enter_async_context(EmbeddedEngine(tokenizer, look)))
+        port = int(engines[0].url.rpartition(":")[2])
+
+        async def sleep(seconds: float) -> None:
+            if not dead.is_set():
+                dead.set()
+                skip(5000)
+                return
+            await stack.enter_async_context(EmbeddedEngine(tokenizer, holds, port=port))
+
+        async with served(tokenizer, engines[0].url, sleep) as model:
+            await model.engine.facts()
+            await engines[0].kill()
+            episodes: list[Episode] = []
+            settings = RunSettings({"max_new_tokens": 64}, episode_timeout=600)
+            factory = PondFactory(1)
+            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+            playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+            await late.wait()
+            assert dead.is_set() and not playing.done()
+            skip(601)
+            await playing
+    assert [episode.result.stop_reason for episode in episodes] == [StopReason.TIME_LIMIT]
+
+
+# --- whoever else is asked ----------------------------------------------------------------------
+
+
+async def test_the_users_server_is_waited_for() -> None:
+    async with http_server({}) as gone:
+        pass
+    answer = {"choices": [{"message": {"content": "Hello."}}]}
+    pauses: list[float] = []
+    async with AsyncExitStack() as stack:
+        port = int(gone.rpartition(":")[2])
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                routes = {"/v1/chat/completions": says(answer), "/v1/models": says({})}
+                await stack.enter_async_context(http_server(routes, port=port))
+
+        config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600, retries=0)
+        async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
+            assert await users.make().reset("Buy milk.") == "Hello."
+        assert pauses == pytest.approx([1, 1, 2], abs=0.5)
+
+
+async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None:
+    async with http_server({}) as gone:
+        pass
+    answer = {"choices": [{"message": {"content": "Hello."}}]}
+    async with AsyncExitStack() as stack:
+
+        async def sleep(seconds: float) -> None:
+            skip(5000)
+            await asyncio.sleep(0)
+            routes = {"/v1/chat/completions": says(answer), "/v1/models": says({})}
+            await stack.enter_async_context(http_server(routes, port=int(gone.rpartition(":")[2])))
+
+        config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600)
+        async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
+            user = users.make()
+
+            class Talk(Environment):
+                async def reset(self, task: Task, seed: int) -> Observation:
+                    text = await user.reset("Buy milk.")
+                    return Observation([{"role": "user", "content": text}], [])
+
+                def step(self, action: Action) -> StepResult:
+                    raise AssertionError("only the beginning is played")
+
+            world = World(Talk(), Task("t", 0), 0, asyncio.to_thread, time_limit=600)
+            async with asyncio.timeout(700) as episode:
+                with pausable(episode):
+                    found = await world.reset()
+    assert found.messages[0]["content"] == "Hello."
+
+
+async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
+    async with http_server({}) as gone:
+        pass
+    config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=1e-9)
+    async with OpenAIUsers(config) as users:
+        with pytest.raises(EngineUnreachableError, match="user simulator's server http"):
+            await users.make().reset("Buy milk.")
+    endpoint = ChatEndpoint(gone.replace("://", "://me:secret@"), "m", engine_timeout=1e-9)
+    with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone} has not"):
+        await endpoint.complete({})
+    await endpoint.aclose()
+
+
+async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_not_shown() -> None:
+    heads: list[str | None] = []
+
+    async def refuse(http: web.Request) -> web.StreamResponse:
+        heads.append(http.headers.get("Authorization"))
+        return web.Response(status=403)
+
+    async with http_server({"/v1/chat/completions": refuse}) as url:
+        address = f"{url}/v1".replace("://", "://me:secret@")
+        async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
+            with pytest.raises(UserSimulatorError) as of_user:
+                await users.make().reset("Buy milk.")
+        endpoint = ChatEndpoint(address, "m")
+        with pytest.raises(EngineError) as of_baseline:
+            await endpoint.complete({})
+        await endpoint.aclose()
+    assert heads == ["Basic bWU6c2VjcmV0"] * 2
+    assert "secret" not in f"{of_user.value} {of_baseline.value}"
+    assert f"{url}/v1/chat/completions" in str(of_user.value)

@@ -1,0 +1,438 @@
+"""`Engine` on raw connections: each request gets its own answer, or an error that says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import trustme
+import uvloop
+from support.client import FACTS, Pauses, client, request
+from support.clock import skip
+from support.patience import PATIENCE
+from support.raw_server import Talk, Talker, ok, sampled, talking
+
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import CompletionError, EngineError, describe
+
+SAMPLED = sampled(3)
+
+
+async def echo(talker: Talker) -> None:
+    """Answer each request with an id of its own: the last one of its prompt."""
+    while True:
+        body = await talker.hear()
+        await talker.say(ok(sampled(body["input_ids"][-1]) if body and "input_ids" in body else b"{}"))
+
+
+def first(said: bytes) -> Talk:
+    """Say it to the first request, then close; later connections answer as they should."""
+
+    async def talk(talker: Talker) -> None:
+        if talker.number:
+            await echo(talker)
+        await talker.hear()
+        await talker.say(said)
+
+    return talk
+
+
+async def asked(calls: Engine, index: int = 3) -> int:
+    """The one id that is sampled after a prompt that ends with `index`."""
+    [found] = (await calls.generate(request([1, index]))).output_ids.tolist()
+    return int(found)
+
+
+# --- what goes well -----------------------------------------------------------------------------
+
+
+async def test_requests_in_turn_share_a_connection_and_those_at_once_do_not() -> None:
+    async with talking(echo) as server, client(server.url) as calls:
+        for index in (3, 4, 5):
+            assert await asked(calls, index) == index
+        assert len(server.talkers) == 1
+        for _ in range(2):
+            indexes = list(range(10, 150))
+            assert await asyncio.gather(*(asked(calls, index) for index in indexes)) == indexes
+            assert len(server.talkers) == 140
+
+
+async def test_what_is_sent() -> None:
+    async with talking(echo) as server, client(f"{server.url}/base/generate") as calls:
+        await calls.generate(request(session="Zoë"))
+        [(line, head, _)] = server.heard
+    lines = dict(text.split(": ", 1) for text in head.decode().strip().split("\r\n")[1:])
+    assert line == "POST /base/generate HTTP/1.1"
+    assert lines.pop("User-Agent").startswith("Python")
+    assert int(lines.pop("Content-Length")) > 0
+    assert lines == {
+        "Host": server.url.removeprefix("http://"),
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "x-smg-routing-key": "Zoë",
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ok(SAMPLED),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Trailer: 1\r\n\r\n" % (len(SAMPLED), SAMPLED),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + ok(SAMPLED),
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok(SAMPLED),
+        b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED,
+        b"HTTP/1.0 200 OK\r\n\r\n" + SAMPLED,
+        ok(gzip.compress(SAMPLED), "Content-Encoding: gzip"),
+    ],
+    ids=["plain", "chunked", "continue", "hints", "until the end", "1.0", "gzip"],
+)
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+async def test_answers_of_every_shape_in_pieces_of_any_length(said: bytes, piece: int) -> None:
+    async def talk(talker: Talker) -> None:
+        await talker.hear()
+        for at in range(0, len(said), piece):
+            await talker.say(said[at : at + piece])
+            await asyncio.sleep(0)
+
+    async with talking(talk) as server, client(server.url) as calls:
+        completion = await calls.generate(request())
+    assert (completion.output_ids.tolist(), completion.attempts) == ([3], 1)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
+    """Followed, some would turn the POST into a GET, and all would send it twice."""
+
+    async def talk(talker: Talker) -> None:
+        while True:
+            await talker.hear()
+            await talker.say(b"HTTP/1.1 %d Go\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n" % status)
+
+    async with talking(talk) as server, client(server.url) as calls:
+        with pytest.raises(EngineError, match=f"HTTP {status}"):
+            await calls.generate(request())
+        with pytest.raises(EngineError, match=f"HTTP {status}"):
+            await calls.generate(request(), progress=lambda ids: None)
+        with pytest.raises(EngineError, match=f"HTTP {status}"):
+            await calls.post(f"{server.url}/generate", {})
+    assert {line for line, _, _ in server.heard} == {"POST /generate HTTP/1.1"}
+    assert len(server.heard) == 3
+
+
+def trusted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> ssl.SSLContext:
+    """A server's context, of an authority that is the system's only one from now on."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
+    return context
+
+
+async def test_tls_with_the_systems_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with talking(echo, tls=trusted(monkeypatch, tmp_path)) as server:
+        async with client(server.url) as calls:
+            assert await asked(calls) == 3
+            long = request([1] * 300_000 + [4])
+            engine = Engine(EngineConfig(url=server.url), facts=type(FACTS)())
+            assert (await engine.generate(long)).output_ids.tolist() == [4]
+            assert await asked(calls, 5) == 5
+            await engine.aclose()
+        assert len(server.talkers) == 2
+        monkeypatch.delenv("SSL_CERT_FILE")
+        async with client(server.url, attempts=1) as calls:
+            with pytest.raises(EngineError, match="certificate verify failed"):
+                await calls.generate(request())
+            assert "certificate verify failed" in (await calls.health()).why
+
+
+def test_on_uvloop() -> None:
+    async def play() -> list[int]:
+        async with talking(echo) as server, client(server.url) as calls:
+            return [await asked(calls, index) for index in (3, 4)]
+
+    assert uvloop.run(play()) == [3, 4]
+
+
+def test_another_event_loop_opens_connections_of_its_own() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    calls = Engine(EngineConfig(url=f"http://127.0.0.1:{port}"), facts=FACTS)
+
+    async def play(*, last: bool) -> int:
+        async with talking(echo, port=port):
+            found = await asked(calls)
+            if last:
+                await calls.aclose()
+            return found
+
+    assert [asyncio.run(play(last=last)) for last in (False, True)] == [3, 3]
+
+
+# --- credentials --------------------------------------------------------------------------------
+
+
+async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def talk(talker: Talker) -> None:
+        while True:
+            body = await talker.hear()
+            refusal = b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"
+            await talker.say(refusal if body and "input_ids" in body else ok(b"{}"))
+
+    caplog.set_level("DEBUG")
+    async with talking(talk) as server:
+        url = server.url.replace("://", "://me:se%20cret@")
+        async with client(url, facts=None) as calls:
+            shown = [calls.url, repr(calls.config), calls.config.model_dump_json()]
+            with pytest.raises(EngineError) as raised:
+                await calls.generate(request())
+            await calls.abort("r")
+            await calls.health()
+            await calls.post(f"{calls.url}/generate", {})
+    shown += [str(raised.value), repr(describe(raised.value)), caplog.text]
+    assert not [text for text in shown if "se%20cret" in text or "se cret" in text or "bWU6" in text]
+    assert {line.split()[1] for line, _, _ in server.heard} >= {
+        "/generate",
+        "/abort_request",
+        "/health",
+        "/workers",
+    }
+    assert all(b"\r\nAuthorization: Basic bWU6c2UgY3JldA==\r\n" in head for _, head, _ in server.heard)
+
+
+async def test_credentials_go_to_no_other_server() -> None:
+    async with talking(echo) as worker:
+
+        async def talk(talker: Talker) -> None:
+            await talker.hear()
+            await talker.say(ok(orjson.dumps({"workers": [{"url": worker.url}]})))
+
+        url = lambda router: router.url.replace("://", "://me:secret@")
+        async with talking(talk) as router, client(url(router)) as calls:
+            await calls.abort("r")
+    assert [b"Authorization" in head for _, head, _ in (*router.heard, *worker.heard)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("url", ["ftp://me:secret@host", "http://", f"http://{'a' * 70}.test:1"])
+def test_an_address_that_is_none_is_refused_without_its_credentials(url: str) -> None:
+    with pytest.raises(ValueError, match="the engine's address") as raised:
+        EngineConfig(url=url)
+    assert "secret" not in str(raised.value)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n",
+        ok(b"no gzip", "Content-Encoding: gzip"),
+        ok(SAMPLED) + b"stray",
+    ],
+    ids=[
+        "nothing",
+        "half a head",
+        "half a body",
+        "no last chunk",
+        "bad chunk",
+        "only continue",
+        "no HTTP",
+        "long header",
+        "bad gzip",
+        "stray",
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_broken_answer_is_aborted_and_asked_for_again(said: bytes, stream: bool) -> None:
+    """Nothing is sent twice: the next attempt is a request of its own."""
+    async with talking(first(said)) as server, client(server.url) as calls:
+        progress = (lambda ids: None) if stream else None
+        completion = await calls.generate(request(), progress=progress)
+    rids = server.rids("/generate")
+    assert (completion.output_ids.tolist(), completion.attempts) == ([7], 2)
+    assert len(rids) == 2 == len(set(rids))
+    assert server.rids("/abort_request") == rids[:1]
+
+
+async def test_an_upgrade_is_no_answer() -> None:
+    said = b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"
+    async with talking(first(said)) as server, client(server.url) as calls:
+        with pytest.raises(EngineError, match="HTTP 101"):
+            await calls.generate(request())
+
+
+async def test_an_answer_cut_short_without_a_length_is_never_a_completion() -> None:
+    said = b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:-5]
+    async with talking(first(said)) as server, client(server.url) as calls:
+        with pytest.raises(CompletionError, match="is no JSON"):
+            await calls.generate(request())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ok(SAMPLED) + ok(sampled(666)),
+        ok(SAMPLED, "Connection: close"),
+        ok(SAMPLED).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ],
+    ids=["two answers", "close", "1.0"],
+)
+async def test_a_connection_that_said_more_or_is_to_end_carries_no_other_request(
+    said: bytes,
+) -> None:
+    async def talk(talker: Talker) -> None:
+        await talker.hear()
+        await talker.say(said)
+        await talker.hear()
+        await talker.say(ok(sampled(666)))
+
+    async with talking(talk) as server, client(server.url) as calls:
+        assert [await asked(calls) for _ in range(3)] == [3] * 3
+        assert len(server.talkers) == 3
+
+
+async def test_what_comes_unasked_reaches_nobody() -> None:
+    """An answer on an idle connection is not the next request's."""
+    go = asyncio.Event()
+
+    async def talk(talker: Talker) -> None:
+        await talker.hear()
+        await talker.say(ok(SAMPLED))
+        if not talker.number:
+            await go.wait()
+            await talker.say(ok(sampled(666)))
+            await talker.gone()
+
+    async with talking(talk) as server, client(server.url) as calls:
+        assert await asked(calls) == 3
+        go.set()
+        async with client(server.url) as other:  # what was said before has arrived when this has
+            assert await asked(other) == 3
+        completion = await calls.generate(request())
+    assert (completion.output_ids.tolist(), completion.attempts) == ([3], 2)
+
+
+async def test_an_answer_that_was_given_up_is_not_the_next_ones() -> None:
+    async def talk(talker: Talker) -> None:
+        while True:
+            body = await talker.hear()
+            if "input_ids" in body and body["input_ids"][-1] == 9:
+                await talker.gone()
+                return
+            await talker.say(ok(sampled(body.get("input_ids", [0])[-1])))
+
+    async with talking(talk) as server, client(server.url, attempts=1, attempt_timeout=600) as calls:
+        assert await asked(calls, 4) == 4
+        late, given_up = (asyncio.create_task(asked(calls, 9)) for _ in range(2))
+        await server.until(lambda found: len(found.rids("/generate")) == 3)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        skip(601)
+        with pytest.raises(EngineError, match="no answer in time"):
+            await late
+        assert await asked(calls, 5) == 5
+    slow = server.rids("/generate")[1:3]
+    assert sorted(server.rids("/abort_request")) == sorted(slow)
+
+
+async def test_an_answer_before_the_request_is_whole_ends_the_connection() -> None:
+    async def talk(talker: Talker) -> None:
+        await talker.reader.readuntil(b"\r\n\r\n")
+        await talker.say(b"HTTP/1.1 413 Too large\r\nContent-Length: 0\r\n\r\n")
+        await talker.gone()
+
+    long = request([1] * 4_000_000)
+    async with talking(talk) as server, client(server.url, facts=type(FACTS)()) as calls:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="HTTP 413"):
+                await calls.generate(long)
+        assert len(server.talkers) == 2
+
+
+async def test_a_server_that_closes_what_is_idle_is_asked_again() -> None:
+    async with talking(first(ok(SAMPLED))) as server, client(server.url) as calls:
+        assert await asked(calls) == 3
+        await asyncio.wait_for(server.talkers[0].writer.wait_closed(), PATIENCE)
+        completion = await calls.generate(request())
+        assert len(server.talkers) >= 2
+    assert completion.output_ids.tolist() == [7]
+
+
+async def test_closing_ends_the_attempts() -> None:
+    async def talk(talker: Talker) -> None:
+        await talker.hear()
+        await talker.say(b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:9])
+        await talker.gone()
+
+    pauses = Pauses()
+    async with talking(talk) as server, client(server.url, sleep=pauses) as calls:
+        waiting = asyncio.create_task(calls.generate(request()))
+        await server.until(lambda found: len(found.heard) == 1)
+        await calls.aclose()
+        with pytest.raises(EngineError, match="closed during the request"):
+            await waiting
+    assert (pauses, len(server.heard)) == ([], 1)
+
+
+async def test_nobody_there() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        port = bound.getsockname()[1]
+        async with client(f"http://127.0.0.1:{port}", attempts=1) as calls:
+            with pytest.raises(EngineError, match=f"no connection to 127.0.0.1:{port}: Connection refused"):
+                await calls.generate(request())
+            assert (await calls.health()).down
+
+
+async def test_a_host_that_does_not_exist_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups = []
+
+    async def lookup(host: str, port: int, **how: Any) -> list[Any]:
+        lookups.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    async with client("http://engine.test", attempts=2) as calls:
+        with pytest.raises(EngineError, match=r"no connection to engine\.test:80: .*not known"):
+            await calls.generate(request())
+    assert lookups == ["engine.test"] * 2
+
+
+async def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, looking = asyncio.get_running_loop(), asyncio.Event()
+
+    async def lookup(host: str, port: int, **how: Any) -> list[Any]:
+        looking.set()
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    monkeypatch.setattr(loop, "getaddrinfo", lookup)
+    async with client("http://engine.test", attempts=1, connect_timeout=600) as calls:
+        waiting = asyncio.create_task(calls.generate(request()))
+        await looking.wait()
+        skip(601)
+        with pytest.raises(EngineError, match="no connection in time"):
+            await waiting

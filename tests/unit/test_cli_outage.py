@@ -1,0 +1,119 @@
+"""`toolroll run` and servers that are not there: from the start, or from the middle of a run on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolroll.rollout.cli.app import main
+from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.store import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
+from toolroll.rollout.types import Status
+
+RUN = ["run", "desk", "--model", "embedded", "--no-floor"]
+DEAD = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture(scope="module")
+def endpoint(tokenizer: Any) -> Iterator[str]:
+    with serve_in_thread(EmbeddedEngine(tokenizer)) as engine:
+        yield f"{engine.url}/v1"
+
+
+def toolroll(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of the command."""
+    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def complaint(captured: pytest.CaptureFixture[str]) -> str:
+    """The only line on standard error."""
+    [line] = captured.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--endpoint", DEAD], f"--endpoint: nothing answers at {DEAD} (no connection to"),
+        (["--user-url", DEAD, "--user-model", "m"], f"--user-url: nothing answers at {DEAD} ("),
+        (["--endpoint", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
+        (["--engine", "http://me:secret@127.0.0.1:9"], "nothing answers at http://127.0.0.1:9 ("),
+    ],
+)
+def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert toolroll(monkeypatch, *RUN, *arguments, "--out", str(tmp_path / "run")) == 2
+    line = complaint(capsys)
+    assert words in line and "secret" not in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("afile", "--out afile: there is a file of that name"),
+        ("afile/x", "--out afile/x: the folder cannot be made"),
+    ],
+)
+def test_a_folder_that_cannot_be_made(
+    out: str,
+    words: str,
+    endpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").write_text("")
+    assert toolroll(monkeypatch, *RUN, "--endpoint", endpoint, "--out", out) == 2
+    assert words in complaint(capsys)
+
+
+def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    killing: list[asyncio.Task[None]] = []
+
+    def dies(seen: PolicyRequest) -> str:
+        if seen.index == 10:
+            killing.append(asyncio.get_running_loop().create_task(mortal.kill()))
+        return "Goodbye."
+
+    run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(tmp_path)]
+    with serve_in_thread(EmbeddedEngine(tokenizer, dies)) as mortal:
+        assert toolroll(monkeypatch, *run, "--engine", mortal.url) == 2
+    [waiting] = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert f"the engine at {mortal.url} does not answer (" in waiting
+    last = complaint(capsys)
+    assert f"the engine at {mortal.url} has not answered for 0.01 s" in last
+    assert last.endswith("the same command goes on from there.")
+    kept = list(read_episodes(tmp_path))
+    assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}
+
+    with serve_in_thread(EmbeddedEngine(tokenizer, lambda seen: "Goodbye.")) as engine:
+        assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
+    episodes = list(read_episodes(tmp_path))
+    assert len(episodes) > len(kept)
+    assert len({episode.task_id for episode in episodes}) == len(episodes)
+    assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
+    assert RunConfig.defaults().get("engine_timeout") is None, "a run may go on with another one"

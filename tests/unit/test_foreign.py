@@ -1,0 +1,324 @@
+"""What environments and agents of others raise, `CancelledError` and `SystemExit` included, costs their own episode only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.episodes import serving
+from support.ponds import PondFactory
+from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.spread import spread
+from toolroll.rollout.threads import Threads
+from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
+
+BAD = {"t-3", "t-4", "t-11"}
+EXITS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException]
+
+
+def raising(where: str, kind: type[BaseException]) -> Callable[[str, Task], Any]:
+    def act(name: str, task: Task) -> Any:
+        if name == where and task.id in BAD:
+            raise kind
+        return None
+
+    return act
+
+
+def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environment]]:
+    async def later(name: str, task: Task) -> Any:
+        await asyncio.sleep(0)
+        return act(name, task)
+
+    return [
+        lambda: Scripted(act),
+        lambda: Scripted(act, blocking=False),
+        lambda: AsyncScripted(later),
+    ]
+
+
+@pytest.mark.parametrize("kind", EXITS)
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("form", range(3))
+async def test_what_an_environment_raises_is_its_failure(where: str, kind: type[BaseException], form: int) -> None:
+    episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
+    assert len(episodes) == 20
+    for episode in episodes:
+        result = episode.result
+        if episode.task_id in BAD:
+            assert (result.status, result.stop_reason) == (
+                Status.ABORTED,
+                StopReason.ENVIRONMENT_ERROR,
+            )
+            assert kind.__name__ in result.info["error"]["message"]
+            assert f"Scripted.{where} failed" in result.info["error"]["message"]
+        else:
+            assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
+
+
+@pytest.mark.parametrize("kind", EXITS)
+@pytest.mark.parametrize("where", ["metrics", "close"])
+@pytest.mark.parametrize("form", range(3))
+async def test_what_is_raised_after_the_end_takes_nothing(where: str, kind: type[BaseException], form: int) -> None:
+    episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
+    assert [episode.result.reward for episode in episodes] == [1.0] * 20
+    failed = {episode.task_id for episode in episodes if f"{where}_error" in episode.result.info}
+    assert failed == BAD
+    assert all(kind.__name__ in episodes[3].result.info[f"{where}_error"]["message"] for _ in BAD)
+
+
+@pytest.mark.parametrize("kind", EXITS)
+async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseException]) -> None:
+    class Exits:
+        async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
+            raise kind
+
+    def refuse() -> Environment:
+        raise kind
+
+    [made] = await play(ScriptedFactory(refuse, count=1))
+    assert made.result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    episodes: list[Episode] = []
+    factory = PondFactory(3)
+    await Runner(factory, Exits, RunSettings(concurrency=1)).run(factory.tasks("test"), episodes.append)
+    assert [episode.result.stop_reason for episode in episodes] == [StopReason.INTERNAL_ERROR] * 3
+    assert episodes[0].result.info["error"]["type"] == kind.__name__
+
+
+@pytest.mark.parametrize("kind", EXITS)
+async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(kind: type[BaseException], tokenizer: Any) -> None:
+    class Hooked(TrainableToolCallingAgent):
+        def _build_initial_messages(self, obs: Any) -> Any:
+            raise kind
+
+    class Silent(Talker):
+        async def reply(self, *args: Any) -> Any:
+            raise kind
+
+    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
+        for agent in (Hooked(served=served), Silent(served)):
+            env = Scripted(lambda name, task: None)
+            result = await agent.asolve(env, task=Task("t", 0))
+            assert (result.status, result.stop_reason) == (
+                Status.ABORTED,
+                StopReason.INTERNAL_ERROR,
+            )
+            assert kind.__name__ in result.info["error"]["message"]
+            assert env.closed == 1
+
+
+async def test_a_cancelled_task_an_asyncio_run_and_a_cancelled_own_task() -> None:
+    async def awaits_a_cancelled_task() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async def cancelled_inside() -> None:
+        raise asyncio.CancelledError
+
+    def act(name: str, task: Task) -> Any:
+        if name != "step":
+            return None
+        return {"t-1": awaits_a_cancelled_task, "t-2": cancels_itself}.get(task.id, lambda: None)()
+
+    def act_in_thread(name: str, task: Task) -> Any:
+        if name == "step" and task.id == "t-1":
+            asyncio.run(cancelled_inside())
+
+    found = await play(ScriptedFactory(lambda: AsyncScripted(act), count=8), concurrency=2)
+    assert [episode.result.status for episode in found] == [
+        Status.ABORTED if index in (1, 2) else Status.COMPLETED for index in range(8)
+    ]
+    assert found[2].result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "cancelled from within" in found[2].result.info["error"]["message"]
+    found = await play(ScriptedFactory(lambda: Scripted(act_in_thread), count=8), concurrency=2)
+    assert [episode.result.reward for episode in found] == [1.0, None, *[1.0] * 6]
+
+
+class Ticks:
+    """Calls `stop` after so many rounds of the event loop."""
+
+    def __init__(self, count: int, stop: Callable[[], Any]) -> None:
+        self.left, self.stop = count, stop
+        self._next()
+
+    def _next(self) -> None:
+        if self.left == 0:
+            self.stop()
+        else:
+            self.left -= 1
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+async def naps(name: str, task: Task) -> None:
+    for _ in range(2):
+        await asyncio.sleep(0)
+
+
+async def stubborn(name: str, task: Task) -> None:
+    """Swallows the cancellation that meets it."""
+    for _ in range(2):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+async def converts(name: str, task: Task) -> None:
+    for _ in range(2):
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            raise ValueError("not I") from None
+
+
+@pytest.mark.parametrize("nap", [naps, stubborn, converts, None])
+async def test_a_real_cancellation_gets_through_at_every_await(
+    nap: Callable[[str, Task], Any] | None,
+) -> None:
+    rounds = 0
+    while True:
+        factory = ScriptedFactory(lambda: AsyncScripted(nap) if nap else Scripted(lambda name, task: None), count=3)
+        episodes: list[Episode] = []
+        talker = Talker(Threads(1))
+        settings = RunSettings(concurrency=2, pace_gc=False)
+        runner = Runner(factory, lambda made=talker: made, settings)
+        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        Ticks(rounds, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            pass
+        else:
+            assert len(episodes) == 3
+            break
+        while not all(env.closed for env in factory.made):  # the shielded closes
+            await asyncio.sleep(0)
+        assert all(episode.result.status is Status.COMPLETED for episode in episodes)
+        assert all(env.closed == 1 for env in factory.made), f"after {rounds} rounds"
+        rounds += 1
+    assert rounds > 20 or nap is None  # with threads it depends on them
+
+
+@pytest.mark.parametrize("nap", [naps, stubborn, converts])
+async def test_an_episodes_time_limit_gets_through_at_every_await(
+    nap: Callable[[str, Task], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def kept(seconds: float | None) -> asyncio.Timeout:
+        timeouts.append(timeout(seconds))
+        return timeouts[-1]
+
+    monkeypatch.setattr(asyncio, "timeout", kept)
+    late = 0
+    for rounds in range(1, 40):
+        timeouts.clear()
+        factory = ScriptedFactory(lambda: AsyncScripted(nap), count=2)
+
+        def expire() -> None:
+            if timeouts and not timeouts[0].expired() and timeouts[0].when() is not None:  # of the first episode
+                with contextlib.suppress(RuntimeError):  # the episode is over
+                    timeouts[0].reschedule(0.0)
+
+        Ticks(rounds, expire)
+        first, second = await play(factory, episode_timeout=600, concurrency=1)
+        assert second.result.reward == 1.0
+        assert first.result.stop_reason in (StopReason.DONE, StopReason.TIME_LIMIT)
+        late += first.result.stop_reason is StopReason.TIME_LIMIT
+    assert late > 10
+
+
+@pytest.mark.parametrize("form", range(3))
+def test_a_ctrl_c_ends_the_run(form: int) -> None:
+    pressed: list[str] = []
+
+    def act(name: str, task: Task) -> Any:
+        if name == "step" and task.id == "t-5":
+            pressed.append(task.id)
+            signal.raise_signal(signal.SIGINT)
+
+    async def run() -> None:
+        await play(ScriptedFactory(environments(act)[form]))
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
+    if form == 1:  # without asyncio.run's handler it is raised in the environment's own code
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.new_event_loop().run_until_complete(run())
+    assert pressed
+
+
+async def test_a_run_does_not_return_while_episodes_are_left() -> None:
+    def drop(episode: Episode) -> None:
+        if episode.task_id == "t-7":
+            raise asyncio.CancelledError
+
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None))
+    calls = Threads(4)
+    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=4))
+    with pytest.raises(RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"):
+        await runner.run(factory.tasks("test"), drop)
+
+
+async def test_nor_does_a_run_that_is_spread() -> None:
+    class Lost:
+        async def play(self, key: tuple[str, int]) -> Episode:
+            if key[1] == 2:
+                raise asyncio.CancelledError
+            return Episode("e", key[0], 0, key[1], 0, InteractionResult("", 1.0, [], {}))
+
+    episodes: list[Episode] = []
+    with pytest.raises(RolloutError, match="1 episodes were not played, the first one task t, sample 2"):
+        await spread([("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append)
+    assert len(episodes) == 4
+
+
+def test_outside_of_an_event_loop() -> None:
+    with pytest.raises(ForeignExitError), guarded():
+        raise SystemExit(0)
+    with pytest.raises(ValueError, match="mine"), guarded():
+        raise ValueError("mine")
+
+
+async def test_a_coroutine_that_is_closed_is_closed() -> None:
+    async def wait() -> None:
+        with guarded():
+            await asyncio.sleep(60)
+
+    coroutine = wait()
+    coroutine.send(None)
+    await asyncio.to_thread(coroutine.close)  # raises RuntimeError if it does not end
+
+
+async def test_the_texts_of_errors_are_capped() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise TypeError
+
+    def act(name: str, task: Task) -> Any:
+        if name == "step":
+            raise ValueError("x" * 20_000_000) if task.index else Mute
+        return None
+
+    mute, long = await play(ScriptedFactory(lambda: Scripted(act), count=2))
+    assert "Mute: (its text cannot be read: TypeError)" in mute.result.info["error"]["message"]
+    message = long.result.info["error"]["message"]
+    assert len(message) < 2200
+    assert "(19,998,500 more characters)" in message
+    assert "in _acted)" in message  # where it was raised
+    assert len(long.result.info["error"]["traceback"]) <= 4000

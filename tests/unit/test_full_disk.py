@@ -1,0 +1,225 @@
+"""A disk that is full or fails: one line, exit status 2, and a folder in which the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+from support.faults.tally import Tally
+from support.results import content, episode
+from support.talking import Scripted, ScriptedFactory, Talker
+
+from toolroll.rollout.cli.app import main
+from toolroll.rollout.disk import written_whole
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.store import FILE_NAME, EpisodeStore, read_episodes, to_line
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.rollout.threads import Threads
+
+
+class Failing(io.BufferedIOBase):
+    """A file whose write or flush number `at` fails, after half of its bytes; all before it are done."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        self.file, self.left = path.open("ab", buffering=0), at
+
+    def write(self, data: Any) -> int:
+        if self._fails():
+            self.file.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        if self._fails():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _fails(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("at", range(12))
+async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: Path, at: int, tally: Tally) -> None:
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=6)
+
+    async def play(store: EpisodeStore, done: frozenset[Any] = frozenset()) -> None:
+        threads = Threads(2)
+        settings = RunSettings(concurrency=2, pace_gc=False)
+        await Runner(factory, lambda: Talker(threads), settings).run(factory.tasks("test"), store.append, done=done)
+
+    with (
+        pytest.raises(ExceptionGroup) as failed,
+        EpisodeStore(tmp_path, file=cast(BinaryIO, Failing(tmp_path / FILE_NAME, at))) as store,
+    ):
+        await play(store)
+    assert failed.group_contains(UsageError, match=r"episodes\.jsonl cannot be written.*run the same command again")
+    kept = {(found.task_id, found.sample) for found in read_episodes(tmp_path)}
+    assert len(kept) == (at + 1) // 2
+    with EpisodeStore(tmp_path) as store:
+        await play(store, frozenset(kept))
+    tally.tried()
+    tally.played(list(read_episodes(tmp_path)), [(f"t-{index}", 0) for index in range(6)], {})
+    tally.check()
+
+
+def test_nothing_is_written_after_a_torn_line(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, file=cast(BinaryIO, Failing(tmp_path / FILE_NAME, 2)))
+    store.append(episode(sample=0))
+    for sample in (1, 2):
+        with pytest.raises(UsageError, match="cannot be written"):
+            store.append(episode(sample=sample))
+    store.close()
+    torn = (tmp_path / FILE_NAME).read_bytes()
+    assert torn.startswith(to_line(episode(sample=0)))
+    assert torn.count(b"\n") == 1
+    assert not torn.endswith(b"\n")
+
+
+def test_a_close_that_fails_is_not_silent(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, file=cast(BinaryIO, Failing(tmp_path / FILE_NAME, 2)))
+    store.append(episode())
+    with pytest.raises(UsageError, match="Input/output error"):
+        store.close()
+
+
+def test_each_line_can_be_written_through_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = list[int](), os.fsync
+
+    def counted(descriptor: int) -> None:
+        synced.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    for sync, count in (("end", 1), ("always", 4)):
+        synced.clear()
+        with EpisodeStore(tmp_path / sync, sync=sync) as store:  # type: ignore[arg-type]
+            for sample in range(3):
+                store.append(episode(sample=sample))
+        assert len(synced) == count
+
+
+def test_a_doubled_line_counts_once(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "pond", {}) as folder:
+        for sample in range(3):
+            folder.append(episode(sample=sample))
+    file = tmp_path / FILE_NAME
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines, lines[1], lines[0]]))
+    assert [found.sample for found in read_episodes(tmp_path)] == [0, 1, 2]
+    again = episode(sample=1, reward=0.0)  # another line of the same episode
+    file.write_bytes(file.read_bytes() + to_line(again))
+    with RunFolder(tmp_path, "pond", {}) as folder:
+        assert (folder.summary.episodes, folder.summary.reward) == (3, 3.0)
+        assert len(folder.done) == 3
+
+
+def test_what_was_there_stays_if_the_new_file_fails(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    with (
+        room(1000),
+        pytest.raises(UsageError, match=r"page\.html cannot be written: File too large$"),
+        written_whole(file) as out,
+    ):
+        out.write(b"x" * 100_000)
+    assert file.read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size` bytes: writing fails as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def fails(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *arguments: object,
+    size: int = 5_000,
+) -> str:
+    """Return the message of a command for which the disk is too small."""
+    monkeypatch.setattr("sys.argv", ["toolroll", *map(str, arguments)])
+    with room(size), pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("toolroll: ")
+    assert "cannot be written: " in said
+    assert "File too large" in said
+    assert said.count("\n") == 1
+    return said
+
+
+def test_the_command_line_says_it_in_one_line_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")) as engine:
+        out = tmp_path / "run"
+        command = [
+            "run",
+            "desk",
+            "--engine",
+            engine.url,
+            "--model",
+            "embedded",
+            "--parser",
+            "hermes",
+        ]
+        command += ["--tasks", "0-9", "--no-floor", "--out", str(out)]
+        assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
+        kept = [content(found) for found in read_episodes(out)]
+        assert 0 < len(kept) < 10
+        monkeypatch.setattr("sys.argv", ["toolroll", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+    found = list(read_episodes(out))
+    assert [content(one) for one in found[: len(kept)]] == kept
+    assert len({one.task_id for one in found}) == len(found) == 10
+    before = sorted(found.name for found in out.iterdir())
+    fails(monkeypatch, capfd, "view", out)
+    fails(
+        monkeypatch,
+        capfd,
+        "export",
+        out,
+        "--format",
+        "tau-bench",
+        "--out",
+        tmp_path / "results.json",
+    )
+    assert sorted(found.name for found in out.iterdir()) == before
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_data_set_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    with EpisodeStore(tmp_path / "run") as store:
+        for sample in range(3):
+            store.append(episode(sample=sample))
+    fails(monkeypatch, capfd, "export", tmp_path / "run", "--out", tmp_path / "data", size=500)
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,85 @@
+"""Steps that never return: they cost their own episodes, not the threads of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from support.clock import skip
+from support.talking import Scripted, ScriptedFactory, Talker, play
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.threads import Threads
+from toolroll.rollout.types import Episode, StopReason, Task
+
+
+class Hanging:
+    """An `act` whose steps hang in the tasks of `names` until `free` is set."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.free, self.hung = names, threading.Event(), 0
+
+    def __call__(self, name: str, task: Task) -> Any:
+        if name == "step" and task.id in self.names:
+            self.hung += 1
+            self.free.wait(60)
+
+
+async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None:
+    hanging = Hanging("t-0", "t-1")
+    factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
+    playing = asyncio.create_task(play(factory, step_timeout=600, reruns=2, rerun_pause=0.0, concurrency=2, threads=2))
+    try:
+        for attempts in range(1, 4):
+            while hanging.hung < 2 * attempts:
+                await asyncio.sleep(0.001)
+            skip(601)
+        episodes = await playing
+    finally:
+        hanging.free.set()
+    late = {episode.task_id: episode.result for episode in episodes if episode.result.reward is None}
+    assert late.keys() == {"t-0", "t-1"}
+    assert {result.stop_reason for result in late.values()} == {StopReason.TIME_LIMIT}
+    assert sum(episode.result.reward == 1.0 for episode in episodes) == 38
+
+
+async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_environment() -> None:
+    hanging = Hanging(*(f"t-{index}" for index in range(100)))
+    factory = ScriptedFactory(lambda: Scripted(hanging), count=100)
+    episodes: list[Episode] = []
+    try:
+        calls = Threads(2, most_given_up=3)
+        agent = Talker(calls, step_timeout=600)
+        runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
+        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        seen = 0
+        while not running.done():
+            if hanging.hung > seen:
+                seen = hanging.hung
+                skip(601)
+            await asyncio.sleep(0.001)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await running
+    finally:
+        hanging.free.set()
+    assert stopped.group_contains(UsageError, match=r"calls that were given up still run.*Scripted\.step")
+    assert len(episodes) < 10
+
+
+async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_a_step() -> None:
+    first = Hanging("t-0")
+    factory = ScriptedFactory(lambda: Scripted(first), count=2)
+    playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=2, threads=1))
+    while not first.hung:
+        await asyncio.sleep(0.001)
+    for _ in range(5):
+        skip(590 / 5)  # in which the other episode waits for the only thread
+        await asyncio.sleep(0.001)
+    first.free.set()
+    while len(factory.made) < 2 or not factory.made[1].turns:
+        await asyncio.sleep(0.001)
+    skip(11)
+    assert [episode.result.reward for episode in await playing] == [1.0, 1.0]

@@ -1,0 +1,169 @@
+"""Long texts: what is longer than an observation may be is a failure, and nothing long is encoded on the event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.episodes import agent, call, judge, serving
+from support.talking import Scripted, ScriptedFactory, play
+from support.worlds import ListedWorld
+
+from toolroll.agents.baseline import make_baseline
+from toolroll.agents.plain import make_do_nothing
+from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.errors import ActionError
+from toolroll.rollout.testing import PolicyRequest
+from toolroll.rollout.threads import Threads
+from toolroll.rollout.types import (
+    InteractionResult,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
+
+LONG = 100_000
+TEXT = "a frog, a fish " * 8_000
+assert len(TEXT) > LONG
+
+
+class Watch:
+    """Notes what is called with long texts on the event loop's thread, and what in another one."""
+
+    def __init__(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = threading.get_ident()
+        self.on_loop, self.elsewhere = set[str](), set[str]()
+        template = served.template
+        for owner, name, size in (
+            (template.encoder, "encode", lambda text, *_, **__: len(text)),
+            (template.encoder, "decode", lambda ids: 2 * len(ids)),
+            (
+                template.renderer,
+                "render",
+                lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages),
+            ),
+            (served.parser, "parse", lambda text, **_: len(text)),
+        ):
+            monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name), size))
+
+    def _noting(self, name: str, function: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
+        def noted(*args: Any, **named: Any) -> Any:
+            if size(*args, **named) > LONG:
+                (self.on_loop if threading.get_ident() == self.loop else self.elsewhere).add(name)
+            return function(*args, **named)
+
+        return noted
+
+
+def says(request: PolicyRequest) -> str:
+    turns = request.text.count("<tool_call>")
+    return "Done." if turns > 1 else call(at="x")
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        ListedWorld(system=TEXT, tool_texts=["a frog"]),
+        ListedWorld(user_texts=[TEXT], tool_texts=["a frog"]),
+        ListedWorld(tool_texts=[TEXT]),
+    ],
+    ids=["system prompt", "user text", "tool result"],
+)
+async def test_no_long_text_is_encoded_on_the_event_loop(tokenizer: Any, world: ListedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tokenizer, says, context_length=1_000_000) as (engine, served):
+        watch = Watch(served, monkeypatch)
+        result = await agent(served, verify="off").asolve(world, task=Task("t", 0), session_id="s")
+        judge(result, engine, "s")
+    assert result.status is Status.COMPLETED
+    assert result.metrics["turns"] == 2
+    assert watch.on_loop == set()
+    assert watch.elsewhere >= {"encode", "render"}
+
+
+async def test_no_long_reply_is_parsed_on_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (
+        engine,
+        served,
+    ):
+        watch = Watch(served, monkeypatch)
+        player = agent(served, verify="off")
+        player.sampling_params = {"max_new_tokens": 200_000}
+        result = await player.asolve(ListedWorld(), task=Task("t", 0), session_id="s")
+        judge(result, engine, "s")
+    assert result.response == TEXT.strip()
+    assert watch.on_loop == set()
+    assert "parse" in watch.elsewhere
+
+
+async def test_the_tokens_are_those_of_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr("toolroll.rollout.dialogue.LONG", limit)
+        monkeypatch.setattr("toolroll.rollout.dialogue.LONG_REPLY", limit)
+        async with serving(tokenizer, says) as (_, served):
+            world = ListedWorld(tool_texts=["a frog", "a fish"], user_texts=["Hello.", "And?"])
+            result = await agent(served).asolve(world, task=Task("t", 0), session_id="s")
+            found.append([result.tokens.tolist(), result.loss_mask.tolist(), result.messages])
+    assert found[0] == found[1]
+
+
+LIMIT = 1_000_000
+
+
+@pytest.mark.parametrize("content", ["x" * LIMIT, "é" * (LIMIT // 2), [{"type": "text", "text": "x" * LIMIT}]])
+async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
+    result = await returned("step", StepResult([{"role": "user", "content": content}]))
+    assert result.stop_reason is StopReason.MAX_STEPS
+
+
+@pytest.mark.parametrize("content", ["x" * (LIMIT + 1), "é" * (LIMIT // 2 + 1)])
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_a_longer_one_is_a_failure_that_says_so(where: str, content: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    result = await returned(where, Observation(messages) if where == "reset" else StepResult(messages))
+    assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
+    message = result.info["error"]["message"]
+    assert f"Scripted.{where}: the content of messages[0] has 1000" in message
+    assert "max_observation_bytes (1000000)" in message
+    assert len(message) < 300
+
+
+async def test_so_is_an_action_error_with_such_a_text() -> None:
+    def act(name: str, task: Task) -> Any:
+        if name == "step":
+            raise ActionError("x" * (LIMIT + 1))
+
+    [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
+    assert episode.result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "the ActionError of Scripted.step" in episode.result.info["error"]["message"]
+
+
+async def returned(where: str, value: Any) -> InteractionResult:
+    """Return the result of one turn in which the method `where` returned `value`."""
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: value if name == where else None), count=1)
+    [episode] = await play(factory, max_num_steps=1)
+    return episode.result
+
+
+async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
+    config = RunConfig(env="e", model="m", max_observation_bytes=10)
+    world = ListedWorld(user_texts=["x" * 11])
+    threads = Threads(1)
+    async with serving(tokenizer, says) as (_, served):
+        settings = config.agent_settings
+        baseline = settings | {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}
+        del baseline["on_length"], baseline["verify"]
+        given = {"max_observation_bytes": 10}
+        for player in (
+            make_agent(served, settings),
+            make_do_nothing(threads, settings),
+            make_baseline(threads, baseline),
+            TrainableToolCallingAgent(served=served, rollout_args=given),
+        ):
+            result = await player.asolve(world, task=Task("t", 0))
+            assert "max_observation_bytes (10)" in result.info["error"]["message"]

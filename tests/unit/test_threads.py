@@ -1,0 +1,215 @@
+"""Blocking calls in threads: each comes back as it ended, at most so many run at once, and nothing that is over is held."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.patience import PATIENCE
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.threads import Threads
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "toolroll"]
+
+
+async def ended(before: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(threads()) > before:
+        assert time.monotonic() < deadline, f"{len(threads())} threads are left"
+        await asyncio.sleep(0.01)
+
+
+async def test_each_call_has_its_own_result() -> None:
+    before = len(threads())
+    calls = Threads(8)
+    found = await asyncio.gather(*(calls.off_loop(lambda at, more: (at, more), at, -at) for at in range(500)))
+    assert found == [(at, -at) for at in range(500)]
+    assert len(threads()) - before <= 8
+    await ended(before)
+
+
+async def test_no_more_at_once_than_there_are_callsand_all_of_them() -> None:
+    gate, lock, at_once, most = threading.Barrier(4, timeout=PATIENCE), threading.Lock(), 0, 0
+
+    def call() -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        gate.wait()  # passes only where four are there at once
+        with lock:
+            at_once -= 1
+
+    calls = Threads(4)
+    for _ in range(3):
+        await asyncio.gather(*(calls.off_loop(call) for _ in range(12)))
+    assert most == 4
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
+    def call() -> None:
+        raise error
+
+    calls = Threads(1)
+    outcome: BaseException | None = None
+    try:
+        await calls.off_loop(call)
+    except BaseException as raised:
+        outcome = raised
+    assert outcome is error
+    assert await calls.off_loop(lambda: "and the thread lives") == "and the thread lives"
+
+
+async def test_a_stop_iteration_does_not_hang() -> None:
+    calls = Threads(1)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(calls.off_loop(next, iter(())), PATIENCE)
+
+
+async def test_what_was_cancelled_before_it_began_is_not_run() -> None:
+    begun, go, run = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(20)
+
+    calls = Threads(1)
+    first = asyncio.create_task(calls.off_loop(hold))
+    await asyncio.to_thread(begun.wait, 20)
+    second = asyncio.create_task(calls.off_loop(run.append, "cancelled"))
+    third = asyncio.create_task(calls.off_loop(run.append, "kept"))
+    await asyncio.sleep(0)
+    second.cancel()
+    first.cancel()  # begun: nobody waits for it any more
+    go.set()
+    await third
+    assert run == ["kept"]
+
+
+async def test_nothing_that_is_over_is_held() -> None:
+    """And nothing of it waits for the garbage collector, which comes seldom in a run."""
+
+    class Thing:
+        pass
+
+    def fail(given: Thing) -> None:
+        raise ValueError("no")
+
+    calls = Threads(1)
+    gc.collect()
+    gc.disable()
+    try:
+        result: Any = await calls.off_loop(Thing)
+        given = Thing()
+        with suppress(ValueError):
+            await calls.off_loop(fail, given)
+        await calls.off_loop(time.sleep, 0)
+        seen = weakref.ref(result), weakref.ref(given)
+        del result, given
+        assert [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()
+
+
+async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, run = threading.Thread.start, list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = Threads(1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await calls.off_loop(run.append, "refused")
+    monkeypatch.setattr(threading.Thread, "start", before)
+    await asyncio.wait_for(calls.off_loop(run.append, "run"), PATIENCE)
+    assert run == ["run"]
+
+
+def test_another_event_loop() -> None:
+    """Also while a call of a loop that is closed is still running."""
+    calls, go = Threads(2), threading.Event()
+
+    async def leave() -> None:
+        task = asyncio.create_task(calls.off_loop(go.wait, 20))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    async def play() -> int:
+        return await calls.off_loop(lambda: 7)
+
+    asyncio.run(leave())
+    assert asyncio.run(play()) == 7
+    go.set()
+    assert asyncio.run(play()) == 7
+
+
+def test_at_least_one_call_is_allowed() -> None:
+    with pytest.raises(ValueError, match="at least 1 call must be allowed at once, not 0"):
+        Threads(0)
+
+
+async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
+    before, go, running = len(threads()), threading.Event(), list[int]()
+
+    def hang(number: int) -> None:
+        running.append(number)
+        go.wait(PATIENCE)
+
+    calls = Threads(1, most_given_up=2)
+    for number in range(3):
+        hanging = asyncio.create_task(calls.off_loop(hang, number, what="Pond.step"))
+        while len(running) <= number:
+            await asyncio.sleep(0)
+        hanging.cancel()
+        await asyncio.wait([hanging])
+        if number < 2:
+            assert await asyncio.wait_for(calls.off_loop(lambda: "done"), PATIENCE) == "done"
+    with pytest.raises(UsageError, match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Give what"):
+        await calls.off_loop(lambda: None)
+    go.set()
+    await ended(before)  # the threads of calls that were given up end with them
+    assert await calls.off_loop(lambda: "again") == "again"
+    await ended(before)
+
+
+async def test_what_waits_for_a_place_has_not_begun() -> None:
+    go, begun = threading.Event(), list[str]()
+    calls = Threads(1)
+    first = asyncio.create_task(calls.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("first")))
+    second = asyncio.create_task(calls.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("second")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun == ["first"]
+    go.set()
+    await asyncio.gather(first, second)
+    assert begun == ["first", "second"]
+
+
+async def test_no_place_is_lost_whenever_the_one_that_waits_is_cancelled() -> None:
+    for rounds in range(8):
+        go = threading.Event()
+        calls = Threads(1)
+        first = asyncio.create_task(calls.off_loop(go.wait, PATIENCE))
+        second = asyncio.create_task(calls.off_loop(lambda: None))
+        await asyncio.sleep(0)
+        go.set()
+        asyncio.create_task(cancel_after(rounds, second))  # noqa: RUF006 - it ends before the test
+        await asyncio.wait([first, second])
+        assert await asyncio.wait_for(calls.off_loop(lambda: "free"), PATIENCE) == "free"
+
+
+async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    task.cancel()
