@@ -24,6 +24,7 @@ LEFT_OUT = """\
 The quick tier leaves out:
   tests/unit         the marker `slow`: all chat templates but six
   tests/adversarial  templates that were written to go wrong
+  tests/faults       environments, engines and clients that misbehave
   tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
   tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers
   tests/integration  the real SGLang server and router, Ray
