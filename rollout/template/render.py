@@ -33,6 +33,7 @@ _RENDER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -121,7 +122,8 @@ class Renderer:
         except _RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
-                f"the chat template refuses this conversation of {len(messages)} messages (the last roles: {roles}): {error}"
+                f"the chat template refuses this conversation of {len(messages)} messages "
+                f"(the last roles: {roles}): {str(error) or type(error).__name__}"
             ) from error
         return str(text)
 

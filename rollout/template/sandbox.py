@@ -1,24 +1,32 @@
 """A chat template, compiled as `transformers` compiles it, with one clock and a quicker sandbox.
 
 Everything in the environment (options, extensions, filters, globals) is what `transformers` puts
-there. Two things differ: `strftime_now` reads a given time, and Jinja's sandbox does not repeat its
-safety checks for the built-in types that a template reads all the time.
+there. Three things differ: `strftime_now` reads a given time, Jinja's sandbox does not repeat its
+safety checks for the built-in types that a template reads all the time, and one render takes at
+most `MOST_STEPS` steps of loops and calls.
 
-Invariant: `CachingSandbox` returns, refuses and raises exactly what `ImmutableSandboxedEnvironment`
-does. For an object of a built-in type both depend on nothing but its type and the attribute's name,
-so Jinja's own answers are computed once, at import (`tests/unit/template/test_sandbox.py`).
+Invariant: within these steps, `CachingSandbox` returns, refuses and raises exactly what
+`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend on nothing but its
+type and the attribute's name, so Jinja's own answers are computed once, at import
+(`tests/unit/template/test_sandbox.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
-from jinja2.runtime import LoopContext, Undefined
+from jinja2 import nodes
+from jinja2.runtime import Context, LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+MOST_STEPS = 10_000_000
+"""Rounds of loops and calls of macros, functions and methods in one render: some seconds of work."""
+_COUNTED = "toolroll_counted"
 
 _SAMPLES: tuple[Any, ...] = ("", {}, [], (), 0, 0.0, True, None, LoopContext((), Undefined))
 """One object of each type whose attributes are fixed and whose checks are cached."""
@@ -34,7 +42,19 @@ _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class CachingSandbox(ImmutableSandboxedEnvironment):
-    """`ImmutableSandboxedEnvironment` with its answers for built-in types computed in advance."""
+    """`ImmutableSandboxedEnvironment` with its answers for built-in types computed in advance, and
+    with a bound on the work of one render."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call `obj` for the template; count the call."""
+        _count(context, 1)
+        return super().call(context, obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return `obj.attribute`; a key of a dict without asking the dict for an attribute first.
@@ -58,6 +78,31 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
 
+@jinja2.pass_context
+def _counted(context: Context, iterable: Any) -> Any:
+    """Return what a loop goes through, and count its rounds: at once if it has a length."""
+    if isinstance(iterable, Undefined):
+        return iterable
+    try:
+        _count(context, len(iterable))
+    except TypeError:
+        return _counting(context, iterable) if isinstance(iterable, Iterator) else iterable
+    return iterable
+
+
+def _counting(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        _count(context, 1)
+        yield item
+
+
+def _count(context: Context, steps: int) -> None:
+    taken = getattr(context, _COUNTED, 0) + steps
+    setattr(context, _COUNTED, taken)
+    if taken > MOST_STEPS:
+        raise jinja2.TemplateRuntimeError(f"the template takes more than {MOST_STEPS:,} steps for one render: does it loop forever?")
+
+
 @lru_cache(64)
 def compile_template(source: str, now: datetime) -> jinja2.Template:
     """Return `source`, compiled for `transformers`' renderer, with `now` as the time it sees.
@@ -72,5 +117,6 @@ def compile_template(source: str, now: datetime) -> jinja2.Template:
     environment.globals = {**shared.globals, "strftime_now": now.strftime}
     if type(environment) is ImmutableSandboxedEnvironment:
         environment.__class__ = CachingSandbox
+        environment.filters = {**shared.filters, _COUNTED: _counted}
     template: jinja2.Template = environment.from_string(source)
     return template

@@ -301,6 +301,7 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
         ("{{ range(10 ** 9) }}", "Range too big"),
         ("{{ [1].append(2) }}", "not safely callable|is unsafe"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+        ("{{ 'x' * 10 ** 15 }}", "MemoryError"),
     ],
 )
 def test_a_refusal_is_told_in_the_templates_words(tokenizer: Any, fails: str, words: str) -> None:

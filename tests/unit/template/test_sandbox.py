@@ -85,7 +85,7 @@ NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame
 def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
     theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
     assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
-    assert ours.filters == theirs.filters
+    assert {name: f for name, f in ours.filters.items() if name != "toolroll_counted"} == theirs.filters
     assert ours.tests == theirs.tests
     clock = {"strftime_now": None}
     assert {**ours.globals, **clock} == {**theirs.globals, **clock}
@@ -179,3 +179,48 @@ def test_each_clock_has_a_template_of_its_own() -> None:
     years = [compile_template(source, datetime(year, 1, 1)).render() for year in (2001, 2002, 2001)]
     assert years == ["2001", "2002", "2001"]
     assert shared(source).environment.globals["strftime_now"] != datetime(2001, 1, 1).strftime
+
+
+# --- templates that never end ---------------------------------------------------------------------
+
+ENDLESS = {
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a loop over a text": "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}",
+    "a filter's items": "{% for a in x | map('upper') %}{% for b in x | map('upper') %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_takes_forever_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 50_000)
+    template = compile_template(ENDLESS[name], NOW)
+    with pytest.raises(jinja2.TemplateRuntimeError, match="more than 50,000 steps for one render"):
+        template.render(x="a" * 1000)
+    assert compile_template("{% for a in x %}{{ a }}{% endfor %}", NOW).render(x="ok") == "ok"
+
+
+def test_each_render_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 100)
+    template = compile_template("{% for a in x %}{{ a.upper() }}{{ loop.last }}{% endfor %}", NOW)
+    assert {template.render(x="a" * 20) for _ in range(20)} == {template.render(x="a" * 20)}
+
+
+LOOPS = [
+    "{% for a in x | map('upper') %}{{ loop.length }}{{ loop.revindex }}{{ loop.last }}{{ a }}{% endfor %}",
+    "{% for k, v in d.items() %}{{ loop.length }}{{ k }}={{ v }}{% else %}none{% endfor %}",
+    "{% for a in nothing %}{{ a }}{% else %}none{% endfor %}",
+    "{% for a in 5 %}{% endfor %}",
+    "{% for a in None %}{% endfor %}",
+    "{% for a in x if a != 'b' %}{{ loop.index }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
+    "{% for a in tree recursive %}{{ a.n }}{{ loop(a.c) if a.c }}{{ loop.depth }}{% endfor %}",
+    "{% for a in x %}{% if loop.first %}{% continue %}{% endif %}{{ a }}{% break %}{% endfor %}",
+    "{% for a in range(3) %}{% for b in range(a) %}{{ loop.index }}{{ a }}{% endfor %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", LOOPS)
+def test_a_counted_loop_is_jinjas_own(source: str) -> None:
+    given = {"x": "abc", "d": {"k": 1, "l": 2}, "tree": [{"n": 1, "c": [{"n": 2, "c": []}]}]}
+    theirs, ours = both(source, **given)
+    assert ours == theirs
