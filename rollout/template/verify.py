@@ -5,9 +5,10 @@ It shares no code with what made the sequence: the conversation is rendered by
 
 1. Are the tokens of the first prompt those of its render?
 2. Does the render continue with exactly the text of each delta, directly after the sampled turn? If
-   the template shows the turn as it was sampled, one render answers this for every turn. If it does
-   not (JSON spacing, another turn close, a tokenizer that normalizes), the prompts before and after
-   the turn are rendered, and compared token by token from the turn's close on.
+   the template shows the turn as it was sampled, or with other text between the same control tokens
+   (JSON spacing), one render answers this for every turn. If it does not (another turn close, a
+   tokenizer that normalizes), the prompts before and after the turn are rendered, and compared token
+   by token from the turn's close on.
 3. Are the tokens of each delta those of that text? If a message holds the text of a control token,
    the control tokens must be those of the same conversation with that text replaced by other text of
    the same length, and all pieces between them that hold none of it must have the same tokens.
@@ -130,8 +131,11 @@ class Verifier:
         if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
         at = len(begin.text)
+        ended = talk.without_prompt(first)
+        opening = begin.text[len(ended) :] if begin.text.startswith(ended) else ""
+        walk = _Walk(served, talk, whole, opening)
         for turn, following in zip(served.turns, served.turns[1:], strict=False):
-            at = self._check_delta(served, talk, turn, following, whole, at)
+            at = self._check_delta(walk, turn, following, at)
         if at != len(whole.text):
             raise _Mismatch("delta: text is missing")
 
@@ -160,21 +164,15 @@ class Verifier:
         if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
             raise _Mismatch("prompt: control tokens")
 
-    def _check_delta(
-        self,
-        served: ServedSequence,
-        talk: ShownConversation,
-        turn: TurnSpan,
-        following: TurnSpan,
-        whole: Shown,
-        at: int,
-    ) -> int:
+    def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
         """Check what follows the turn that begins at `at` in the render; return where the next begins."""
+        served, talk, whole = walk.served, walk.talk, walk.whole
         sampled = served.input_ids[turn.start : turn.stop].tolist()
         delta = served.input_ids[turn.stop : following.start].tolist()
         said, text = self._decode(sampled), self._continuation(sampled, delta)
-        start = at + len(said)
-        if said and whole.text.startswith(said + text, at):
+        as_said = said and whole.text.startswith(said, at)
+        start = at + len(said) if as_said else self._closed_at(walk, turn, sampled, at)
+        if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
             if self._is_encoded(sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])):
                 return stop
@@ -189,6 +187,26 @@ class Verifier:
         else:
             self._check_after_cut(delta, shown, turn_ids)
         return len(after.text)
+
+    def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
+        """Return where the turn that begins at `at` ends in the render, if that is certain.
+
+        It begins there if the generation prompt ends there. The template closes turns in history with
+        the stop token that the model sampled. If the text up to its first one has the control tokens of
+        the turn, and no others, nothing but the turn is in it: another message comes after that token.
+        """
+        stop = sampled[-1] if sampled else -1
+        if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
+            return None
+        if not self._exact.search(walk.opening) or not walk.whole.neutral.endswith(walk.opening, 0, at):
+            return None
+        found = []
+        for match in self._exact.finditer(walk.whole.neutral, at):
+            found.append(match.group())
+            if found[-1] == self._control[stop]:
+                own = [self._control[index] for index in self._controls(sampled)]
+                return match.end() if found == own else None
+        return None
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
         """Return True if `delta` are the ids of a text that follows the turn."""
@@ -344,6 +362,16 @@ class Verifier:
         except RENDER_ERRORS:  # the template asks for a user message
             head = ""
         return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What the deltas of one sequence are checked against. `opening`: the generation prompt's text."""
+
+    served: ServedSequence
+    talk: ShownConversation
+    whole: Shown
+    opening: str
 
 
 class _Mismatch(Exception):
