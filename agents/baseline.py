@@ -29,7 +29,7 @@ from toolroll.rollout.address import split_credentials
 from toolroll.rollout.call_ids import with_call_ids
 from toolroll.rollout.engine.failures import Failure, from_exception, from_response
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
 from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Message, Tool
@@ -74,7 +74,7 @@ class ChatEndpoint:
     async def complete(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """The answer's JSON, and how many attempts it took. Raises `EngineError`, `ContextOverflowError`, `EngineUnreachableError`."""
         data = orjson.dumps({"model": self.model, **body})
-        attempt = 1
+        attempt, deaths = 1, 0
         while True:
             ended = self._outage.ended
             outcome = await self._attempt(data)
@@ -83,7 +83,9 @@ class ChatEndpoint:
                 return outcome, attempt
             gone = outcome.lost or outcome.down
             if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
-                continue
+                deaths += 1
+                if deaths < MOST_DEATHS:
+                    continue
             if attempt == self._attempts or not (outcome.retry or outcome.server_fault):
                 raise self._error(outcome, attempt)
             pause = self._backoff * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)

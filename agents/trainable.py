@@ -24,7 +24,7 @@ from toolroll.agents.record import EpisodeRecord
 from toolroll.agents.result import build_result
 from toolroll.agents.world import World
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.args import read_args
+from toolroll.rollout.args import RolloutArgs, read_args
 from toolroll.rollout.dialogue import Dialogue, Reply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.foreign import guarded
@@ -97,7 +97,7 @@ class TrainableAgentMixin:
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
-        args = read_args(rollout_args if rollout_args is not None else self.rollout_args)
+        args = self._settings(served, rollout_args)
         world = World(
             as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
             task,
@@ -129,6 +129,11 @@ class TrainableAgentMixin:
         finally:
             await asyncio.shield(record.close(world))
         return self._finish(world, dialogue, record, reason, reward)
+
+    def _settings(self, served: ServedModel, rollout_args: Any) -> RolloutArgs:
+        """Return this episode's settings: those given, the agent's own, or those of the served model."""
+        given = rollout_args if rollout_args is not None else self.rollout_args
+        return served.args if given is None and served.args is not None else read_args(given)
 
     async def _interact(
         self,
@@ -192,7 +197,7 @@ class TrainableAgentMixin:
             tools,
             session_id=session_id,
             template=self._template(served),
-            verify=read_args(rollout_args if rollout_args is not None else self.rollout_args).verify,
+            verify=self._settings(served, rollout_args).verify,
             generate=generate_through(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
             parse=parse_through(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
             prompt_hook=in_play(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,

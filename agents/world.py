@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from toolroll.agents.checked import (
     MOST_BYTES,
@@ -77,7 +77,7 @@ class World:
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
-        found = await self._call(self.env.reset, self.task, self.seed)
+        found = await self._call("reset", self.task, self.seed)
         return self._checked(checked_observation, found, self._most_bytes)
 
     async def step(self, action: Action) -> StepResult:
@@ -85,7 +85,7 @@ class World:
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
         try:
-            found = await self._call(self.env.step, action)
+            found = await self._call("step", action)
         except ActionError as error:  # its text goes back to the model
             check_size(
                 f"the ActionError of {self._name}.step",
@@ -99,12 +99,12 @@ class World:
 
     async def verdict(self) -> float | None:
         """The environment's reward for an episode that ran out of steps or of context."""
-        return checked_reward(f"{self._name}.verdict", await self._call(self.env.verdict))
+        return checked_reward(f"{self._name}.verdict", await self._call("verdict"))
 
     async def measure(self) -> Exception | None:
         """Take the environment's numbers. Return the error if that fails: the episode stands."""
         try:
-            found = await self._call(self.env.metrics, limit=self._time_limit or _CLOSE_LIMIT)
+            found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
             if wrong is not None:
                 raise EnvironmentFailure(wrong)
@@ -124,7 +124,7 @@ class World:
         It may take the time limit (10 seconds if there is none).
         """
         try:
-            await self._call(self.env.close, limit=self._time_limit or _CLOSE_LIMIT)
+            await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
             logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
             return error
@@ -140,14 +140,14 @@ class World:
         except Exception as error:
             raise EnvironmentFailure(f"what {self._name} returned cannot be read: {_shown(error)}") from error
 
-    async def _call(self, function: Callable[..., T | Awaitable[T]], *args: Any, limit: float | None = None) -> T:
+    async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
         began = perf_counter()
         seconds = limit or self._time_limit
-        where = f"{self._name}.{_name_of(function)}"
+        where = f"{self._name}.{method}"
         try:
             async with asyncio.timeout(None) as timeout:
                 with pausable(timeout):
-                    return await self._result(where, timeout, seconds, function, *args)
+                    return await self._result(where, timeout, seconds, method, *args)
         except (ActionError, UsageError):
             raise
         except Exception as error:
@@ -165,32 +165,29 @@ class World:
         where: str,
         limit: asyncio.Timeout,
         seconds: float | None,
-        function: Callable[..., T | Awaitable[T]],
+        method: str,
         *args: Any,
-    ) -> T:
-        """Call `function`. Its time begins when a thread is there for it."""
+    ) -> Any:
+        """Call the environment's `method`. Its time begins when a thread is there for it."""
 
         def begun() -> None:
             if seconds is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
         with guarded():
+            function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
                 result = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
             else:
                 begun()
                 result = function(*args)
-            return cast(T, await result if inspect.isawaitable(result) else result)
+            return await result if inspect.isawaitable(result) else result
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
     """Guard a call in its own thread, where a `KeyboardInterrupt` is not taken for a Ctrl-C."""
     with guarded():
         return function(*args)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def _shown(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,14 +28,35 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
 
     If writing fails, `path` stays as it was.
     """
-    draft = path.with_name(f"{path.name}.new")
     with writing(path, advice):
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        draft = Path(name)
         try:
-            with draft.open("wb") as file:
+            with os.fdopen(number, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            draft.chmod(0o666 & ~_UMASK)
             draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in `folder` to the disk: only then does a new file survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    found = os.umask(0)  # there is no other way to read it
+    os.umask(found)
+    return found
+
+
+_UMASK = _umask()

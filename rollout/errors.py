@@ -124,5 +124,5 @@ def message_of(error: BaseException, limit: int = _TEXT) -> str:
     try:
         text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         return capped(text, limit)
-    except Exception as broken:  # noqa: BLE001 - the border to an exception class of others
+    except BaseException as broken:  # noqa: BLE001 - the border to an exception class of others
         return f"(its text cannot be read: {type(broken).__name__})"

@@ -26,6 +26,7 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.foreign import ForeignExitError, guarded
 from toolroll.rollout.garbage import paced_garbage
 from toolroll.rollout.storable import finite, shown
+from toolroll.rollout.surrogates import without_surrogates
 from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import (
     Agent,
@@ -141,6 +142,8 @@ class Runner:
         not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
         at the engine. So are they when this call is cancelled.
         """
+        for task in tasks:
+            _check_id(task)
         todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
         rest = iter(todo)
         left = {(task.id, sample) for task, sample in todo}
@@ -238,6 +241,12 @@ class Runner:
             )
 
 
+def _check_id(task: Task) -> None:
+    """Raise `UsageError` for a task's id that the episode file cannot give back."""
+    if not isinstance(task.id, str) or without_surrogates(task.id) != task.id:
+        raise UsageError(f"the id of a task is {shown(task.id)}: it must be text without lone surrogates")
+
+
 def _checked(result: InteractionResult) -> InteractionResult:
     """Return what an agent returned, as the episode file can hold it.
 
@@ -245,8 +254,14 @@ def _checked(result: InteractionResult) -> InteractionResult:
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
-    if result.reward is not None and finite(result.reward) is None:
-        raise ValueError(f"asolve gave the reward {shown(result.reward)}: it must be a finite number, or None for none")
+    given, result.reward = result.reward, finite(result.reward)
+    if given is not None and result.reward is None:
+        raise ValueError(f"asolve gave the reward {shown(given)}: it must be a finite number, or None for none")
+    result.info, result.metrics = dict(result.info), dict(result.metrics)
+    result.messages = [dict(message) for message in result.messages]
+    result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
+    if any(step is not None and finite(step) is None for step in result.step_rewards):
+        raise ValueError(f"asolve gave the step rewards {shown(result.step_rewards)}: they must be finite")
     numbers = {name: finite(value) for name, value in result.metrics.items()}
     wrong = [f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None]
     if wrong:

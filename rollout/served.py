@@ -71,6 +71,8 @@ class ServedModel:
         self.parser = parser
         self.name = name
         self._max_resumes = max_resumes
+        self.args: RolloutArgs | None = None
+        """The settings that it was opened with by `from_args`: an agent's, if it has none of its own."""
         self._threads = Threads(threads)
         self._closing = ExitStack()
 
@@ -105,6 +107,7 @@ class ServedModel:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
+        served.args = args
         served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
         return served
 
@@ -179,7 +182,7 @@ def load_tokenizer(name: str | None) -> Any:
     from transformers import AutoTokenizer  # 1-2 s: not at import
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
 

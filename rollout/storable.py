@@ -102,6 +102,8 @@ def as_text(value: Any) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, set | frozenset):
         return sorted(map(_text_of, value))
+    if isinstance(value, Mapping):
+        return _mapping(value, (id(value),))
     return _text_of(value)
 
 

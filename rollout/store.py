@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from toolroll.rollout.disk import writing
+from toolroll.rollout.disk import sync_folder, writing
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.storable import as_text, storable
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
@@ -214,6 +214,7 @@ class EpisodeStore:
             folder.mkdir(parents=True, exist_ok=True)
             cut_torn_line(self.path)
             self._file = file or self.path.open("ab")
+            sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
         """Write one episode, flushed to the operating system: a killed process loses nothing that

@@ -35,7 +35,7 @@ class RunsOffLoop(Protocol):
 class Threads:
     """At most `most` blocking calls at once, first come, first served. For one event loop at a time.
 
-    Calls that were given up do not count among them. If more than `most` + `most_given_up` of these
+    Calls that were given up do not count among them. If `most` + `most_given_up` of these or more
     still run, every call raises `UsageError`. No thread keeps the process from ending.
     """
 

@@ -26,7 +26,7 @@ from toolroll.agents.users.strategies import UserStrategy
 from toolroll.rollout.address import split_credentials
 from toolroll.rollout.engine.failures import reason
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Message, Tool
 
@@ -179,7 +179,7 @@ class ChatClient:
         `EngineUnreachableError` if nobody answered for `engine_timeout` seconds.
         """
         body = orjson.dumps(self.request(messages, seed) | ({"tools": list(tools)} if tools else {}))
-        attempt = 0
+        attempt = deaths = 0
         while True:
             ended = self._outage.ended
             outcome = await self._attempt(body)
@@ -187,7 +187,9 @@ class ChatClient:
                 self._outage.answered()
                 return outcome
             if outcome.lost and await self._outage.over(ended, outcome.what):
-                continue
+                deaths += 1
+                if deaths < MOST_DEATHS:
+                    continue
             if not outcome.retryable or attempt == self._config.retries or outcome.retry_after > self._config.max_backoff:
                 raise self._error(outcome, attempt + 1)
             on_retry()

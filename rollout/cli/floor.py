@@ -7,6 +7,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from toolroll.rollout.metrics import Summary
 from toolroll.rollout.registry import agent_maker
@@ -39,12 +40,26 @@ class LeavingUser:
         """Nothing is held."""
 
 
-async def play_floor(factory: EnvironmentFactory, tasks: Sequence[Task], *, max_num_steps: int) -> Summary:
-    """One do-nothing episode of each task; no engine and no model is asked."""
+async def play_floor(
+    factory: EnvironmentFactory,
+    tasks: Sequence[Task],
+    *,
+    max_num_steps: int,
+    episode_timeout: float | None = None,
+    pace_gc: bool = True,
+    limits: Mapping[str, Any] | None = None,
+) -> Summary:
+    """Play one do-nothing episode of each task; no engine is asked. `limits`: the agent's settings."""
     summary = Summary(factory.name)
-    settings = RunSettings(concurrency=_CONCURRENCY, max_num_steps=max_num_steps)
+    settings = RunSettings(
+        concurrency=_CONCURRENCY,
+        max_num_steps=max_num_steps,
+        episode_timeout=episode_timeout,
+        pace_gc=pace_gc,
+    )
     make = agent_maker("do-nothing")
     threads = Threads(_CONCURRENCY)
-    runner = Runner(factory, lambda: make(threads, {}), settings, EnvironmentOptions(user=lambda seed: LeavingUser()))
+    options = EnvironmentOptions(user=lambda seed: LeavingUser())
+    runner = Runner(factory, lambda: make(threads, limits or {}), settings, options)
     await runner.run(tasks, summary.add)
     return summary

@@ -95,7 +95,14 @@ async def _play(
             stopped = error.number
     floor = None
     if config.floor and stopped is None:
-        floor = await play_floor(plan.factory, _played(plan, summary), max_num_steps=config.max_steps)
+        floor = await play_floor(
+            plan.factory,
+            _played(plan, summary),
+            max_num_steps=config.max_steps,
+            episode_timeout=config.episode_timeout,
+            pace_gc=config.gc,
+            limits={"step_timeout": config.step_timeout, "max_observation_bytes": config.max_observation_bytes},
+        )
     found = report(
         summary,
         floor=floor,

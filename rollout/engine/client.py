@@ -28,7 +28,7 @@ from toolroll.rollout.engine.facts import ModelFacts
 from toolroll.rollout.engine.failures import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
-from toolroll.rollout.engine.outage import Outage, Sleep
+from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport, whole
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_DEATHS = 3
-"""So many outages that begin in the middle of one request are taken to be its fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,12 @@ class Engine:
         """Finish the aborts under way and close the connections; what is under way is not tried again."""
         self._closings += 1
         await self._outage.aclose()
-        if self._aborts:
+        while self._aborts:  # one that begins meanwhile opens the connections again
             await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._transport.close()
+        if self._aborts:
+            await asyncio.gather(*self._aborts, return_exceptions=True)
+            await self._transport.close()
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Engine:
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline = _Deadline(deadline.at + perf_counter() - waited_from)
                     deaths += outcome.running
-                    if deaths < _DEATHS:
+                    if deaths < MOST_DEATHS:
                         continue  # what the engine's absence cost is no attempt
                     words = f"the engine went away {deaths} times during this request"
                     raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)

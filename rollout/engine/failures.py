@@ -71,7 +71,7 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
         retry_after=_seconds(retry_after),
         lost=status == 502 or upstream,
         down=status == 503 and _NO_WORKERS in text,
-        running=upstream,
+        running=status == 502 or upstream,
     )
 
 

@@ -20,6 +20,8 @@ from toolroll.rollout.time_limit import not_counted
 
 logger = logging.getLogger(__name__)
 
+MOST_DEATHS = 3
+"""So many outages that begin in the middle of one request are taken to be its fault."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
 

@@ -76,13 +76,11 @@ class Works(Generic[T]):
 
         async def body() -> T:
             await asyncio.sleep(0)  # until the work is there
-            try:
-                return await run(work)
-            finally:
-                work.wake()
+            return await run(work)
 
         work: Work[T] = Work(key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)])
         work.task.add_done_callback(_retrieved)
+        work.task.add_done_callback(lambda _: work.wake())  # also if it is cancelled before it begins
         self._works.setdefault(key, []).append(work)
         return work
 

@@ -10,7 +10,6 @@ import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -49,6 +48,8 @@ class ShownConversation:
         self._messages = [reference.prepared(message) for message in messages]
         self._tools = [readable(tool) for tool in tools]
         self._prompts: dict[tuple[int, bool], Shown] = {}
+        self._generation_prompt: str | None = None
+        self._forms: dict[_Other, tuple[list[Message], list[Tool]]] = {}
 
     def prompt(self, stop: int, *, assistant: bool = False) -> Shown:
         """Return the prompt after `stop` messages.
@@ -65,6 +66,13 @@ class ShownConversation:
         """Return the render of `stop` messages without a generation prompt."""
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
+    def generation_prompt(self, stop: int) -> str:
+        """Return what a prompt after `stop` messages ends with; empty if the template adds nothing."""
+        if self._generation_prompt is None:
+            text, without = self.prompt(stop).text, self.without_prompt(stop)
+            self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
+        return self._generation_prompt
+
     def head(self) -> str:
         """Return the render of the leading system messages, without a generation prompt."""
         lead = takewhile(lambda message: message["role"] in ("system", "developer"), self._messages)
@@ -72,7 +80,8 @@ class ShownConversation:
 
     def _prompt(self, stop: int, *, assistant: bool) -> Shown:
         text = self._reference.render(self._messages[:stop], self._tools or None)
-        for other, (all_messages, tools) in self._neutral.items():
+        for other in (_other_letters, _other_marks):
+            all_messages, tools = self._neutral(other)
             messages = [
                 message if message.get("role") == "assistant" and not assistant else changed
                 for message, changed in zip(self._messages[:stop], all_messages, strict=False)
@@ -84,13 +93,11 @@ class ShownConversation:
                 return Shown(text, shown)
         raise NeutralTextError("control-token text changes the render")
 
-    @cached_property
-    def _neutral(self) -> dict[_Other, tuple[list[Message], list[Tool]]]:
-        """Messages and tools in each neutral form."""
-        return {
-            other: (self._changed(self._messages, other), self._changed(self._tools, other))
-            for other in (_other_letters, _other_marks)
-        }
+    def _neutral(self, other: _Other) -> tuple[list[Message], list[Tool]]:
+        """Return messages and tools in one neutral form."""
+        if other not in self._forms:
+            self._forms[other] = self._changed(self._messages, other), self._changed(self._tools, other)
+        return self._forms[other]
 
     def _changed(self, value: Any, other: _Other) -> Any:
         """Return JSON data in which `other` replaces control-token text."""

@@ -131,9 +131,7 @@ class Verifier:
         if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
         at = len(begin.text)
-        ended = talk.without_prompt(first)
-        opening = begin.text[len(ended) :] if begin.text.startswith(ended) else ""
-        walk = _Walk(served, talk, whole, opening)
+        walk = _Walk(served, talk, whole)
         for turn, following in zip(served.turns, served.turns[1:], strict=False):
             at = self._check_delta(walk, turn, following, at)
         if at != len(whole.text):
@@ -198,7 +196,8 @@ class Verifier:
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
             return None
-        if not self._exact.search(walk.opening) or not walk.whole.neutral.endswith(walk.opening, 0, at):
+        opening = walk.talk.generation_prompt(walk.served.turns[0].message)
+        if not self._exact.search(opening) or not walk.whole.neutral.endswith(opening, 0, at):
             return None
         found = []
         for match in self._exact.finditer(walk.whole.neutral, at):
@@ -366,12 +365,11 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the deltas of one sequence are checked against. `opening`: the generation prompt's text."""
+    """What the deltas of one sequence are checked against: its conversation, and the last prompt."""
 
     served: ServedSequence
     talk: ShownConversation
     whole: Shown
-    opening: str
 
 
 class _Mismatch(Exception):

@@ -52,7 +52,7 @@ def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer  # 1-2 s: not at import
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
 

@@ -106,7 +106,7 @@ def test_each_line_can_be_written_through_to_the_disk(tmp_path: Path, monkeypatc
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", counted)
-    for sync, count in (("end", 1), ("always", 4)):
+    for sync, count in (("end", 2), ("always", 5)):
         synced.clear()
         with EpisodeStore(tmp_path / sync, sync=sync) as store:  # type: ignore[arg-type]
             for sample in range(3):

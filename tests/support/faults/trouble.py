@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from support.ponds import Pond, PondFactory
@@ -94,6 +95,11 @@ class _EvilText(Exception):
         raise RuntimeError("no text")
 
 
+class _ExitText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
 class _Custom(BaseException):
     pass
 
@@ -167,10 +173,11 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "BaseException": lambda: _Custom("custom"),
     "group": lambda: BaseExceptionGroup("group", [KeyboardInterrupt(), SystemExit(0)]),
     "no text": _EvilText,
+    "exits if shown": _ExitText,
     "long text": lambda: ValueError("x" * 5_000_000),
     "surrogates": lambda: ValueError("\ud800 \x00 \udfff"),
 }
-EVERYWHERE = ("SystemExit 0", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "no text", "ValueError")
+EVERYWHERE = ("SystemExit 0", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "no text", "exits if shown", "ValueError")
 
 WRONG: dict[str, tuple[str, Wrong]] = {
     **{f"step raises {name}": ("step", raising(error)) for name, error in RAISED.items()},
@@ -194,6 +201,11 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "reset returns text": ("reset", returning("Hello.")),
     "reset has no messages": ("reset", returning(Observation([]))),
     "tools are a number": ("reset", returning(Observation([{"role": "user", "content": FIRST}], 5))),
+    "tools are read-only": (
+        "reset",
+        returning(Observation([{"role": "user", "content": FIRST}], [MappingProxyType(TOOL)])),
+    ),
+    "info is read-only": ("step", returning(StepResult((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})})))),
     "tools hold None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [None]))),
     "messages are a number": ("reset", returning(Observation(5))),
     "first info is None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [TOOL], None))),

@@ -21,6 +21,7 @@ from toolroll.agents.users.chat import ChatClient
 from toolroll.agents.world import World
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
+from toolroll.rollout.engine.failures import from_response
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
 from toolroll.rollout.runner import Runner, RunSettings, RunStoppedError
@@ -425,3 +426,9 @@ async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_no
     assert heads == ["Basic bWU6c2VjcmV0"] * 2
     assert "secret" not in f"{of_user.value} {of_baseline.value}"
     assert f"{url}/v1/chat/completions" in str(of_user.value)
+
+
+def test_a_gateway_that_lost_its_engine_may_have_lost_it_to_the_request() -> None:
+    """Such an outage counts against the request: else one that kills each engine is sent forever."""
+    failure = from_response(502, b"bad gateway")
+    assert (failure.lost, failure.running, failure.retry) == (True, True, True)
