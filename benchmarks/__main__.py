@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,15 +41,29 @@ def main() -> None:
     asked = reader.parse_args()
     if asked.peers:
         sys.path.append(str(asked.peers))
-    texts = []
-    for part in asked.parts or PARTS:
-        texts.append(importlib.import_module(f"benchmarks.{part}").run(quick=asked.quick).text())
+    parts, texts = asked.parts or PARTS, []
+    for part in parts:
+        texts.append(measured(part, asked) if len(parts) > 1 else table(part, quick=asked.quick))
         print(texts[-1], flush=True)
     if asked.out:
         quick = " Run with --quick: fewer conversations, rounds and episodes." if asked.quick else ""
         load = f"load average {os.getloadavg()[0]:.1f} at the end"
         about = f"Machine: {machine()}; {load}.{quick}\n"
         asked.out.write_text("\n".join([INTRODUCTION, about, *texts]))
+
+
+def table(part: str, *, quick: bool) -> str:
+    """Return the table of `part`, measured in this process."""
+    text: str = importlib.import_module(f"benchmarks.{part}").run(quick=quick).text()
+    return text
+
+
+def measured(part: str, asked: argparse.Namespace) -> str:
+    """Return the table of `part`, measured in a fresh process: memory is not what other parts left."""
+    command = [sys.executable, "-m", "benchmarks", part]
+    command += ["--quick"] if asked.quick else []
+    command += ["--peers", str(asked.peers)] if asked.peers else []
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _PARAMS = {"temperature": 1.0, "max_new_tokens": 512, "stop_token_ids": [151645]
 def reply(tokens: int, prompt: int = 100, seed: int = 0) -> bytes:
     """An answer of SGLang's with `tokens` sampled ids."""
     rng = random.Random(seed)
-    ids = [rng.randrange(150_000) for _ in range(tokens)]
+    ids = [*(rng.randrange(150_000) for _ in range(tokens - 1)), 151645]
     logprobs = [[-rng.random() * 5, index, None] for index in ids]
     meta: dict[str, Any] = {
         "id": "0" * 32,
@@ -74,7 +74,7 @@ def run(*, quick: bool = False) -> Table:
     made.rows.append(["300 new ids taken in", number(cpu_of(lambda: growing.observe(new), rounds=rounds)), "", ""])
     for tokens in REPLIES:
         text = reply(tokens)
-        asked = GenerateRequest(np.zeros(100, dtype=np.int32), _PARAMS, "s")
+        asked = GenerateRequest(np.zeros(100, dtype=np.int32), {**_PARAMS, "max_new_tokens": tokens}, "s")
         read = partial(_parse, text, asked)
         costs = cpu_in_turns(read, partial(orjson.loads, text), rounds=rounds)
         cells = [*costs, cpu_of(partial(json.loads, text), rounds=3)]
