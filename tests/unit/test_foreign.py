@@ -255,11 +255,15 @@ def test_a_ctrl_c_ends_the_run(form: int) -> None:
     async def run() -> None:
         await play(ScriptedFactory(environments(act)[form]))
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(run())
-    if form == 1:  # without asyncio.run's handler it is raised in the environment's own code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
         with pytest.raises(KeyboardInterrupt):
-            asyncio.new_event_loop().run_until_complete(run())
+            asyncio.run(run())
+        if form == 1:  # without asyncio.run's handler it is raised in the environment's own code
+            with pytest.raises(KeyboardInterrupt):
+                asyncio.new_event_loop().run_until_complete(run())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert pressed
 
 
