@@ -56,7 +56,7 @@ async def test_the_id_of_an_answer_is_the_rid(http: aiohttp.ClientSession, route
         async with http.post(f"{wire.url}/generate", json=body) as response:
             lines = [line async for line in response.content if line.startswith(b"data: {")]
         assert [orjson.loads(line[6:])["meta_info"]["id"] for line in lines] == [rid] * len(lines)
-        assert len(lines) == 3
+        assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3  # in up to three events: the server joins some
 
 
 async def test_the_right_model_passes_at_the_server_and_behind_the_router(routed_sglang: Any) -> None:
