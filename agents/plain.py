@@ -46,7 +46,7 @@ class PlainReply:
 
 class PlainAgent(ABC):
     """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
-    of one observation.
+    of one message of an observation.
 
     Serves any number of episodes at once.
     """

@@ -90,10 +90,10 @@ class EpisodeRecord:
         return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
 
     async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
-        """Return what an episode that an error ended comes to.
+        """Return the stop reason and the reward of an episode that ended with an error.
 
-        If the context was full, also for the first prompt, it is the environment's verdict; else
-        there is no reward.
+        If the context was full, also for the first prompt, the reward is the environment's verdict.
+        For any other error, the reward is None.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None

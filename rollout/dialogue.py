@@ -28,6 +28,7 @@ from toolroll.rollout.surrogates import without_surrogates
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.derive import Sampled
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.threads import call_of_size
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")
@@ -126,10 +127,10 @@ class Dialogue:
         template refuses the conversation, `EngineError` where the engine fails.
         """
         if not self._observed:
-            await _run(self._observe_pending, in_thread=self._size > LONG)
+            await call_of_size(self._observe_pending, large=self._size > LONG)
         elif self._pending:
             reason = "messages were added after a request that failed"
-            await _run(self._fork, reason, in_thread=self._size > LONG)
+            await call_of_size(self._fork, reason, large=self._size > LONG)
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self.session), self.template)
         request = GenerateRequest(
@@ -142,7 +143,7 @@ class Dialogue:
         completion = await self._generate(request)
         node = self.session.sample(completion, params)
         is_long = len(completion.output_ids) > LONG_REPLY
-        reply = await _run(self._take, completion, node, params, in_thread=is_long)
+        reply = await call_of_size(self._take, completion, node, params, large=is_long)
         if self._verify == "always" and self._is_checked:
             self._checks.add(asyncio.create_task(self._check(self._sequence())))
         return reply
@@ -270,10 +271,6 @@ class Dialogue:
         """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
         for check in self._checks:
             check.cancel()
-
-
-async def _run(function: Callable[..., T], *args: Any, in_thread: bool) -> T:
-    return await asyncio.to_thread(function, *args) if in_thread else function(*args)
 
 
 def text_size(value: Any) -> int:

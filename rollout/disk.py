@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,14 +29,12 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     If writing fails, `path` stays as it was.
     """
     with writing(path, advice):
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        draft = Path(name)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(number, "wb") as file:
+            with draft.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            draft.chmod(0o666 & ~_UMASK)
             draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -51,12 +49,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    found = os.umask(0)  # there is no other way to read it
-    os.umask(found)
-    return found
-
-
-_UMASK = _umask()

@@ -22,6 +22,11 @@ T = TypeVar("T")
 MOST_GIVEN_UP = 64
 
 
+async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
+    """Call `function`, in a thread if its input is `large`. For work that ends by itself."""
+    return await asyncio.to_thread(function, *args) if large else function(*args)
+
+
 class RunsOffLoop(Protocol):
     """What an agent without tokens needs of a `ServedModel`."""
 

@@ -47,7 +47,7 @@ def _evaluate(expression: str) -> Any:
 
 
 class _Bounded(ast.NodeTransformer):
-    """Puts calls of the bounded functions in the place of operators."""
+    """Replaces powers and products with calls of the bounded functions."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)

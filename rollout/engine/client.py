@@ -135,7 +135,7 @@ class Engine:
                     deadline = _Deadline(deadline.at + perf_counter() - waited_from)
                     deaths += outcome.running
                     if deaths < MOST_DEATHS:
-                        continue  # what the engine's absence cost is no attempt
+                        continue  # an outage does not count as an attempt
                     words = f"the engine went away {deaths} times during this request"
                     raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
             if self._closings != closings:

@@ -1,7 +1,7 @@
 """`Fleet`: what is asked of an engine besides tokens: its workers, its model, its health, aborts.
 
-Invariants: what could not be asked is asked again next time; an engine that comes back after an
-outage with another model is refused.
+Invariants: what could not be asked is asked again next time; an engine that comes back with another
+model is refused, if a request noticed the outage and `engine_timeout` is set.
 """
 
 from __future__ import annotations

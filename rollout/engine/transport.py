@@ -1,8 +1,8 @@
 """`Transport`: one aiohttp session for everything that is asked of an engine or its router.
 
 Invariants: nothing is sent twice (aiohttp repeats idempotent methods only, and a redirect of a POST
-is an answer like any other); there is no limit of connections, and no time limit but the request's
-own; the credentials of the engine's address go to that address only.
+is an answer like any other); the number of connections is not limited, and the only time limits are
+those of each request; the credentials of the engine's address go to that address only.
 """
 
 from __future__ import annotations

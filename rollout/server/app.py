@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import orjson
@@ -25,7 +24,7 @@ from toolroll.rollout.server.answers import trajectories_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import off_loop, receive
+from toolroll.rollout.server.received import receive
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -33,6 +32,7 @@ from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.works import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.threads import call_of_size
 from toolroll.rollout.types import Tool
 
 logger = logging.getLogger(__name__)
@@ -251,11 +251,11 @@ class EndpointServer:
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await receive(request, self.settings)
-        asked = await off_loop(partial(read, TokenizeRequest, body.data), large=body.large)
+        asked = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
         template = self.endpoint.variants.get(asked.chat_template_kwargs)
-        ids = await off_loop(partial(_tokens, asked, template, body.data.get("tools") or []), large=body.large)
+        ids = await call_of_size(_tokens, asked, template, body.data.get("tools") or [], large=body.large)
         await self.endpoint.refresh()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
 

@@ -23,7 +23,7 @@ from toolroll.rollout.server.answers import chat_body, text_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import LARGE, Received, off_loop
+from toolroll.rollout.server.received import LARGE, Received
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -35,6 +35,7 @@ from toolroll.rollout.server.variants import Variants
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.works import Work, request_key
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.threads import call_of_size
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 _LONG = LARGE // 4
@@ -106,7 +107,7 @@ class Endpoint:
     async def ask_chat(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the chat completion that `body` asks for; nobody may change it any more."""
         large = body.large
-        request, key = await off_loop(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
+        request, key = await call_of_size(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
         given, request.messages = request.messages, []
         tools: list[Tool] = list(body.data.get("tools") or ())
         asked = Asked(request, tools)
@@ -122,7 +123,7 @@ class Endpoint:
         plan = partial(self._plan, live, given, use.tools, template)
 
         async def run(work: Work[Served]) -> Served:
-            prompt = await off_loop(plan, large=large)
+            prompt = await call_of_size(plan, large=large)
             given.clear()  # a conversation long, and nobody needs it while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = _prompt_json(prompt, answered)
@@ -135,7 +136,7 @@ class Endpoint:
             choices = []
             for index, completion in enumerate(completions):
                 choice = partial(self._chat_choice, live, prompt, completion, sent, use, request, first + index)
-                choices.append(await off_loop(choice, large=len(completion.output_ids) > _LONG))
+                choices.append(await call_of_size(choice, large=len(completion.output_ids) > _LONG))
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_chat(live, prompt, served, work)
@@ -150,7 +151,7 @@ class Endpoint:
     async def ask_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
         large = body.large
-        request, key = await off_loop(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
+        request, key = await call_of_size(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
         asked = Asked(request)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
@@ -161,7 +162,7 @@ class Endpoint:
         planned = partial(plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
 
         async def run(work: Work[Served]) -> Served:
-            plan = await off_loop(planned, large=large)
+            plan = await call_of_size(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
             choices = [Choice(completion, self._shown(completion, request)) for completion in completions]

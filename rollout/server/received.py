@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.settings import EndpointSettings
+from toolroll.rollout.threads import call_of_size
 
 T = TypeVar("T")
 
@@ -35,11 +35,6 @@ class Received:
     large: bool = False
 
 
-async def off_loop(call: Callable[[], T], *, large: bool) -> T:
-    """Return what `call` returns; call it in a thread if its input is `large`."""
-    return await asyncio.to_thread(call) if large else call()
-
-
 async def receive(request: web.Request, settings: EndpointSettings) -> Received:
     """Return the body of `request`. Raise `ApiError` if it is too large, too slow, or not a JSON object."""
     if request.content_type != "application/json":
@@ -54,7 +49,7 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
 async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
     """Return `raw` decoded, in a thread if it may be large. Raise `ApiError` as `decode` does."""
     call = partial(decode, raw, compressed=compressed, settings=settings)
-    return await off_loop(call, large=compressed or len(raw) > LARGE)
+    return await call_of_size(call, large=compressed or len(raw) > LARGE)
 
 
 def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:

@@ -1,4 +1,4 @@
-"""How much the fault suite injects: a sample in `make test-all`, everything in `make faults`."""
+"""How much the kills and outages inject: a sample in `make test-all`, everything in `make faults`."""
 
 import os
 
