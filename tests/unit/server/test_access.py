@@ -169,6 +169,14 @@ def test_no_more_is_decompressed_than_the_limit() -> None:
 # --- half-sent requests ------------------------------------------------------------------------------------------------
 
 
+async def _until_closed(reader: asyncio.StreamReader) -> bytes:
+    """Return what the endpoint sends before it closes the connection."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:  # closed before it read what was sent
+        return b""
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -185,7 +193,7 @@ async def test_what_is_half_sent_is_closed(tokenizer: Any, part: bytes) -> None:
         for _ in range(60):
             found.append(await asyncio.open_connection("127.0.0.1", URL(bench.url).port))
             found[-1][1].write(part)
-        answers = [await reader.read() for reader, _ in found]  # up to the end, which the endpoint makes
+        answers = [await _until_closed(reader) for reader, _ in found]
         # One that is not read in time, since the machine is busy, is closed without an answer.
         assert all(not answer or b" 408 " in answer for answer in answers)
         assert any(answers) == (b"\r\n\r\n" in part)
