@@ -148,6 +148,17 @@ async def test_without_a_key_neither(tokenizer: Any, head: bytes) -> None:
         ("deflate", zlib.compress(BODY), 200, None),
         ("identity", BODY, 200, None),
     ],
+    ids=[
+        "not gzip",
+        "cut gzip",
+        "gzip and more",
+        "not deflate",
+        "gzip without JSON",
+        "unknown",
+        "gzip",
+        "deflate",
+        "identity",
+    ],  # the data holds the time: each worker would name its tests otherwise
 )
 async def test_a_body_is_what_its_encoding_says(tokenizer: Any, encoding: str, data: bytes, status: int, code: str | None) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
