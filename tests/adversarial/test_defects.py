@@ -41,7 +41,7 @@ QUESTIONS = {
     "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% endfor %}" + SLOTS["tool"],
     "joined": ASKED.replace("{X}", "'a' ~ m.name == 'apython'"),
     "lookup": "{{ {'python': 'P', 'now': 'N'}.get(m.name, '?') }}" + SLOTS["tool"],
-    "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content == 'ok'"),
+    "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content | length > 9"),
 }
 
 
@@ -50,8 +50,9 @@ def failures(template: Template, **shape: Any) -> str:
     player = Player(template)
     for at in range(3):
         player.play(loop(f"{template.name}/{at}", **(shape or {"calls": 1})))
-    assert counts(player.rows)["exact"] > 10
-    return bad(player.rows, WRONG, 3)
+    found = bad(player.rows, WRONG, 3)
+    assert found or counts(player.rows)["exact"] > 10
+    return found
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -89,8 +90,8 @@ def test_named_templates_are_not_mixed_up() -> None:
     for at in range(4):
         player.play(replace(loop(f"named/{at}", calls=0), tools=None))
     found = bad(player.rows, WRONG, 3)
-    assert counts(player.rows)["exact"] > 40
     assert not found, found
+    assert counts(player.rows)["exact"] > 40
 
 
 # --- control-token text --------------------------------------------------------------------------

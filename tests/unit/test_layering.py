@@ -97,6 +97,20 @@ def test_the_floors_inside_rollout() -> None:
                 assert wrong == [], f"{name} imports {wrong}"
 
 
+def test_the_check_shares_no_code_with_what_it_checks() -> None:
+    """A check that renders or encodes as the samples were made would share its errors."""
+    reached: set[str] = set()
+    waiting = ["toolroll.rollout.template.verify"]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += imports_of()[name]
+    template = "toolroll.rollout.template."
+    checks = {f"{template}{name}" for name in ("verify", "reference", "shown")}
+    assert {name for name in reached if name.startswith(template)} == checks
+
+
 def test_the_three_folders_are_no_packages() -> None:
     """An `agents/__init__.py` at the top would shadow openai-agents for whoever runs from the repository's root."""
     for floor in FLOORS:

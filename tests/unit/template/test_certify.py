@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adversarial.skeleton import filled
+from support.adversarial.zoo import tokenizer_of_kind
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.probes import probes
 
 pytestmark = pytest.mark.tokens
@@ -82,6 +85,25 @@ def test_a_wrong_delta_is_found() -> None:
     for probe in probes(opens_reasoning=False):
         assert _tried(Careless(tokenizer), probe).outcome == "wrong"
         assert _tried(ChatTemplate(tokenizer), probe).outcome == "append"
+
+
+class Beginning(Encoder):
+    """Encodes each piece as if it began a text."""
+
+    def _encode_piece(self, piece: str, place: Any) -> list[int]:
+        return super()._encode_piece(piece, place if place == "text" else "start")
+
+
+def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
+    tokenizer = tokenizer_of_kind("metaspace_first", ["<|turn|>", "<|end|>"], "<|end|>")
+    tokenizer.chat_template = filled()
+    report = certify(ChatTemplate(tokenizer))
+    assert (report.tokenizer, report.exact) == ("", True)
+    wrong = ChatTemplate(tokenizer, kwargs={"beginning": True}, encoder=Beginning(tokenizer))
+    report = certify(wrong)
+    assert not report.exact
+    assert report.tokenizer == "its ids for a text are not those of the text's pieces"
+    assert report.remarks()[0] == f"the tokenizer: {report.tokenizer}"
 
 
 @pytest.fixture(scope="module")

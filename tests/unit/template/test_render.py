@@ -199,6 +199,20 @@ def test_the_clock_is_no_variable_of_the_template(tokenizer: Any) -> None:
     assert both.ours([USER]).startswith("False")
 
 
+def test_nothing_but_json_is_given_to_transformers() -> None:
+    """Transformers 5.23 makes text of the rest: a clock among the variables cannot be called."""
+    given = load_embedded_tokenizer()
+    theirs, seen = given.apply_chat_template, []
+
+    def apply(messages: Any, **more: Any) -> Any:
+        seen.append(json.dumps([messages, more]))
+        return theirs(messages, **more)
+
+    given.apply_chat_template = apply
+    Renderer(given, kwargs={"enable_thinking": False}).render(TALK, [TOOL], generate=True)
+    assert '"enable_thinking": false' in seen[-1]
+
+
 @pytest.mark.parametrize("field", ["name", "content", "reasoning_content", "thinking"])
 @pytest.mark.parametrize("value", [None, "x", MISSING])
 def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, value: Any) -> None:
