@@ -20,7 +20,7 @@ from support.tau import MINI
 
 from toolroll.agents.tau_bench import TauBenchUsers
 from toolroll.agents.tau_bench.calculate import Calculate
-from toolroll.agents.tau_bench.database import Database
+from toolroll.agents.tau_bench.database import Database, Stored, Table
 from toolroll.agents.tau_bench.grading import Bench
 from toolroll.agents.tau_bench.package import Domain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
@@ -246,17 +246,24 @@ def test_every_way_of_reading_a_record_gives_its_fields(read: Any) -> None:
     assert read(_database(data).copy()["rows"]["r"]) == read(copy.deepcopy(data)["rows"]["r"])
 
 
-def test_a_record_is_made_when_it_is_first_read() -> None:
+def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
     calls = []
-    data = {"rows": {name: {"n": at, "named": {"first": name}} for at, name in enumerate("klm")}}
+    data = {"rows": {name: {"n": at, "named": {"first": name}, "many": [at]} for at, name in enumerate("klm")}}
     database = Database(data, lambda value: calls.append(value) or to_hashable(value), consistent_hash)
     mine: Any = database.copy()
     assert mine["rows"]["l"]["n"] == 1 and mine["rows"].get("l") and "k" in mine["rows"] and len(mine["rows"]) == 3
-    assert [key for key, value in mine["rows"].raw() if type(value) is bytes] == ["k", "m"]
+    assert _unread(mine["rows"]) == ["k", "m"]
     assert sum(record["n"] for record in mine["rows"].values()) == 3
+    assert [_unread(record) for record in mine["rows"].values()] == [["named", "many"]] * 3  # a search made no field
+    assert mine["rows"]["m"]["named"] == {"first": "m"} and _unread(mine["rows"]["m"]) == ["many"]
     assert not database.changes(mine) and not calls  # what was only read is not compared by its text
+    assert _unread(mine["rows"]["m"]) == ["many"]  # nor made to be compared
     mine["rows"]["l"]["named"]["first"] = "other"
     assert list(database.changes(mine)) == [("rows", "l")]
+
+
+def _unread(table: Table) -> list[str]:
+    return [key for key, value in table.raw() if type(value) in (bytes, Stored)]
 
 
 def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
