@@ -1,4 +1,4 @@
-"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in an executor."""
+"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in threads."""
 
 from __future__ import annotations
 
@@ -300,6 +300,21 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     assert action.kwargs == {"things": ["a"]}
 
 
+async def test_the_expected_outcome_is_computed_once_and_in_a_thread_that_no_process_waits_for() -> None:
+    threads: list[threading.Thread] = []
+
+    def look(data: dict[str, Any]) -> str:
+        threads.append(threading.current_thread())
+        return "seen"
+
+    task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
+    domain = Domain("d", "test", [task], {}, {"look": look}, [], frozenset(), "", "", to_hashable, consistent_hash)
+    bench = Bench(domain, _database({"rows": {"k": {}}}))
+    one, two = await asyncio.gather(bench.expected(0), bench.expected(0))
+    assert one is two is await bench.expected(0)
+    assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [(False, True)]
+
+
 # --- tau-bench's own users -------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +359,30 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
         assert (model, provider, messages[-1]) == ("gpt", "openai", {"role": "user", "content": "Done."})
         assert "Order a cup." in messages[0]["content"]
         assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
+
+
+async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: ModuleType) -> None:
+    free, threads = threading.Event(), list[threading.Thread]()
+
+    class Gate:
+        def wait(self, seconds: float) -> None:
+            threads.append(threading.current_thread())
+            free.wait(seconds)
+
+    vars(litellm)["gate"] = Gate()
+    try:
+        async with _users(concurrency=1) as users:
+            hanging = asyncio.create_task(users.make().reset("x"))
+            while not threads:
+                await asyncio.sleep(0)
+            vars(litellm)["gate"] = None
+            hanging.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hanging
+            assert await users.make().reset("y") == "Something."
+        assert [(thread.is_alive(), thread.daemon) for thread in threads] == [(True, True)]
+    finally:
+        free.set()
 
 
 @pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])
