@@ -27,6 +27,7 @@ from toolroll.agents.checked import (
     checked_reward,
     checked_step,
 )
+from toolroll.agents.policy import told
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -52,7 +53,8 @@ class World:
 
     Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
     call that is over its time runs on: Python cannot end it. So does a coroutine that does not end
-    when it is cancelled. An observation with more than `max_observation_bytes` is a failure.
+    when it is cancelled. What one call returns is a failure if it has
+    more than `max_observation_bytes` of text in all.
     """
 
     def __init__(
@@ -88,12 +90,9 @@ class World:
             raise EnvironmentFailure("step was called after the episode was done")
         try:
             found = await self._call("step", action)
-        except ActionError as error:  # its text goes back to the model
-            check_size(
-                f"the ActionError of {self._name}.step",
-                message_of(error, self._most_bytes + 1),
-                self._most_bytes,
-            )
+        except ActionError as error:  # its text goes back to the model, for each call
+            answers = told(action, message_of(error, self._most_bytes + 1))
+            check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
             raise
         result = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)

@@ -38,7 +38,7 @@ _EngineTimeout = Annotated[
     typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
 ]
 _Sync = Annotated[str | None, typer.Option(help="always or end: write each episode through to the disk, or all at the end")]
-_Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
+_Bytes = Annotated[int | None, typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
