@@ -13,7 +13,9 @@ from toolroll.rollout.storable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
 MOST_BYTES = 1_000_000
-"""Of one observation: a tool's result, or a user's text."""
+"""Of one observation: all messages and tools that one `reset` or `step` returns."""
+_LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
+"""Keys whose texts are not counted."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
@@ -22,8 +24,9 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
     """Return what `reset` of `env` returned. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(f"{env}.reset must return an Observation, not {type(found).__name__}")
-    _check_messages(f"{env}.reset", found.messages, most_bytes)
+    _check_messages(f"{env}.reset", found.messages)
     _check_tools(f"{env}.reset", found.tools)
+    check_size(f"{env}.reset", found.messages, found.tools, most_bytes)
     _check_info(f"{env}.reset", found.info)
     return found
 
@@ -32,9 +35,10 @@ def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BY
     """Return what `step` returned for `action`. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{env}.step must return a StepResult, not {type(found).__name__}")
-    _check_messages(f"{env}.step", found.messages, most_bytes)
+    _check_messages(f"{env}.step", found.messages)
     if found.tools is not None:
         _check_tools(f"{env}.step", found.tools)
+    check_size(f"{env}.step", found.messages, found.tools or (), most_bytes)
     checked_reward(f"{env}.step", found.reward)
     _check_info(f"{env}.step", found.info)
     if not isinstance(found.done, bool | int | np.bool_):
@@ -73,21 +77,28 @@ def _check_info(where: str, info: Any) -> None:
         raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(info)}")
 
 
-def check_size(where: str, content: Any, most_bytes: int) -> None:
-    """Raise `EnvironmentFailure` if a content (text or parts) is longer than it may be."""
-    if isinstance(content, list):
-        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    # A character has at most 4 bytes.
-    if isinstance(content, str) and 4 * len(content) > most_bytes:
-        size = len(content.encode("utf-8", "replace"))
-        if size > most_bytes:
-            raise EnvironmentFailure(
-                f"{where} has {size} bytes, more than max_observation_bytes ({most_bytes}) allows: "
-                "shorten what the environment returns, or raise --max-observation-bytes"
-            )
+def check_size(where: str, messages: Sequence[Mapping[str, Any]], tools: Any, most_bytes: int) -> None:
+    """Raise `EnvironmentFailure` if an observation has more text than it may have in all."""
+    sizes = [_text_bytes(message) for message in messages]
+    size = sum(sizes) + _text_bytes(tools)
+    if size > most_bytes:
+        raise EnvironmentFailure(
+            f"{where} returned {size} bytes of text ({max(sizes, default=0)} in the longest of "
+            f"{len(sizes)} messages), more than max_observation_bytes ({most_bytes}) allows: "
+            "shorten what the environment returns, or raise --max-observation-bytes"
+        )
 
 
-def _check_messages(where: str, messages: Any, most_bytes: int) -> None:
+def _text_bytes(value: Any) -> int:
+    """Return how many bytes the texts in `value` have, without those that only label others."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+    if isinstance(value, Mapping):
+        return sum(_text_bytes(item) for key, item in value.items() if key not in _LABELS or not isinstance(item, str))
+    return sum(map(_text_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def _check_messages(where: str, messages: Any) -> None:
     # Nearly always: the tests for abstract types cost ten times as much.
     plain = type(messages) in (list, tuple)
     if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
@@ -101,7 +112,6 @@ def _check_messages(where: str, messages: Any, most_bytes: int) -> None:
         if not isinstance(message.get("content"), str | list | None):
             kind = type(message["content"]).__name__
             raise EnvironmentFailure(f"{where}: the content of messages[{at}] must be text, not {kind}")
-        check_size(f"{where}: the content of messages[{at}]", message.get("content"), most_bytes)
         if _is_nested_too_deep(message):
             raise EnvironmentFailure(f"{where}: messages[{at}] is nested too deep, or contains itself")
 

@@ -46,7 +46,7 @@ class PlainReply:
 
 class PlainAgent(ABC):
     """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
-    of one message of an observation.
+    of all that one call of it returns.
 
     Serves any number of episodes at once.
     """

@@ -9,6 +9,7 @@ being cancelled; nothing is stepped after `done`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import sys
@@ -26,6 +27,7 @@ from toolroll.agents.checked import (
     checked_reward,
     checked_step,
 )
+from toolroll.agents.policy import told
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -34,7 +36,7 @@ from toolroll.rollout.errors import (
     UsageError,
     message_of,
 )
-from toolroll.rollout.foreign import ForeignExitError, guarded
+from toolroll.rollout.foreign import ForeignExitError, call_in_task, guarded, outcome
 from toolroll.rollout.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
@@ -50,8 +52,9 @@ class World:
     """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
 
     Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
-    call that is over its time runs on: Python cannot end it. An observation with more than
-    `max_observation_bytes` is a failure.
+    call that is over its time runs on: Python cannot end it. So does a coroutine that does not end
+    when it is cancelled. What one call returns is a failure if it has
+    more than `max_observation_bytes` of text in all.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class World:
         self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
         self._name = type(env).__name__
+        self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Begin the task; `task_index` is the published argument, and is the task's own."""
@@ -86,12 +90,9 @@ class World:
             raise EnvironmentFailure("step was called after the episode was done")
         try:
             found = await self._call("step", action)
-        except ActionError as error:  # its text goes back to the model
-            check_size(
-                f"the ActionError of {self._name}.step",
-                message_of(error, self._most_bytes + 1),
-                self._most_bytes,
-            )
+        except ActionError as error:  # its text goes back to the model, for each call
+            answers = told(action, message_of(error, self._most_bytes + 1))
+            check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
             raise
         result = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)
@@ -144,8 +145,9 @@ class World:
         began = perf_counter()
         seconds = limit or self._time_limit
         where = f"{self._name}.{method}"
+        timeout = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as timeout:
+            async with timeout:
                 with pausable(timeout):
                     return await self._result(where, timeout, seconds, method, *args)
         except (ActionError, UsageError):
@@ -154,7 +156,7 @@ class World:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
             if timeout.expired():
-                raise TimeLimitError(f"{where} took more than {seconds:g} s") from error
+                raise TimeLimitError(f"{where} took more than {seconds:g} s{self._runs_on()}") from error
             cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
             raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
         finally:
@@ -174,14 +176,37 @@ class World:
             if seconds is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
+        self._task = None
         with guarded():
             function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
-                result = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+                found = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+                if not inspect.isawaitable(found):
+                    return found
+                function, args = _same, (found,)
             else:
                 begun()
-                result = function(*args)
-            return await result if inspect.isawaitable(result) else result
+            return await self._on_loop(function, *args)
+
+    async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` in a task of its own, which changes the context as this one would."""
+        context = contextvars.copy_context()
+        self._task = asyncio.create_task(call_in_task(function, *args), context=context)
+        try:
+            return await outcome(self._task)
+        finally:
+            for variable, value in context.items():
+                if variable.get(None) is not value:
+                    variable.set(value)
+
+    def _runs_on(self) -> str:
+        if self._task is None or self._task.done():
+            return ""
+        return ", and runs on: its coroutine swallows CancelledError, which it must let through"
+
+
+def _same(value: T) -> T:
+    return value
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:

@@ -28,7 +28,7 @@ STOP = "###STOP###"
 BUDGET = {"make + reset": 20.0, "final step, first": 30.0, "final step, again": 30.0}
 """Milliseconds of CPU."""
 
-GAP = 250.0
+GAP = 150.0
 """Milliseconds of wall time."""
 
 USER = EnvironmentOptions(user=lambda seed: ScriptedUser(("Hi",), default=STOP))

@@ -30,7 +30,7 @@ class RolloutArgs(BaseModel):
     context_length: int | None = Field(None, ge=1, description="where the engine does not tell it")
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
-    max_observation_bytes: int = Field(1_000_000, ge=1, description="of one message of an observation; a longer one is a failure")
+    max_observation_bytes: int = Field(1_000_000, ge=1, description="of all text that one reset or step returns; more is a failure")
     max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
     return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
     engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")

@@ -1,18 +1,26 @@
 """The border to code of others: environments, user simulators, agents and factories.
 
 Invariants: what such code raises is its own failure and never ends a run; a cancellation of the
-running task always gets through, also if the code swallows it; so does a real Ctrl-C.
+running task always gets through, also if the code swallows it; so does a real Ctrl-C. A task of
+such code is waited for until it is cancelled, and then for at most `LEAVE_SECONDS`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from toolroll.rollout.errors import RolloutError
+
+T = TypeVar("T")
+
+LEAVE_SECONDS = 5.0
+"""How long a cancelled task of others may take to end."""
 
 
 class ForeignExitError(RolloutError):
@@ -36,9 +44,55 @@ def guarded() -> Iterator[None]:
             raise asyncio.CancelledError from error
         if isinstance(error, Exception) or _ends_task(error, task):
             raise
-        raise ForeignExitError(f"{type(error).__name__} was raised") from error
+        raise _exit_of(error) from error
     if task is not None and task.cancelling() > requests:
         raise asyncio.CancelledError
+
+
+async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function`, and await what it returned if that can be awaited.
+
+    To be run as a task of its own, for `outcome`: code that cancels its task, and maybe goes on
+    after that, then cancels nothing else.
+    """
+    task = _running_task()
+    try:
+        found = function(*args)
+        return await found if inspect.isawaitable(found) else found
+    except BaseException as error:
+        if isinstance(error, Exception | asyncio.CancelledError) or _ends_task(error, task):
+            raise
+        raise _exit_of(error) from error
+
+
+async def outcome(task: asyncio.Task[T]) -> T:
+    """Return the result of `task`, which runs code of others, or raise its error.
+
+    If the caller is cancelled, so is `task`. If that does not end it, it runs on by itself: nothing
+    waits for it any more, `asyncio.run` included.
+    """
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.add_done_callback(_retrieve)
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=LEAVE_SECONDS)
+        finally:
+            if not task.done():
+                asyncio.tasks._unregister_task(task)
+        raise
+    return task.result()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Take the error of a task that nobody waits for, which asyncio would log."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _exit_of(error: BaseException) -> ForeignExitError:
+    return ForeignExitError(f"{type(error).__name__} was raised")
 
 
 def _ends_task(error: BaseException, task: asyncio.Task[object] | None) -> bool:

@@ -1,25 +1,22 @@
 """`Tau2Environment`: one episode of tau2, with a user simulator that may have tools of its own.
 
-Invariants: the episode ends when the user says so, and nothing happens behind it; a tool's error is an observation; the agent sees of
+Invariants: the episode ends when the user says so, and nothing happens after it; a tool's error is an observation; the agent sees of
 the user's calls what the user tells; a failing user simulator is never a reward; what takes long (copies, hashes) runs in threads.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from toolroll.agents.policy import answer
 from toolroll.agents.tau2.domain import Domain, State
 from toolroll.agents.tau2.grading import grade
 from toolroll.agents.users import OpenAIUser
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.threads import RunsOffLoop
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool, UserSimulator
-
-T = TypeVar("T")
 
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """What ends an episode, in the user's line."""
@@ -43,7 +40,7 @@ class Tau2Environment(Environment):
 
     blocking = False  # tools take a millisecond or so; the rest is awaited
 
-    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: Executor) -> None:
+    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: RunsOffLoop) -> None:
         self._domain = domain
         self._make_user = make_user
         self._threads = threads
@@ -62,7 +59,7 @@ class Tau2Environment(Environment):
     async def reset(self, task: Task, seed: int) -> Observation:
         """The policy as the system message, the user's first line, and the agent's tools."""
         self._task, self._said, self._errors = task.data, [], Counter()
-        self._state = await self._in_thread(self._domain.begin, task.data)
+        self._state = await self._threads.off_loop(self._domain.begin, task.data)
         self._user = user = self._make_user(seed)
         if isinstance(user, OpenAIUser):
             user.adopt_prompt(f"{self._domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>")
@@ -90,7 +87,7 @@ class Tau2Environment(Environment):
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
             return StepResult(messages)
-        graded = await self._in_thread(grade, self._domain, self._task, state, self._said)
+        graded = await self._threads.off_loop(grade, self._domain, self._task, state, self._said)
         self._state = None
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
@@ -116,9 +113,6 @@ class Tau2Environment(Environment):
         text, failed = self._state.call("user", name, arguments)
         self._user_errors += failed
         return text
-
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 
 def scenario(task: Mapping[str, Any]) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from toolroll.agents.tau2.domain import Domain, load_domain
 from toolroll.agents.tau2.environment import Tau2Environment
 from toolroll.agents.tau2.package import INSTALL, data_folder
 from toolroll.agents.tau2.reference import reference
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 _THREADS = 2  # copies and hashes hold the interpreter: more threads are no faster
@@ -28,7 +28,7 @@ class Tau2Factory:
         self.splits = splits
         self._domain_name = domain
         self._domain: Domain | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(_THREADS)
         self._lock = threading.Lock()
 
     def missing(self) -> str | None:
@@ -60,10 +60,7 @@ class Tau2Factory:
                 f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url ADDRESS "
                 "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
-        domain = self.domain
-        with self._lock:
-            self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix=self.name)
-        return Tau2Environment(domain, options.user, self._threads)
+        return Tau2Environment(self.domain, options.user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
         """The agent's side of tau2's reference actions; `ReferenceUser` does the user's."""

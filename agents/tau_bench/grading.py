@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from toolroll.agents.tau_bench.calculate import Calculate
 from toolroll.agents.tau_bench.database import Changes, Database
 from toolroll.agents.tau_bench.package import Domain
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.threads import Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Bench:
         self.database = database
         self._expected: dict[int, Expected] = {}
         # One thread: hashing is CPU work, and two episodes of a task need its outcome only once.
-        self._grader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolroll-tau-bench")
+        self._grader = Threads(1)
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def task(self, index: int) -> Any:
@@ -72,7 +72,9 @@ class Bench:
     async def expected(self, index: int) -> Expected:
         """The outcome that the reward asks for."""
         if index not in self._expected:
-            self._expected[index] = await asyncio.get_running_loop().run_in_executor(self._grader, self.compute_expected, index)
+            self._expected[index] = await self._grader.off_loop(
+                self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"
+            )
         return self._expected[index]
 
     def compute_expected(self, index: int) -> Expected:

@@ -1,15 +1,14 @@
-"""tau-bench's own user simulators (litellm) as asynchronous ones, in an executor of their own size.
+"""tau-bench's own user simulators (litellm) as asynchronous ones, each call in a thread.
 
-Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a line; a stop marker that stands in
-the simulator's reasoning ends nothing. For a model behind an OpenAI-compatible address `toolroll.agents.users` is cheaper: no
-thread an episode, retries, and a seed.
+Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a
+line; a stop marker within the simulator's reasoning ends nothing; a call that hangs takes no place
+from the others and does not keep the process from ending. For a model behind an OpenAI-compatible
+address `toolroll.agents.users` is cheaper: no threads, retries, and a seed.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -17,7 +16,8 @@ from typing import Any
 
 from toolroll.agents.tau_bench.package import INSTALL, import_litellm, import_module, installed
 from toolroll.agents.users import visible_text
-from toolroll.rollout.errors import UsageError, UserSimulatorError
+from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
+from toolroll.rollout.threads import RunsOffLoop, Threads
 
 STRATEGIES = ("llm", "verify", "reflection", "react")
 
@@ -25,9 +25,9 @@ STRATEGIES = ("llm", "verify", "reflection", "react")
 class TauBenchUser:
     """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its model at once."""
 
-    def __init__(self, load: Callable[[], Any], executor: ThreadPoolExecutor) -> None:
+    def __init__(self, load: Callable[[], Any], threads: RunsOffLoop) -> None:
         self._load = load
-        self._executor = executor
+        self._threads = threads
         self._user: Any = None
         self._metrics = {"user_calls": 0.0, "user_seconds": 0.0, "user_errors": 0.0}
 
@@ -53,18 +53,17 @@ class TauBenchUser:
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
-        work = asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
         try:
-            await asyncio.wait([work])
+            return await self._threads.off_loop(partial(function, *args, **kwargs), what="tau-bench's user simulator")
+        except UsageError:
+            raise
+        except Exception as error:
+            self._metrics["user_errors"] += 1
+            raise UserSimulatorError(
+                f"tau-bench's user simulator failed: {type(error).__name__}: {message_of(error, 1500)}"
+            ) from error
         finally:
             self._metrics["user_seconds"] += perf_counter() - began
-        error = work.exception()
-        if error is None:
-            return work.result()
-        if isinstance(error, UsageError) or not isinstance(error, Exception):
-            raise error
-        self._metrics["user_errors"] += 1
-        raise UserSimulatorError(f"tau-bench's user simulator failed: {type(error).__name__}: {error}") from error
 
     def metrics(self) -> Mapping[str, float]:
         """user_calls, user_seconds, user_errors, and user_cost where litellm knows the model's price."""
@@ -72,7 +71,7 @@ class TauBenchUser:
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class TauBenchUsers:
@@ -87,11 +86,11 @@ class TauBenchUsers:
             raise UsageError(f"concurrency must be at least 1, not {concurrency}")
         users = import_module(f"{package}.envs.user")
         self._load = partial(users.load_user, user_strategy=strategy, model=model, provider=provider)
-        self._executor = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="toolroll-tau-user")
+        self._threads = Threads(concurrency)
 
     async def __aenter__(self) -> TauBenchUsers:
         # Now and not in the first episode: its import takes seconds.
-        await asyncio.get_running_loop().run_in_executor(self._executor, import_litellm)
+        await self._threads.off_loop(import_litellm)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -99,11 +98,10 @@ class TauBenchUsers:
 
     def make(self, seed: int | None = None) -> TauBenchUser:
         """The user of one episode. tau-bench's users take no seed."""
-        return TauBenchUser(self._load, self._executor)
+        return TauBenchUser(self._load, self._threads)
 
     async def close(self) -> None:
-        """Shut the executor down."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Do nothing: no thread is kept."""
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:

@@ -37,8 +37,10 @@ _EngineTimeout = Annotated[
     float | None,
     typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
 ]
-_Sync = Annotated[str | None, typer.Option(help="always or end: write each episode through to the disk, or all at the end")]
-_Bytes = Annotated[int | None, typer.Option(help=f"of one tool result or user text; default {default('max_observation_bytes')}")]
+_Sync = Annotated[
+    str | None, typer.Option(help=f"when episodes are forced to the disk: always (each one) or end; default {default('sync')}")
+]
+_Bytes = Annotated[int | None, typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}")]
 _Mismatch = Annotated[
     bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
 ]
@@ -117,7 +119,7 @@ def run(
     ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
     ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
     floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
-    gc: Annotated[bool | None, typer.Option("--gc/--no-gc", help="pace Python's garbage collector; default: do")] = None,
+    gc: Annotated[bool | None, typer.Option("--gc/--no-gc", help="run Python's garbage collector less often; default: --gc")] = None,
     allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,

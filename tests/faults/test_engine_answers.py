@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, judge_tokens, serving
+from support.faults.size import FULL, sampled
 from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
 from support.ponds import PondFactory, look
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.faults
 LOOKING = {"temperature": 1.0, "max_new_tokens": 256}
 SHORT = {"temperature": 1.0, "max_new_tokens": 8, "stop": ["END"], "stop_token_ids": [9]}
 JSON = {"Content-Type": "application/json"}
+PONDS = 100 if FULL else 40
 ERRORS = (301, 307, 400, 401, 403, 404, 405, 413, 422, 500, 501)
 REFUSED: dict[str, Fault] = {
     **{name: Fault(garble=spoil) for name, (spoil, _) in HOSTILE.items()},
@@ -65,32 +67,33 @@ def judge(engine: EmbeddedEngine, episodes: list[Episode]) -> None:
         judge_tokens(episode.result.trajectories, engine, key, refused=len(served) - turns)
 
 
-async def test_a_hostile_answer_ends_its_own_episode(tokenizer: Any, tally: Tally) -> None:
-    names = list(REFUSED)
+async def test_a_hostile_answer_ends_its_own_episode(tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
+    names = sampled(REFUSED, 50)
 
     def faults(request: PolicyRequest) -> Fault | None:
         env, _, rest = request.routing_key.partition("/")
         return REFUSED[names[int(rest.partition("#")[0].removeprefix("t-"))]] if env == "hostile" else None
 
     async with serving(tokenizer, speak) as (_, served):
-        alone = contents(await play(served, "pond", 100, LOOKING))
+        alone = contents(await play(served, "pond", PONDS, LOOKING))
     config = {"attempts": 2}
     async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
-        good, bad = await asyncio.gather(play(served, "pond", 100, LOOKING), play(served, "hostile", len(names), SHORT))
+        good, bad = await asyncio.gather(play(served, "pond", PONDS, LOOKING), play(served, "hostile", len(names), SHORT))
         judge(engine, [*good, *bad])
     tally.tried(len(names))
     tally.played(good, alone, alone)
     tally.played(bad, [(f"t-{n}", 0) for n in range(len(names))], {})
+    tally.texts(caplog.text)
     tally.check()
-    assert len(names) >= 100
+    assert len(REFUSED) >= 100
     ends = {names[episode.task_index]: episode.result for episode in bad}
     assert {name: end.stop_reason for name, end in ends.items() if end.stop_reason is not StopReason.ENGINE_ERROR} == {}
     assert {name for name, end in ends.items() if end.trajectories and end.trajectories[-1].trained_tokens} == set()
 
 
-async def test_a_fault_that_passes_changes_nothing(tokenizer: Any, tally: Tally) -> None:
+async def test_a_fault_that_passes_changes_nothing(tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tokenizer, speak) as (_, served):
-        alone = contents(await play(served, "pond", 100, LOOKING))
+        alone = contents(await play(served, "pond", PONDS, LOOKING))
     kinds, injected = itertools.cycle(PASSING.values()), 0
 
     def faults(request: PolicyRequest) -> Fault | None:
@@ -102,9 +105,10 @@ async def test_a_fault_that_passes_changes_nothing(tokenizer: Any, tally: Tally)
 
     config = {"attempts": 12}
     async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
-        found = await play(served, "pond", 100, LOOKING)
+        found = await play(served, "pond", PONDS, LOOKING)
         judge(engine, found)
     tally.tried(injected)
     tally.played(found, alone, alone)
+    tally.texts(caplog.text)
     tally.check()
     assert injected > len(PASSING)

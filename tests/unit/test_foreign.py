@@ -145,7 +145,7 @@ async def test_a_cancelled_task_an_asyncio_run_and_a_cancelled_own_task() -> Non
         Status.ABORTED if index in (1, 2) else Status.COMPLETED for index in range(8)
     ]
     assert found[2].result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "cancelled from within" in found[2].result.info["error"]["message"]
+    assert "AsyncScripted.step failed: CancelledError" in found[2].result.info["error"]["message"]
     found = await play(ScriptedFactory(lambda: Scripted(act_in_thread), count=8), concurrency=2)
     assert [episode.result.reward for episode in found] == [1.0, None, *[1.0] * 6]
 
@@ -260,8 +260,14 @@ def test_a_ctrl_c_ends_the_run(form: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(run())
         if form == 1:  # without asyncio.run's handler it is raised in the environment's own code
+            loop = asyncio.new_event_loop()
             with pytest.raises(KeyboardInterrupt):
-                asyncio.new_event_loop().run_until_complete(run())
+                loop.run_until_complete(run())
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.close()
     finally:
         signal.signal(signal.SIGINT, before)
     assert pressed

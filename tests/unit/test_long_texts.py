@@ -14,11 +14,14 @@ from support.worlds import ListedWorld
 from toolroll.agents.baseline import make_baseline
 from toolroll.agents.plain import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.agents.world import World
+from toolroll.parsers.types import ToolCall
 from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.errors import ActionError
+from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.threads import Threads
 from toolroll.rollout.types import (
+    Action,
     InteractionResult,
     Observation,
     Status,
@@ -128,9 +131,47 @@ async def test_a_longer_one_is_a_failure_that_says_so(where: str, content: str) 
     result = await returned(where, Observation(messages) if where == "reset" else StepResult(messages))
     assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
     message = result.info["error"]["message"]
-    assert f"Scripted.{where}: the content of messages[0] has 1000" in message
+    assert f"Scripted.{where} returned 1000" in message
     assert "max_observation_bytes (1000000)" in message
     assert len(message) < 300
+
+
+HALF = {"content": "x" * (LIMIT // 2)}
+TOOL = {"type": "function", "function": {"name": "look", "description": "y", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"role": "user", "content": "y"},
+        {"role": "tool", "tool_call_id": "none", "content": [{"type": "text", "text": "y"}]},
+        {"role": "assistant", "content": "", "reasoning_content": "y"},
+        TOOL,
+    ],
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_all_that_one_call_returns_is_one_observation(where: str, more: dict[str, Any]) -> None:
+    halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
+    make = Observation if where == "reset" else StepResult
+    fits = await returned(where, make(halves))
+    assert fits.stop_reason is StopReason.MAX_STEPS
+    longer = make(halves, tools=[more]) if more is TOOL else make([*halves, more])
+    message = (await returned(where, longer)).info["error"]["message"]
+    count = 2 if more is TOOL else 3
+    assert f"Scripted.{where} returned 1000001 bytes of text (500000 in the longest of {count} messages)" in message
+
+
+async def test_so_is_an_action_error_that_answers_several_calls() -> None:
+    class Refuses(Scripted):
+        def step(self, action: Action) -> StepResult:
+            raise ActionError("x" * (LIMIT // 2))
+
+    world = World(Refuses(lambda name, task: None), Task("t", 0), 0, Threads(1).off_loop)
+    call = ToolCall("look", {}, "{}", id="c")
+    with pytest.raises(ActionError):
+        await world.step(Action("", (call, call)))
+    with pytest.raises(EnvironmentFailure, match=r"Refuses\.step raised an ActionError and returned 1500000 bytes"):
+        await world.step(Action("", (call, call, call)))
 
 
 async def test_so_is_an_action_error_with_such_a_text() -> None:
@@ -140,7 +181,7 @@ async def test_so_is_an_action_error_with_such_a_text() -> None:
 
     [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
     assert episode.result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "the ActionError of Scripted.step" in episode.result.info["error"]["message"]
+    assert "Scripted.step raised an ActionError" in episode.result.info["error"]["message"]
 
 
 async def returned(where: str, value: Any) -> InteractionResult:

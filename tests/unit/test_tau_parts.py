@@ -1,4 +1,4 @@
-"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in an executor."""
+"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.tau import MINI
 
 from toolroll.agents.tau_bench import TauBenchUsers
 from toolroll.agents.tau_bench.calculate import Calculate
-from toolroll.agents.tau_bench.database import Database
+from toolroll.agents.tau_bench.database import Database, Stored, Table
 from toolroll.agents.tau_bench.grading import Bench
 from toolroll.agents.tau_bench.package import Domain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
@@ -246,17 +246,24 @@ def test_every_way_of_reading_a_record_gives_its_fields(read: Any) -> None:
     assert read(_database(data).copy()["rows"]["r"]) == read(copy.deepcopy(data)["rows"]["r"])
 
 
-def test_a_record_is_made_when_it_is_first_read() -> None:
+def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
     calls = []
-    data = {"rows": {name: {"n": at, "named": {"first": name}} for at, name in enumerate("klm")}}
+    data = {"rows": {name: {"n": at, "named": {"first": name}, "many": [at]} for at, name in enumerate("klm")}}
     database = Database(data, lambda value: calls.append(value) or to_hashable(value), consistent_hash)
     mine: Any = database.copy()
     assert mine["rows"]["l"]["n"] == 1 and mine["rows"].get("l") and "k" in mine["rows"] and len(mine["rows"]) == 3
-    assert [key for key, value in mine["rows"].raw() if type(value) is bytes] == ["k", "m"]
+    assert _unread(mine["rows"]) == ["k", "m"]
     assert sum(record["n"] for record in mine["rows"].values()) == 3
+    assert [_unread(record) for record in mine["rows"].values()] == [["named", "many"]] * 3  # a search made no field
+    assert mine["rows"]["m"]["named"] == {"first": "m"} and _unread(mine["rows"]["m"]) == ["many"]
     assert not database.changes(mine) and not calls  # what was only read is not compared by its text
+    assert _unread(mine["rows"]["m"]) == ["many"]  # nor made to be compared
     mine["rows"]["l"]["named"]["first"] = "other"
     assert list(database.changes(mine)) == [("rows", "l")]
+
+
+def _unread(table: Table) -> list[str]:
+    return [key for key, value in table.raw() if type(value) in (bytes, Stored)]
 
 
 def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
@@ -291,6 +298,21 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     bench = Bench(domain, _database(data))
     assert bench.compute_expected(0) == bench.compute_expected(0)
     assert action.kwargs == {"things": ["a"]}
+
+
+async def test_the_expected_outcome_is_computed_once_and_in_a_thread_that_no_process_waits_for() -> None:
+    threads: list[threading.Thread] = []
+
+    def look(data: dict[str, Any]) -> str:
+        threads.append(threading.current_thread())
+        return "seen"
+
+    task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
+    domain = Domain("d", "test", [task], {}, {"look": look}, [], frozenset(), "", "", to_hashable, consistent_hash)
+    bench = Bench(domain, _database({"rows": {"k": {}}}))
+    one, two = await asyncio.gather(bench.expected(0), bench.expected(0))
+    assert one is two is await bench.expected(0)
+    assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [(False, True)]
 
 
 # --- tau-bench's own users -------------------------------------------------------------------------------------------------
@@ -337,6 +359,30 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
         assert (model, provider, messages[-1]) == ("gpt", "openai", {"role": "user", "content": "Done."})
         assert "Order a cup." in messages[0]["content"]
         assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
+
+
+async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: ModuleType) -> None:
+    free, threads = threading.Event(), list[threading.Thread]()
+
+    class Gate:
+        def wait(self, seconds: float) -> None:
+            threads.append(threading.current_thread())
+            free.wait(seconds)
+
+    vars(litellm)["gate"] = Gate()
+    try:
+        async with _users(concurrency=1) as users:
+            hanging = asyncio.create_task(users.make().reset("x"))
+            while not threads:
+                await asyncio.sleep(0)
+            vars(litellm)["gate"] = None
+            hanging.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hanging
+            assert await users.make().reset("y") == "Something."
+        assert [(thread.is_alive(), thread.daemon) for thread in threads] == [(True, True)]
+    finally:
+        free.set()
 
 
 @pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])

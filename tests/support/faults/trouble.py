@@ -19,10 +19,11 @@ Wrong = Callable[["Trouble"], Any]
 
 class Trouble(Environment):
     """Answers two steps, but for what `place` names (reset, step, astep, close, aclose, metrics,
-    verdict): there `wrong` happens. `astep` and `aclose` are coroutines on the event loop."""
+    verdict): there `wrong` happens. `astep` and `aclose` are coroutines on the event loop.
+    `hanging` holds those that hang at the moment."""
 
-    def __init__(self, place: str, wrong: Wrong) -> None:
-        self.place, self.wrong, self.steps = place, wrong, 0
+    def __init__(self, place: str, wrong: Wrong, hanging: set[Trouble]) -> None:
+        self.place, self.wrong, self.hanging, self.steps = place, wrong, hanging, 0
         if place == "astep":
             self.step = self._astep  # type: ignore[method-assign]
         if place == "aclose":
@@ -146,8 +147,12 @@ async def _group() -> None:
         raise ValueError("in a group")
 
 
-async def _sleeping() -> None:
-    await asyncio.Event().wait()
+async def _sleeping(trouble: Trouble) -> None:
+    trouble.hanging.add(trouble)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        trouble.hanging.discard(trouble)
 
 
 def _run(_: Trouble) -> Any:
@@ -193,8 +198,8 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "async step awaits a cancelled task": ("astep", lambda _: _await_cancelled()),
     "async step ends a scope": ("astep", lambda _: _scope()),
     "async step fails in a group": ("astep", lambda _: _group()),
-    "async step hangs": ("astep", lambda _: _sleeping()),
-    "async close hangs": ("aclose", lambda _: _sleeping()),
+    "async step hangs": ("astep", _sleeping),
+    "async close hangs": ("aclose", _sleeping),
     "step returns None": ("step", returning(None)),
     "step returns a tuple": ("step", returning(("seen", 1.0, True, {}))),
     "reset returns None": ("reset", returning(None)),
@@ -249,6 +254,7 @@ class TroubledFactory(PondFactory):
     def __init__(self, wrongs: Sequence[str], count: int) -> None:
         super().__init__(count)
         self.wrongs = list(wrongs)
+        self.hanging: set[Trouble] = set()
 
     def tasks(self, split: str) -> Sequence[Task]:
         ponds = list(super().tasks(split))
@@ -257,18 +263,19 @@ class TroubledFactory(PondFactory):
         return [*mixed, *bad[len(ponds) :], *ponds[len(bad) :]]
 
     def make(self, options: EnvironmentOptions) -> Any:
-        return Mixed()
+        return Mixed(self.hanging)
 
 
 class Mixed(Environment):
     """A `Pond`, or a `Trouble` if the task names what is wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, hanging: set[Trouble]) -> None:
         self.inner: Environment = Pond()
+        self.hanging = hanging
 
     def reset(self, task: Task, seed: int) -> Any:
         if "wrong" in task.data:
-            self.inner = Trouble(*WRONG[task.data["wrong"]])
+            self.inner = Trouble(*WRONG[task.data["wrong"]], self.hanging)
         return self.inner.reset(task, seed)
 
     def step(self, action: Action) -> Any:

@@ -1,0 +1,89 @@
+"""`toolroll run --sync` and `--no-gc`: what they say is what happens during the run."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.garbage import THRESHOLD
+from toolroll.rollout.store import FILE_NAME, read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
+
+TASKS = 3
+
+
+@pytest.fixture
+def paced() -> list[bool]:
+    """Whether the collector was paced, at each request."""
+    return []
+
+
+@pytest.fixture
+def engine(paced: list[bool], tokenizer: Any) -> Iterator[EmbeddedEngine]:
+    def policy(request: PolicyRequest) -> str:
+        paced.append(gc.get_threshold() == THRESHOLD and gc.get_freeze_count() > 0)
+        return "Goodbye."
+
+    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as served:
+        yield served
+
+
+def run(engine: EmbeddedEngine, *arguments: object) -> Result:
+    given = [
+        "run",
+        "desk",
+        "--engine",
+        engine.url,
+        "--model",
+        "embedded",
+        "--parser",
+        "hermes",
+        "--tasks",
+        f"0-{TASKS - 1}",
+        "--no-floor",
+    ]
+    return CliRunner().invoke(app, [*given, *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = list[int](), os.fsync
+
+    def counted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    counts = {}
+    for name, given in {"default": [], "end": ["--sync", "end"], "always": ["--sync", "always"]}.items():
+        synced.clear()
+        assert run(engine, "--out", tmp_path / name, *given).exit_code == 0
+        assert len(list(read_episodes(tmp_path / name))) == TASKS
+        counts[name] = synced.count((tmp_path / name / FILE_NAME).stat().st_ino)
+    assert counts == {"default": 1, "end": 1, "always": TASKS + 1}
+
+
+def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
+    result = run(engine, "--sync", "sometimes")
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == "--sync: Input should be 'always' or 'end'"
+
+
+@pytest.mark.parametrize(("given", "is_paced"), [([], True), (["--gc"], True), (["--no-gc"], False)])
+def test_no_gc_leaves_the_garbage_collector_as_it_is(
+    engine: EmbeddedEngine, paced: list[bool], given: list[str], is_paced: bool
+) -> None:
+    before = gc.get_threshold()
+    assert run(engine, *given).exit_code == 0
+    assert len(paced) >= TASKS
+    assert set(paced) == {is_paced}
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
