@@ -45,6 +45,7 @@ from toolroll.rollout.errors import (
     TokenError,
     UsageError,
 )
+from toolroll.rollout.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -248,7 +249,8 @@ class Engine:
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
-                await self.abort(rid)  # else it would go on sampling beside its successor
+                with not_counted():  # else it would go on sampling beside its successor
+                    await self.abort(rid)
         except (asyncio.CancelledError, UsageError):
             self._abort_later(rid)
             raise
