@@ -31,7 +31,7 @@ class _Draft(io.FileIO):
         self._path = path
         self._advice = advice
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         with writing(self._path, self._advice):
             return super().write(data)
 
