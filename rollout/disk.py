@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from toolroll.rollout.errors import UsageError
 
@@ -22,23 +23,41 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         raise UsageError(f"{path} cannot be written: {why}{f'. {advice}' if advice else ''}") from error
 
 
+class _Draft(io.FileIO):
+    """A new file whose errors name `path`."""
+
+    def __init__(self, draft: Path, path: Path, advice: str) -> None:
+        super().__init__(draft, "xb")
+        self._path = path
+        self._advice = advice
+
+    def write(self, data: Any, /) -> int:
+        with writing(self._path, self._advice):
+            return super().write(data)
+
+
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     """Give a file that takes the place of `path` at the end, on the disk.
 
-    If writing fails, `path` stays as it was.
+    If writing fails, `path` stays as it was. Errors of the body are its own, such as those of
+    reading another file.
     """
-    with writing(path, advice):
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            with draft.open("xb") as file:
-                yield file
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with writing(path, advice):
+            raw = _Draft(draft, path, advice)
+        with io.BufferedWriter(raw) as file:
+            yield file
+            with writing(path, advice):
                 file.flush()
                 os.fsync(file.fileno())
+        with writing(path, advice):
             draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    with writing(path, advice):
         sync_folder(path.parent)
 
 

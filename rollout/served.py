@@ -97,6 +97,7 @@ class ServedModel:
             vocab_size=len(tokenizer),
             use_http2=args.use_http2,
             engine_timeout=args.engine_timeout,
+            allow_model_mismatch=args.allow_model_mismatch,
             return_routed_experts=args.return_routed_experts,
         )
         served = cls(

@@ -20,6 +20,7 @@ from toolroll.rollout.errors import UsageError
 T = TypeVar("T")
 
 MOST_GIVEN_UP = 64
+_GRACE = 30.0
 
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
@@ -41,17 +42,20 @@ class Threads:
     """At most `most` blocking calls at once, first come, first served. For one event loop at a time.
 
     Calls that were given up do not count among them. If `most` + `most_given_up` of these or more
-    still run, every call raises `UsageError`. No thread keeps the process from ending.
+    still run, a call waits for one of them to end; it raises `UsageError` if none does within
+    `grace` seconds. No thread keeps the process from ending.
     """
 
-    def __init__(self, most: int, *, most_given_up: int = MOST_GIVEN_UP) -> None:
+    def __init__(self, most: int, *, most_given_up: int = MOST_GIVEN_UP, grace: float = _GRACE) -> None:
         if most < 1:
             raise ValueError(f"at least 1 call must be allowed at once, not {most}")
         self._most = most
         self._most_given_up = most + most_given_up
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(most)
-        self._given_up: dict[threading.Thread, str] = {}
+        self._grace = grace
+        self._given_up: dict[asyncio.Future[Any], tuple[threading.Thread, str]] = {}
+        self._ended = asyncio.Event()
 
     async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
         """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is not run.
@@ -61,10 +65,14 @@ class Threads:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # a semaphore belongs to one loop
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
+            self._ended = asyncio.Event()
         async with self._places:
-            self._check()
+            if self._too_many():
+                await self._wait_for_room()
             future: asyncio.Future[T] = loop.create_future()
-            thread = threading.Thread(target=_run, args=(future, function, args), name="toolroll", daemon=True)
+            given = (future, function, args, self._end)
+            thread = threading.Thread(target=_run, args=given, name="toolroll", daemon=True)
+            del given
             thread.start()
             if begun is not None:
                 begun()
@@ -72,23 +80,45 @@ class Threads:
                 return await future
             finally:
                 if future.cancelled():
-                    self._given_up[thread] = what or getattr(function, "__qualname__", "a call")
+                    words = what or getattr(function, "__qualname__", "a call")
+                    self._given_up[future] = thread, words
                 del future  # with an error and its traceback it is a reference cycle
 
-    def _check(self) -> None:
+    def _too_many(self) -> bool:
         if not self._given_up:
-            return
-        self._given_up = {thread: what for thread, what in self._given_up.items() if thread.is_alive()}
-        if len(self._given_up) >= self._most_given_up:
-            names = Counter(self._given_up.values()).most_common(3)
+            return False
+        running = {future: call for future, call in self._given_up.items() if call[0].is_alive()}
+        self._given_up = running
+        return len(running) >= self._most_given_up
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(self._grace):
+                while self._too_many():
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            if not self._too_many():
+                return
+            names = Counter(what for _, what in self._given_up.values()).most_common(3)
             raise UsageError(
                 f"{len(self._given_up)} calls that were given up still run, each in a thread of its own: "
                 f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait for a time limit of "
                 "its own, or raise --step-timeout."
-            )
+            ) from None
+
+    def _end(self, future: asyncio.Future[Any]) -> None:
+        """Note that a call has ended that was given up."""
+        self._given_up.pop(future, None)
+        self._ended.set()
 
 
-def _run(future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run(
+    future: asyncio.Future[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    end: Callable[[asyncio.Future[Any]], None],
+) -> None:
     """Call `function` in this thread, and hand the result or the error over to the event loop."""
     result: Any = None
     failure: BaseException | None = None
@@ -100,14 +130,19 @@ def _run(future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[
     except BaseException as error:  # noqa: BLE001 - the caller's border: it is raised there
         failure = error
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        future.get_loop().call_soon_threadsafe(_settle, future, result, failure)
+        future.get_loop().call_soon_threadsafe(_settle, future, result, failure, end)
     del future, function, args, failure  # this frame is in the error's traceback
 
 
-def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+def _settle(
+    future: asyncio.Future[Any],
+    result: Any,
+    failure: BaseException | None,
+    end: Callable[[asyncio.Future[Any]], None],
+) -> None:
     if future.done():
-        return
-    if failure is not None:
+        end(future)
+    elif failure is not None:
         future.set_exception(failure)
     else:
         future.set_result(result)

@@ -4,17 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 
-_pausable: ContextVar[tuple[asyncio.Timeout, ...]] = ContextVar("pausable", default=())
+
+class _Limit:
+    """A limit, and how many `not_counted` pause it now, in whatever tasks."""
+
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self._timeout = timeout
+        self._pauses = 0
+        self._left: float | None = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the limit until the last of these contexts ends."""
+        loop = asyncio.get_running_loop()
+        end = self._timeout.when()
+        if not self._pauses and end is not None and not self._timeout.expired():
+            self._left = end - loop.time()
+            self._reschedule(None)
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses and self._left is not None:
+                self._reschedule(loop.time() + self._left)
+                self._left = None
+
+    def _reschedule(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # it is over: this task outlived what it limits
+            self._timeout.reschedule(when)
+
+
+_pausable: ContextVar[tuple[_Limit, ...]] = ContextVar("pausable", default=())
 """The limits of the running task, and of the tasks that it began: an episode's and a step's."""
 
 
 @contextmanager
 def pausable(limit: asyncio.Timeout) -> Iterator[None]:
     """Let `not_counted` pause `limit`, which has been entered, and those around it."""
-    token = _pausable.set((*_pausable.get(), limit))
+    token = _pausable.set((*_pausable.get(), _Limit(limit)))
     try:
         yield
     finally:
@@ -25,18 +56,7 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
 @contextmanager
 def not_counted() -> Iterator[None]:
     """Pause the time limits around it, if there are any."""
-    loop = asyncio.get_running_loop()
-    running = [(limit, limit.when()) for limit in _pausable.get() if not limit.expired()]
-    left = [(limit, end - loop.time()) for limit, end in running if end is not None]
-    for limit, _ in left:
-        _reschedule(limit, None)
-    try:
+    with ExitStack() as stack:
+        for limit in _pausable.get():
+            stack.enter_context(limit.paused())
         yield
-    finally:
-        for limit, seconds in left:
-            _reschedule(limit, loop.time() + seconds)
-
-
-def _reschedule(limit: asyncio.Timeout, when: float | None) -> None:
-    with suppress(RuntimeError):  # it is over: this task outlived what it limits
-        limit.reschedule(when)

@@ -29,6 +29,13 @@ _FLAGS = {
 }
 """Settings whose flag has another name."""
 
+_EngineTimeout = Annotated[float, typer.Option(help="seconds to wait for an engine that does not answer at all")]
+_NoGc = Annotated[bool, typer.Option("--no-gc", help="leave Python's garbage collector as it is")]
+_Mismatch = Annotated[
+    bool,
+    typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model"),
+]
+
 
 def serve(
     model: Annotated[str, typer.Option(help="folder or name of the served model's tokenizer; `embedded` for the one in the package")],
@@ -52,10 +59,10 @@ def serve(
     max_sessions: Annotated[int, typer.Option()] = 10_000,
     max_body: Annotated[int, typer.Option(help="bytes of one request's body, decompressed")] = 32 * 2**20,
     max_text: Annotated[int, typer.Option(help="bytes of one text of it: a message, a tool result, a prompt")] = 2**20,
+    engine_timeout: _EngineTimeout = 0.0,
     *,
-    allow_model_mismatch: Annotated[
-        bool, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
-    ] = False,
+    no_gc: _NoGc = False,
+    allow_model_mismatch: _Mismatch = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
     args = _valid(
@@ -68,6 +75,8 @@ def serve(
         history=history,
         context_length=context_length,
         max_resumes=max_resumes,
+        engine_timeout=engine_timeout,
+        pace_gc=not no_gc,
         allow_model_mismatch=allow_model_mismatch,
     )
     settings = _valid(
@@ -86,6 +95,10 @@ def serve(
         max_body=max_body,
         max_text=max_text,
     )
+    _run(args, settings)
+
+
+def _run(args: RolloutArgs, settings: EndpointSettings) -> None:
     _log_requests()
     with named():
         run(serve_endpoint(args, settings, _ready))

@@ -31,7 +31,13 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
 from toolroll.rollout.engine.params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
-from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport, whole
+from toolroll.rollout.engine.transport import (
+    NETWORK_ERRORS,
+    Answer,
+    Transport,
+    connections_at,
+    whole,
+)
 from toolroll.rollout.errors import (
     CompletionError,
     ContextOverflowError,
@@ -39,6 +45,7 @@ from toolroll.rollout.errors import (
     TokenError,
     UsageError,
 )
+from toolroll.rollout.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -242,8 +249,9 @@ class Engine:
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
-                await self.abort(rid)  # else it would go on sampling beside its successor
-        except asyncio.CancelledError:
+                with not_counted():  # else it would go on sampling beside its successor
+                    await self.abort(rid)
+        except (asyncio.CancelledError, UsageError):
             self._abort_later(rid)
             raise
         finally:
@@ -255,7 +263,7 @@ class Engine:
             answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
         except NETWORK_ERRORS as error:
             return from_exception(error)
-        return _read(answer)
+        return await self._checked(answer)
 
     async def _streamed(
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader
@@ -264,11 +272,19 @@ class Engine:
         try:
             async with await posted as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
+                    await self._fleet.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
         except NETWORK_ERRORS as error:
             return from_exception(error)
-        return _read(answer)
+        return await self._checked(answer)
+
+    async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
+        """Return what is in `answer`, after a look at the model that gave it."""
+        found = _read(answer)
+        if not isinstance(found, Failure):
+            await self._fleet.check_model(answer.connections)
+        return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
         """Return the seconds until the next attempt, None if this was the last one."""
@@ -285,7 +301,7 @@ class Engine:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
-        found = _read(answer)
+        found = await self._checked(answer)
         if isinstance(found, Failure):
             raise _raised(found, 1, url)
         return dict(found)

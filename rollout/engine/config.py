@@ -39,6 +39,7 @@ class EngineConfig(BaseModel):
     )
     context_length: int | None = Field(None, ge=1)
     vocab_size: int | None = Field(None, ge=1)
+    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves another model than at first")
     use_http2: bool = False
     return_routed_experts: bool = Field(False, description="MoE; the server needs --enable-return-routed-experts")
 

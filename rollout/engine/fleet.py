@@ -1,13 +1,14 @@
 """`Fleet`: what is asked of an engine besides tokens: its workers, its model, its health, aborts.
 
-Invariants: what could not be asked is asked again next time; an engine that comes back with another
-model is refused, if a request noticed the outage and `engine_timeout` is set.
+Invariants: what could not be asked is asked again next time; no answer over a new connection is
+accepted before the engine was asked for its model once more, and one with another model is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import orjson
 from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.facts import ModelFacts, read_facts
 from toolroll.rollout.engine.health import Health, check_health
-from toolroll.rollout.engine.transport import NETWORK_ERRORS, Transport
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
 from toolroll.rollout.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,11 @@ class Fleet:
         self._facts_lock = asyncio.Lock()
         self._facts_asked = 0
         self._facts_so_far = ModelFacts()
+        self._model = None if facts is None else facts.model_path
+        self._tokenizer: str | None = None
+        self._other_model = ""  # why its tokens are refused
+        self._model_lock = asyncio.Lock()
+        self._questions = self._last_answered = self._connections = 0
 
     @property
     def routed(self) -> bool:
@@ -75,8 +81,10 @@ class Fleet:
         """Return the facts, and whether everybody answered who was asked for them."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
-        answers = []
-        for path in ("/model_info", "/server_info", "/v1/models"):
+        info, told = await self._ask_model()
+        all_told = all_told and told
+        answers = [info]
+        for path in ("/server_info", "/v1/models"):
             answer, told = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
             all_told = all_told and told
@@ -94,16 +102,56 @@ class Fleet:
     async def probe(self) -> Health:
         """Return the health during an outage. Raise `UsageError` if the model is another one."""
         health = await self.health()
-        known = None if self._facts is None else self._facts.model_path
-        if health.down or known is None:
-            return health
-        info, _ = await self.ask(f"{(await self.workers())[0]}/model_info")
-        found = read_facts(info, {}, {}).model_path if isinstance(info, dict) else None
-        if found is not None and found != known:
-            raise UsageError(
-                f"the engine at {self._config.url} came back with another model: it serves {found!r}, and served {known!r} before"
-            )
+        if not health.down and self._model is not None:
+            await self._ask_model()
         return health
+
+    async def check_model(self, connections: int) -> None:
+        """Ask the engine for its model, unless somebody has since so many connections were made.
+
+        One question serves all who wait. Raise `UsageError` if the model is not the first one.
+        """
+        questions = self._questions
+        if self._connections < connections:
+            async with self._model_lock:
+                if self._connections < connections and self._last_answered <= questions:
+                    await self._ask_model()
+        if self._other_model:
+            raise UsageError(self._other_model)
+
+    async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
+        """Return the `/model_info`, and False if it may be had later. Raise as `check_model` does."""
+        self._questions += 1
+        question = self._questions
+        url = f"{(await self.workers())[0]}/model_info"
+        answer = await self._get(url)
+        found, told = _read(url, answer)
+        info = found if isinstance(found, dict) else {}
+        self._last_answered = max(self._last_answered, question)
+        self._compare(info)
+        if answer is not None and told:
+            self._connections = max(self._connections, answer.connections)
+        return info, told
+
+    def _compare(self, info: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if `info` is another model's than the first one was.
+
+        Another path with the same tokenizer is an update of the weights from a disk.
+        """
+        path, tokenizer = read_facts(info, {}, {}).model_path, info.get("tokenizer_path")
+        if path is None:
+            return
+        updated = tokenizer is not None and tokenizer == self._tokenizer
+        self._other_model = ""
+        if self._model not in (None, path) and not updated:
+            words = (
+                f"the engine at {self._config.url} came back with another model: it serves {path!r}, and served {self._model!r} before"
+            )
+            if not self._config.allow_model_mismatch:
+                self._other_model = words
+                raise UsageError(words)
+            logger.warning("%s", words)
+        self._model, self._tokenizer = path, tokenizer
 
     async def abort(self, rid: str) -> None:
         """Abort one request at every worker; what fails is logged."""
@@ -124,11 +172,24 @@ class Fleet:
 
         The second value is False if that is a failure that may pass.
         """
+        return _read(url, await self._get(url))
+
+    async def _get(self, url: str) -> Answer | None:
         try:
-            answer = await self._transport.get(url, seconds=self._config.connect_timeout)
-            if answer.status != 200:
-                return None, answer.status < 500 and answer.status not in _MAY_PASS
-            return orjson.loads(answer.body), True
-        except (*NETWORK_ERRORS, orjson.JSONDecodeError) as error:
+            return await self._transport.get(url, seconds=self._config.connect_timeout)
+        except NETWORK_ERRORS as error:
             logger.info("%s cannot be asked: %s", url, error)
-            return None, isinstance(error, orjson.JSONDecodeError)
+            return None
+
+
+def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
+    """Return what `Fleet.ask` does."""
+    if answer is None:
+        return None, False
+    if answer.status != 200:
+        return None, answer.status < 500 and answer.status not in _MAY_PASS
+    try:
+        return orjson.loads(answer.body), True
+    except orjson.JSONDecodeError as error:
+        logger.info("%s is not JSON: %s", url, error)
+        return None, True

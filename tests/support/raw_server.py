@@ -31,6 +31,7 @@ class Talker:
     def __init__(self, server: TalkingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.server, self.reader, self.writer = server, reader, writer
         self.number = len(server.talkers)
+        self.posts = 0
 
     async def hear(self) -> Any:
         """The JSON of the next request. Its head and body are kept in the server's `heard`."""
@@ -40,6 +41,12 @@ class Talker:
         self.server.heard.append((head.split(b"\r\n")[0].decode(), head, body))
         self.server.changed.set()
         return body
+
+    async def hear_post(self) -> None:
+        """Hear the next POST. What is to GET before it, such as the model's name, is not there."""
+        while await self.hear() is None:
+            await self.say(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        self.posts += 1
 
     async def say(self, data: bytes) -> None:
         """Send `data`."""

@@ -142,6 +142,15 @@ def test_what_was_there_stays_if_the_new_file_fails(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_what_cannot_be_read_is_not_said_to_be_what_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    with pytest.raises(IsADirectoryError), written_whole(file) as out:
+        out.write(tmp_path.read_bytes())
+    assert file.read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
+
+
 @contextmanager
 def room(size: int) -> Iterator[None]:
     """No file of this process may grow beyond `size` bytes: writing fails as it does on a full disk."""

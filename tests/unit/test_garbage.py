@@ -90,3 +90,12 @@ async def test_a_served_model_that_is_opened_from_arguments_does_until_it_is_clo
     async with ServedModel.from_args(args):
         assert is_paced() is pace_gc
     assert not is_paced()
+
+
+async def test_the_first_model_to_close_leaves_the_other_ones_pace() -> None:
+    args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes")
+    first, second = ServedModel.from_args(args), ServedModel.from_args(args)
+    await first.aclose()
+    assert is_paced()
+    await second.aclose()
+    assert not is_paced()

@@ -51,7 +51,7 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
     factory = ScriptedFactory(lambda: Scripted(hanging), count=100)
     episodes: list[Episode] = []
     try:
-        calls = Threads(2, most_given_up=3)
+        calls = Threads(2, most_given_up=3, grace=0.0)
         agent = Talker(calls, step_timeout=600)
         runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
         running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))

@@ -165,7 +165,7 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
         running.append(number)
         go.wait(PATIENCE)
 
-    calls = Threads(1, most_given_up=2)
+    calls = Threads(1, most_given_up=2, grace=0.0)
     for number in range(3):
         hanging = asyncio.create_task(calls.off_loop(hang, number, what="Pond.step"))
         while len(running) <= number:
@@ -179,6 +179,25 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
     go.set()
     await ended(before)  # the threads of calls that were given up end with them
     assert await calls.off_loop(lambda: "again") == "again"
+    await ended(before)
+
+
+async def test_calls_that_are_only_slow_are_waited_for() -> None:
+    """Those that a trainer gives up when it has enough samples end a moment later."""
+    before, go = len(threads()), [threading.Event() for _ in range(3)]
+    calls = Threads(3, most_given_up=0, grace=PATIENCE)
+    slow = [asyncio.create_task(calls.off_loop(one.wait, PATIENCE)) for one in go]
+    await asyncio.sleep(0)
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+    waiting = [asyncio.create_task(calls.off_loop(lambda: "done")) for _ in range(4)]
+    done, _ = await asyncio.wait(waiting, timeout=0.01)
+    assert not done
+    go[0].set()
+    assert await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE) == ["done"] * 4
+    for one in go:
+        one.set()
     await ended(before)
 
 

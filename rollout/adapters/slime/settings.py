@@ -42,6 +42,10 @@ class SlimeSettings(BaseModel):
     user: str | None = Field(None, description="who plays the user: openai, tau-bench, or another entry point of toolroll.users")
     user_settings: dict[str, Any] = Field(default_factory=dict, description="of the user simulator; openai: base_url, model ...")
     context_length: int | None = Field(None, ge=1, description="default: slime's --rollout-max-context-len, then the engine's")
+    max_observation_bytes: int = Field(1_000_000, ge=1, description="of one message of an observation; a longer one is a failure")
+    step_timeout: float | None = Field(None, gt=0, description="seconds for one call of the environment; default: no limit")
+    engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")
+    pace_gc: bool = Field(True, description="let Python's garbage collector come seldom")
     max_resumes: int = Field(0, ge=0, description="how often a turn is resumed that the engine aborted while the rollout goes on")
     retries: int = Field(1, ge=0, description="how often an episode that a failure aborted is played again")
     max_dropped: int = Field(64, ge=1, description="generate_rollout: groups dropped in a row before it gives up")
@@ -107,6 +111,9 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
         history=settings.history,
         verify=settings.verify,
         max_resumes=0,
+        max_observation_bytes=settings.max_observation_bytes,
+        engine_timeout=settings.engine_timeout,
+        pace_gc=settings.pace_gc,
         concurrency=concurrency(args, settings),
         allow_model_mismatch=settings.allow_model_mismatch,
     )
@@ -132,6 +139,8 @@ def agent_settings(settings: SlimeSettings) -> dict[str, Any]:
         "parallel_calls": settings.parallel_calls,
         "on_length": settings.on_length,
         "verify": settings.verify,
+        "max_observation_bytes": settings.max_observation_bytes,
+        "step_timeout": settings.step_timeout,
     }
 
 

@@ -22,6 +22,8 @@ from support.slime_trainer import SAMPLING, every_sampled_token_is_as_served, re
 
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
+from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.settings import agent_settings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import (
     Fault,
@@ -172,6 +174,25 @@ def test_a_reward_key_is_kept(sample_type: Any) -> None:
 
 
 # --- settings ------------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_and_the_collector_are_settings() -> None:
+    async with serving() as (_, args):
+        by_default = Player(args, read_settings(args))
+        await by_default.aclose()
+        vars(args).update(toolroll_engine_timeout=9, toolroll_pace_gc=False)
+        vars(args).update(toolroll_step_timeout=7, toolroll_max_observation_bytes=50)
+        player = Player(args, read_settings(args))
+        await player.aclose()
+    found = [(*limits_of(one), one.served.args.pace_gc) for one in (by_default, player)]
+    assert found == [(0.0, None, 1_000_000, True), (9.0, 7.0, 50, False)]
+
+
+def limits_of(player: Player) -> tuple[Any, ...]:
+    """Return the limits of the player's engine and of the agents that it makes."""
+    agent = player._make_agent(player.served, agent_settings(player.settings))
+    engine = player._engine
+    return engine.config.engine_timeout, agent.step_timeout, agent.rollout_args["max_observation_bytes"]
 
 
 @pytest.mark.parametrize(

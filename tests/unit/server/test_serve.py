@@ -7,6 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 
@@ -45,3 +47,20 @@ def test_an_engine_that_is_not_there_is_said_at_once() -> None:
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0"])
     assert isinstance(result.exception, UsageError)
     assert "http://127.0.0.1:9" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [([], (0.0, True)), (["--no-gc", "--engine-timeout", "60"], (60.0, False))],
+)
+def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
+    flags: list[str], found: tuple[float, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[RolloutArgs] = []
+
+    async def serve(args: RolloutArgs, *others: object) -> None:
+        given.append(args)
+
+    monkeypatch.setattr(serve_command, "serve_endpoint", serve)
+    assert CliRunner().invoke(app, ["serve", "--model", "embedded", *flags]).exit_code == 0
+    assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]
