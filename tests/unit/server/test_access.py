@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import tracemalloc
 import zlib
 from typing import Any
 
 import pytest
 from support.endpoints import Bench, endpoint
+from support.memory import peak
 from yarl import URL
 
-from toolroll.rollout.server import EndpointSettings
+from toolroll.rollout.server import EndpointSettings, received
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.received import decode
 from toolroll.rollout.testing import Reply
@@ -164,6 +166,16 @@ def test_no_more_is_decompressed_than_the_limit() -> None:
     tracemalloc.stop()
     assert (refused.value.status, refused.value.code) == (413, "body_too_large")
     assert peak < 1_000_000
+
+
+@pytest.mark.parametrize("unit", ["1", "[]", '""', '{"a": 1}', '{"": [""]}', '{"a": {"b": [{}]}}'])
+def test_looking_for_long_texts_takes_no_memory(unit: str) -> None:
+    body: Any = {"messages": [[json.loads(unit) for _ in range(10_000)], "x" * 1000]}
+    assert peak(lambda: received._check_texts(body, 1000)) < 20_000
+    body["messages"] += ["y" * 1001, "z" * 1001]
+    with pytest.raises(ApiError) as refused:
+        received._check_texts(body, 1000)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (413, "text_too_large", "messages[2]")
 
 
 # --- half-sent requests ------------------------------------------------------------------------------------------------
