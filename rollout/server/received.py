@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 LARGE = 100_000
 """Bytes of JSON that are read on the event loop at most."""
+LONG = LARGE // 4
+"""Tokens that are read as a reply, or written as JSON, on the event loop at most."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
