@@ -27,8 +27,12 @@ _NAME = r"[^\W\d][\w.\-/]*+"
 _TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
 _NO_CALL = re.compile(f"(?:{_TEXT})*+")
 """Text in which no list of calls and no marker begins, nor may still begin."""
-_NO_CALL_IN_PROSE = re.compile(rf"""(?:{_TEXT}|(?<=\S)\[\s*+{_NAME}\((?=\s*+[=(,'"\[\]{{}}]))*+""")
-"""The same, and lists in the middle of a line that are not calls since no argument begins so."""
+_IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
+_NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
+_NO_CALL_IN_PROSE = re.compile(rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+")
+"""The same, and lists in the middle of a line that are not calls, since no argument begins so.
+
+A line break after the parenthesis is left to the reader: what follows it may begin a line."""
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
