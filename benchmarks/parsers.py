@@ -2,8 +2,8 @@
 
     python benchmarks/parsers.py [NAME ...]
 
-Prints, for each format, the seconds for 1 MB of its own openers, of `{`, of `[` and of `<think>`, which
-must stay under one; those for 1 MB of prose that comes in pieces of eight characters, and how many times
+Prints, for each format, the seconds for 1 MB of its own openers, of `{`, of `[`, of `x [f(` and of
+`<think>`, which must stay under one; those for 1 MB of prose that comes in pieces of eight characters, and how many times
 longer that is than for half of it; then the slowest of many other texts of 100 KB, and how many times
 longer one of four times its size takes.
 """
@@ -61,7 +61,7 @@ def main(names: list[str]) -> int:
         if names and kind.name not in names:
             continue
         parser = kind()
-        named = [seconds(parser, unit * (1_000_000 // len(unit))) for unit in (*kind.openers[:1], "{", "[", "<think>")]
+        named = [seconds(parser, unit * (1_000_000 // len(unit))) for unit in (*kind.openers[:1], "{", "[", "x [f(", "<think>")]
         prose = "word é " * (1_000_000 // 7)
         half, whole = streamed(parser, prose[: len(prose) // 2]), streamed(parser, prose)
         slowest, unit, text = max((seconds(parser, text), unit, text) for unit, text in texts(parser, SIZE))

@@ -222,7 +222,10 @@ def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
 
 
 def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
-    return next((value[name] for name in names if name in value), default)
+    for name in names:
+        if name in value:
+            return value[name]
+    return default
 
 
 def name_in(raw: str, key: str = "name") -> str:

@@ -23,8 +23,16 @@ from toolroll.parsers.types import ToolCall
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
-_NO_CALL = re.compile(r"(?:[^\[<]++|\[(?!\s*+(?:\Z|[^\W\d][\w.\-/]*+\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z))*+")
+_NAME = r"[^\W\d][\w.\-/]*+"
+_TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
+_NO_CALL = re.compile(f"(?:{_TEXT})*+")
 """Text in which no list of calls and no marker begins, nor may still begin."""
+_IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
+_NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
+_NO_CALL_IN_PROSE = re.compile(rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+")
+"""The same, and lists in the middle of a line that are not calls, since no argument begins so.
+
+A line break after the parenthesis is left to the reader: what follows it may begin a line."""
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
@@ -49,7 +57,7 @@ class PythonicParser(ToolCallParser):
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
             # After a bracket that begins no call there are often more of them: all that cannot is text.
-            skipped = _NO_CALL.match(source.text, at)
+            skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
             stop = skipped.end() if skipped is not None else at
             out.content(source.text[at:stop])
             _, line, last = source.text[at:stop].rpartition("\n")

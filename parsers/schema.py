@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
 
+from toolroll.parsers.bounded_validator import BoundedValidator, NotChecked
 from toolroll.parsers.plain_schema import Fits, plain_fits
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -34,7 +33,7 @@ class ToolSchemas:
     """Validators of tool parameters, compiled once per schema."""
 
     def __init__(self) -> None:
-        self._validators: OrderedDict[bytes, tuple[Draft202012Validator | None, Fits | None]] = OrderedDict()
+        self._validators: OrderedDict[bytes, tuple[BoundedValidator | None, Fits | None]] = OrderedDict()
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
         """`call`, with the status unknown_tool or bad_arguments where that applies."""
@@ -55,29 +54,31 @@ class ToolSchemas:
             return call
         return replace(call, status=CallStatus.BAD_ARGUMENTS, error=f"the arguments of {call.name} do not fit: {problem}")
 
-    def _validator(self, schema: Any) -> tuple[Draft202012Validator | None, Fits | None]:
+    def _validator(self, schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
         if not isinstance(schema, Mapping):
             return None, None
-        key = orjson.dumps(schema)
+        try:
+            key = orjson.dumps(schema)
+        except orjson.JSONEncodeError:
+            return None, None  # nested too deep, or not JSON
         known = self._validators.pop(key, None)  # in one step: replies are read in several threads
         if known is not None:
             self._validators[key] = known
             return known
-        validator: Draft202012Validator | None = Draft202012Validator(dict(schema))
         try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError:
-            validator = None  # a benchmark's own dialect ("dict", "float"): nothing can be checked against it
-        found = self._validators[key] = (validator, plain_fits(schema))
+            found: tuple[BoundedValidator | None, Fits | None] = (BoundedValidator(schema), plain_fits(schema))
+        except NotChecked:
+            found = (None, None)
+        self._validators[key] = found
         if len(self._validators) > _KEEP:
             self._validators.popitem(last=False)
         return found
 
 
-def _first_problem(validator: Draft202012Validator, arguments: Any) -> str | None:
+def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:
     try:
-        error: ValidationError | None = best_match(validator.iter_errors(arguments))
-    except (UnknownType, RecursionError):
+        error = validator.first_problem(arguments)
+    except NotChecked:
         return None
     if error is None:
         return None

@@ -4,15 +4,16 @@ token in the logprobs (the stop token included, so that they align with `token_i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from toolroll.rollout.server.received import LONG
 from toolroll.rollout.server.turns import Choice, Served
-from toolroll.rollout.session import Session
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.types import Completion, Trajectory
+from toolroll.rollout.types import Completion, IdArray, Trajectory
 
 
 def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
@@ -43,6 +44,12 @@ def text_body(served: Served, encoder: Encoder, *, logprobs: int | None) -> dict
         for index, choice in enumerate(served.choices)
     ]
     return {**head(served, "text_completion"), "choices": choices, "usage": served.usage, **constraint(served)}
+
+
+def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
+    """Return whether an answer of these takes long to write: each logprob decodes its token."""
+    tokens = sum(len(completion.output_ids) for completion in completions)
+    return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
 def head(served: Served, kind: str) -> dict[str, Any]:
@@ -121,12 +128,8 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 # --- training data -------------------------------------------------------------------------------------------------------
 
 
-def trajectories_body(session: Session) -> list[dict[str, Any]]:
-    """Every trajectory as JSON; logprobs of what was not sampled are null."""
-    return [_trajectory(found) for found in session.trajectories()]
-
-
-def _trajectory(found: Trajectory) -> dict[str, Any]:
+def trajectory_body(found: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as JSON; logprobs of what was not sampled are null."""
     return {
         "input_ids": found.input_ids.tolist(),
         "loss_mask": found.loss_mask.tolist(),
@@ -150,6 +153,29 @@ def _trajectory(found: Trajectory) -> dict[str, Any]:
             for turn in found.turns
         ],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An answer as it was sampled, from exactly `prompt_ids`."""
+
+    kind: str
+    prompt_ids: IdArray
+    completion: Completion
+    excluded: str | None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The same as JSON."""
+        logprobs = self.completion.logprobs
+        return {
+            "object": self.kind,
+            "prompt_token_ids": self.prompt_ids.tolist(),
+            "completion_token_ids": self.completion.output_ids.tolist(),
+            "logprobs": logprobs.tolist() if logprobs is not None else None,
+            "finish_reason": self.completion.finish_reason,
+            "excluded": self.excluded,
+        }
 
 
 def constrained_by(params: Mapping[str, Any]) -> str | None:

@@ -20,11 +20,11 @@ from aiohttp import web
 
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
-from toolroll.rollout.server.answers import trajectories_body
+from toolroll.rollout.server.answers import Traced, trajectory_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import receive
+from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -278,36 +278,28 @@ class EndpointServer:
     async def _trajectories(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
         await self.endpoint.settle(live)
-        return _json(
-            {
-                "session_id": live.id,
-                "reward": live.reward,
-                "info": live.info,
-                "forks": live.tree.forks,
-                "mismatches": dict(live.mismatches),
-                "in_flight": live.works.in_flight,
-                "trajectories": trajectories_body(live.session),
-            }
-        )
+        found = live.session.trajectories()
+        told = {
+            "session_id": live.id,
+            "reward": live.reward,
+            "info": live.info,
+            "forks": live.tree.forks,
+            "mismatches": dict(live.mismatches),
+            "in_flight": live.works.in_flight,
+        }
+        large = sum(len(one.input_ids) for one in found) > LONG
+        return await _json_of_size(lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
         await self.endpoint.settle(live)
-        entries = []
+        found = []
         for node, kind in live.trace:
             said = node.completion
             assert said is not None
-            entries.append(
-                {
-                    "object": kind,
-                    "prompt_token_ids": live.session.path_ids(node.parent).tolist(),
-                    "completion_token_ids": said.output_ids.tolist(),
-                    "logprobs": said.logprobs.tolist() if said.logprobs is not None else None,
-                    "finish_reason": said.finish_reason,
-                    "excluded": node.excluded,
-                }
-            )
-        return _json({"session_id": live.id, "trace": entries})
+            found.append(Traced(kind, live.session.path_ids(node.parent), said, node.excluded))
+        large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
+        return await _json_of_size(lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large)
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
@@ -372,6 +364,12 @@ _INSTEAD = {
 def _refusal(error: ApiError) -> web.Response:
     headers = {"x-should-retry": "true" if error.retry else "false"}
     return _json(error.body, status=error.status, headers=headers)
+
+
+async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
+    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are `large`."""
+    body = await call_of_size(lambda: orjson.dumps(made()), large=large)
+    return web.Response(body=body, content_type="application/json")
 
 
 def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

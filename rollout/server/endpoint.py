@@ -19,11 +19,11 @@ from weakref import ref
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.reply import Reading, read_reply
 from toolroll.rollout.served import ServedModel
-from toolroll.rollout.server.answers import chat_body, text_body
+from toolroll.rollout.server.answers import chat_body, is_long, text_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.grammar import check_called
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import LARGE, Received
+from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.served_turn import ServedTurn, sequence_of
 from toolroll.rollout.server.sessions import LiveSession, Sessions
@@ -37,9 +37,6 @@ from toolroll.rollout.server.works import Work, request_key
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.threads import call_of_size
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
-
-_LONG = LARGE // 4
-"""Tokens of a reply that is read on the event loop at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +133,13 @@ class Endpoint:
             choices = []
             for index, completion in enumerate(completions):
                 choice = partial(self._chat_choice, live, prompt, completion, sent, use, request, first + index)
-                choices.append(await call_of_size(choice, large=len(completion.output_ids) > _LONG))
+                choices.append(await call_of_size(choice, large=large or len(completion.output_ids) > LONG))
             served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_chat(live, prompt, served, work)
             served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
+            if not request.stream and is_long(completions, logprobs=bool(request.logprobs), top=top):
+                await asyncio.to_thread(served.write)
             return served
 
         return asked, live.works.start(key, request.n, run)
@@ -165,11 +164,18 @@ class Endpoint:
             plan = await call_of_size(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
-            choices = [Choice(completion, self._shown(completion, request)) for completion in completions]
+            choices = []
+            for completion in completions:
+                shown = partial(self._shown, completion, request)
+                said = await call_of_size(shown, large=len(completion.output_ids) > LONG)
+                choices.append(Choice(completion, said))
             served = self._served("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_text(live, plan, served)
             served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
+            logprobs = request.logprobs is not None
+            if not request.stream and is_long(completions, logprobs=logprobs, top=top):
+                await asyncio.to_thread(served.write)
             return served
 
         return asked, live.works.start(key, request.n, run)

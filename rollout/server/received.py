@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 LARGE = 100_000
 """Bytes of JSON that are read on the event loop at most."""
+LONG = LARGE // 4
+"""Tokens that are read as a reply, or written as JSON, on the event loop at most."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
@@ -102,18 +105,39 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _check_texts(data: Any, limit: int) -> None:
-    """Refuse a text of `data` that is longer than `limit` bytes, by its place."""
-    left: list[tuple[str, Any]] = [("", data)]
-    while left:
-        place, item = left.pop()
-        if isinstance(item, str):
-            if len(item) * 4 > limit and len(item.encode(errors="surrogatepass")) > limit:
-                place = place[:200]
-                words = f"{place} is longer than {limit} bytes, the limit of one text (--max-text)"
-                raise ApiError(413, "text_too_large", words, param=place)
-        elif isinstance(item, dict):
-            for name, value in item.items():
-                inner = f"{place[:200]}.{name}" if place else name
-                left += [(inner, name), (inner, value)]
-        elif isinstance(item, list):
-            left += [(f"{place}[{index}]", value) for index, value in enumerate(item)]
+    """Refuse the first text of `data` that is longer than `limit` bytes, and name its place.
+
+    Only the way to the present item is kept, and no list of what is left: a body may hold millions.
+    """
+    steps: list[str] = []
+    inner = [_entries(data)]
+    while inner:
+        step, item = next(inner[-1], (None, None))
+        if step is None:
+            inner.pop()
+            continue
+        steps[len(inner) - 1 :] = [step]
+        if isinstance(item, (dict, list)):
+            inner.append(_entries(item))
+        elif _longer(item, limit):
+            place = "".join(steps).removeprefix(".")[:200]
+            words = f"{place} is longer than {limit} bytes, the limit of one text (--max-text)"
+            raise ApiError(413, "text_too_large", words, param=place)
+
+
+def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield what `data` holds, the names of an object too, each with the step that leads to it."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield f".{name[:200]}", name
+            yield f".{name[:200]}", value
+    else:
+        for index, value in enumerate(data):
+            yield f"[{index}]", value
+
+
+def _longer(item: Any, limit: int) -> bool:
+    """Return whether `item` is a text of more than `limit` bytes."""
+    if not isinstance(item, str) or len(item) * 4 <= limit:
+        return False
+    return len(item) > limit or len(item.encode(errors="surrogatepass")) > limit

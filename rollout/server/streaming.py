@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.answers import chat_logprobs, exact, finish_reason, text_logprobs, tokens
+from toolroll.rollout.server.answers import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
 from toolroll.rollout.server.deltas import ChoiceDeltas, GrowingText
 from toolroll.rollout.server.endpoint import Asked, Endpoint, StreamNote, call_place
 from toolroll.rollout.server.errors import api_error
@@ -21,6 +21,7 @@ from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.turns import Served
 from toolroll.rollout.server.wire import ChatRequest, CompletionRequest
 from toolroll.rollout.server.works import Work
+from toolroll.rollout.threads import call_of_size
 
 Event = dict[str, Any]
 
@@ -76,7 +77,10 @@ async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
             yield chunk(index, delta)
         logprobs = None
         if request.logprobs:
-            logprobs = chat_logprobs(choice.completion, endpoint.served.template.encoder, top_logprobs(request))
+            top = top_logprobs(request)
+            large = is_long([choice.completion], logprobs=True, top=top)
+            encoder = endpoint.served.template.encoder
+            logprobs = await call_of_size(chat_logprobs, choice.completion, encoder, top, large=large)
         last = chunk(index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice))
         yield {**last, **tokens(served)}
     if request.stream_options is not None and request.stream_options.include_usage:
@@ -106,7 +110,10 @@ async def text_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
                 yield chunk(index, fresh)
     served = endpoint.deliver(work)
     for index, choice in enumerate(served.choices):
-        logprobs = text_logprobs(choice.completion, encoder, request.logprobs) if request.logprobs is not None else None
+        logprobs = None
+        if request.logprobs is not None:
+            large = is_long([choice.completion], logprobs=True, top=request.logprobs)
+            logprobs = await call_of_size(text_logprobs, choice.completion, encoder, request.logprobs, large=large)
         last = chunk(index, choice.text[told[index] :], logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice))
         yield {**last, **tokens(served)}
     if request.stream_options is not None and request.stream_options.include_usage:

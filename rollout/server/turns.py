@@ -42,11 +42,16 @@ class Served:
     @property
     def body(self) -> bytes:
         """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would have."""
+        self.write()
+        assert self._rest is not None
+        return b"".join((memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}"))
+
+    def write(self) -> None:
+        """Write the body, if it is not written yet."""
         if self._rest is None:
             assert self.render is not None
             self._rest = orjson.dumps(self.render())
             self.render = None
-        return b"".join((memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}"))
 
     @property
     def usage(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_reading_in_pieces_is_linear_wherever_it_waits(kind: type[ToolCallParser
             assert_linear(work, in_small_pieces, parser, lead, unit)
 
 
-@pytest.mark.parametrize("unit", ["[", "[1", "[ \n", "[f ", "[<", "[<|x"])
+@pytest.mark.parametrize("unit", ["[", "[1", "[ \n", "[f ", "[<", "[<|x", "[f(", "[f( =", "[f.g({", "[f(x "])
 @pytest.mark.parametrize(("read", "most"), [(at_once, 8), (in_small_pieces, 60)], ids=["at once", "in pieces"])
 def test_brackets_that_begin_no_call_are_read_in_bulk(read: Read, most: int, unit: str, work: Work) -> None:
     """A megabyte of them took seconds: each bracket was looked at by itself."""

@@ -13,7 +13,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.hermes import HermesParser
-from toolroll.rollout.server import received
+from toolroll.rollout.server import answers, app, received, streaming
 from toolroll.rollout.server.tree import ConversationTree
 from toolroll.rollout.server.works import request_key
 from toolroll.rollout.template.encode import Encoder
@@ -46,6 +46,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         (Renderer, "render"),
         (Encoder, "encode"),
         (ConversationTree, "plan"),
+        (HermesParser, "parse"),
     ):
         watched(owner, name)
     return seen
@@ -174,3 +175,60 @@ async def test_a_request_that_fails_is_not_kept(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": 3}]}))[0] == 400
         assert bench.endpoint.sessions.find("s").works.all() == []
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Which parts of answers were made, and whether that was on the event loop."""
+    seen: list[tuple[str, bool]] = []
+
+    def watched(owner: Any, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, threading.current_thread() is ON_THE_LOOP))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, property(call) if isinstance(owner, type) else call)
+        return call
+
+    watched(app, "trajectory_body", app.trajectory_body)
+    watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
+    for owner in (answers, streaming):
+        for name in ("chat_logprobs", "text_logprobs"):
+            watched(owner, name, getattr(owner, name))
+    return seen
+
+
+@pytest.mark.parametrize(("words", "on_the_loop"), [(10, True), (30_000, False)])
+async def test_what_a_long_session_came_to_is_written_in_a_thread(
+    tokenizer: Any, written: list[tuple[str, bool]], words: int, on_the_loop: bool
+) -> None:
+    async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
+        assert (await bench.post(CHAT, body))[0] == 200
+        [trajectory] = await bench.trajectories()
+        [traced] = (await bench.get("/sessions/s/trace"))["trace"]
+        assert traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
+        assert written == [("trajectory_body", on_the_loop), ("body", on_the_loop)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "logprobs"), [(CHAT, True), ("/sessions/s/v1/completions", 0)])
+@pytest.mark.parametrize(("words", "on_the_loop"), [(3, True), (30, False)])
+async def test_many_logprobs_are_written_in_a_thread(
+    tokenizer: Any,
+    written: list[tuple[str, bool]],
+    path: str,
+    logprobs: Any,
+    stream: bool,
+    words: int,
+    on_the_loop: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answers, "LONG", 200)  # instead of 25,000: the test engine streams slowly
+    async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
+        asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+        body = {**asked, "max_tokens": 100_000, "logprobs": logprobs, "stream": stream}
+        async with bench.http.post(bench.url + path, json=body) as response:
+            text = await response.text()
+        assert response.status == 200 and '"logprobs":{' in text
+        assert written == [("chat_logprobs" if path == CHAT else "text_logprobs", on_the_loop)]

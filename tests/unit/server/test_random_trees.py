@@ -128,13 +128,16 @@ class Player:
             self.holds[name] = asyncio.Event()
             first = asyncio.create_task(self._post(body, 0))
             while self.begun[name] < step.n:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             if step.fate == "hangs up":
                 return []
             again = asyncio.create_task(self._post(body, 1))
-            await asyncio.sleep(0.01)  # so that some retries come before the release, and some behind it
+            if step.pick % 2:  # some retries come before the release, the others after it
+                works = self.bench.endpoint.sessions.find("s").works
+                while self.begun[name] <= step.n and not any(work.joined for work in works.all()):
+                    await asyncio.sleep(0)
             self.holds[name].set()
             answer = await again
         else:

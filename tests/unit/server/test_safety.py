@@ -150,6 +150,17 @@ async def test_each_failure_has_its_code_and_says_whether_to_try_again(
             assert len(await bench.trajectories(refused=fault.abort_after is not None)) == 1
 
 
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#/nowhere"}, {"$ref": "http://127.0.0.1:9/x"}, {"properties": {"a": {"pattern": "^(a+)+$"}}}]
+)
+async def test_no_schema_of_a_tool_fails_a_request(tokenizer: Any, schema: Any) -> None:
+    said = '<tool_call>{"name": "f", "arguments": {"a": "' + "a" * 40 + '!"}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        status, answer = await chat(bench, tools=[tool])
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "tool_calls")
+
+
 async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"model_names": "own"}) as bench:
         assert (await bench.post("/v1/embeddings", {}))[0] == 404
