@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,10 +111,12 @@ async def play_episodes(
     *,
     tokenizer: Any = None,
     scripted: bool = False,
+    keep: Callable[[Dialogue], None] = lambda dialogue: None,
     **settings: Any,
 ) -> list[Outcome]:
     """Play `scripts` with one served model; `settings` are `Dialogue`'s (none: its defaults).
-    `scripted`: turns are said in the template's own format, else in that of Hermes."""
+    `scripted`: turns are said in the template's own format, else in that of Hermes. `keep` is
+    called with each dialogue at its end."""
     if tokenizer is None:
         tokenizer = tokenizer_of(template)
     judge = Judge(tokenizer, template)
@@ -130,6 +132,7 @@ async def play_episodes(
             dialogue = Dialogue(served, script.first, TOOLS, session_id=script.name, **more, **settings)
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
+            keep(dialogue)
             found.append(_judged(judge, dialogue, engine, ended))
     return found
 
