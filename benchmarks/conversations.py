@@ -118,7 +118,7 @@ def renumbered(given: Conversation, seed: int) -> Conversation:
 
 def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
     """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are its own."""
-    from toolroll.agents.tau_bench.package import installed, load_domain
+    from toolroll.agents.environments.tau_bench.package import installed, load_domain
 
     if installed("tau_bench", "airline"):
         return [dict(tool) for tool in load_domain("tau_bench", "airline", "test").tools_info], True

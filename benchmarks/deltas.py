@@ -36,7 +36,7 @@ from benchmarks.peers import (
     readable,
 )
 from benchmarks.tables import Table, number
-from toolroll.rollout.session import Session
+from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan

@@ -24,9 +24,9 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.served import ServedModel
-from toolroll.rollout.session import Session
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Action,
@@ -194,7 +194,7 @@ async def _held_bytes(served: ServedModel, engine: CountingEngine, given: Materi
 _START = """
 import time
 from benchmarks.memory import rss
-import toolroll.agents.tool_calling, toolroll.rollout.served
+import toolroll.agents.tool_calling, toolroll.rollout.model.model
 print(rss(), time.process_time())
 from benchmarks.conversations import tokenizer
 tok = tokenizer()

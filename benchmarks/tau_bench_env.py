@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from toolroll.agents.tau_bench import AIRLINE, INSTALL, RETAIL, TauBenchFactory
-from toolroll.agents.tau_bench.package import import_module
+from toolroll.agents.environments.tau_bench import AIRLINE, INSTALL, RETAIL, TauBenchFactory
+from toolroll.agents.environments.tau_bench.package import import_module
 from toolroll.agents.users import ScriptedUser
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 

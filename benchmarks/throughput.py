@@ -26,9 +26,9 @@ from benchmarks.stub import STEP, stub
 from benchmarks.tables import Table, number
 from benchmarks.world import RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import make_agent
-from toolroll.rollout.garbage import paced_garbage
-from toolroll.rollout.process_runner import ProcessRunner
-from toolroll.rollout.runner import Runner, RunSettings
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
@@ -174,7 +174,7 @@ def run(*, quick: bool = False) -> Table:
             found = seen(asyncio.run(play(url, episodes, seconds, blocking=blocking, processes=processes)), seconds)
             made.rows.append(row(found, seconds, (episodes, blocking, processes)))
     made.notes.append(
-        "The garbage collector paced as in `toolroll run` (`rollout/garbage.py`); processes as by `toolroll run --processes`."
+        "The garbage collector paced as in `toolroll run` (`rollout/runtime/garbage.py`); processes as by `toolroll run --processes`."
     )
     made.notes.append(
         f"Stationary: the first episodes end after 1 to {TURNS} turns, so that later ones begin and end at all times; measured for "

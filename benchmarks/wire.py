@@ -13,7 +13,7 @@ import orjson
 from benchmarks.clock import cpu_in_turns, cpu_of
 from benchmarks.tables import Table, number
 from toolroll.rollout.engine import Engine, parse_completion
-from toolroll.rollout.session import Session
+from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest
 
 LENGTHS = (1_000, 4_000, 12_000, 32_000)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from toolroll.agents.policy import CallPolicy
+    from toolroll.agents.loop.call_policy import CallPolicy
     from toolroll.agents.tool_calling import TrainableToolCallingAgent, agent_factory
     from toolroll.agents.trainable import TrainableAgentMixin
     from toolroll.parsers.registry import get_parser
     from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
-    from toolroll.rollout.args import RolloutArgs
+    from toolroll.rollout.model.config import RolloutArgs
     from toolroll.rollout.engine import Engine, EngineConfig
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
-    from toolroll.rollout.registry import load_environment
-    from toolroll.rollout.runner import Runner, RunSettings
-    from toolroll.rollout.served import ServedModel
-    from toolroll.rollout.session import Session
-    from toolroll.rollout.store import read_episodes
+    from toolroll.rollout.runs.registry import load_environment
+    from toolroll.rollout.runs.runner import Runner, RunSettings
+    from toolroll.rollout.model.model import ServedModel
+    from toolroll.rollout.session.session import Session
+    from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.template import ChatTemplate
     from toolroll.rollout.types import (
         Action,
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "toolroll.agents.policy": ("CallPolicy",),
+    "toolroll.agents.loop.call_policy": ("CallPolicy",),
     "toolroll.agents.tool_calling": ("TrainableToolCallingAgent", "agent_factory"),
     "toolroll.agents.trainable": ("TrainableAgentMixin",),
     "toolroll.parsers.registry": ("get_parser",),
     "toolroll.parsers.types": ("CallStatus", "ParsedReply", "ToolCall"),
-    "toolroll.rollout.args": ("RolloutArgs",),
+    "toolroll.rollout.model.config": ("RolloutArgs",),
     "toolroll.rollout.engine": ("Engine", "EngineConfig"),
     "toolroll.rollout.errors": ("ActionError", "ToolrollError", "UsageError"),
-    "toolroll.rollout.registry": ("load_environment",),
-    "toolroll.rollout.runner": ("RunSettings", "Runner"),
-    "toolroll.rollout.served": ("ServedModel",),
-    "toolroll.rollout.session": ("Session",),
-    "toolroll.rollout.store": ("read_episodes",),
+    "toolroll.rollout.runs.registry": ("load_environment",),
+    "toolroll.rollout.runs.runner": ("RunSettings", "Runner"),
+    "toolroll.rollout.model.model": ("ServedModel",),
+    "toolroll.rollout.session.session": ("Session",),
+    "toolroll.rollout.runs.episode_file": ("read_episodes",),
     "toolroll.rollout.template": ("ChatTemplate",),
     "toolroll.rollout.types": (
         "Action",
@@ -80,16 +80,16 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 _PUBLISHED = {
     "toolroll.agents": {
-        "RESPOND_ACTION_FIELD_NAME": "toolroll.agents.actions",
-        "RESPOND_ACTION_NAME": "toolroll.agents.actions",
+        "RESPOND_ACTION_FIELD_NAME": "toolroll.agents.environments.tau_actions",
+        "RESPOND_ACTION_NAME": "toolroll.agents.environments.tau_actions",
         "TOOL_INSTRUCTION": "toolroll.agents.trainable",
         "InteractionResult": "toolroll.rollout.types",
         "Status": "toolroll.rollout.types",
-        "TauAction": "toolroll.agents.actions",
+        "TauAction": "toolroll.agents.environments.tau_actions",
         "TrainableAgentMixin": "toolroll.agents.trainable",
         "TrainableToolCallingAgent": "toolroll.agents.tool_calling",
         "agent_factory": "toolroll.agents.tool_calling",
-        "call_to_action_sglang": "toolroll.agents.actions",
+        "call_to_action_sglang": "toolroll.agents.environments.tau_actions",
     },
     "toolroll.parsers": {
         "OpenAICompatibleToolCallAdapter": "toolroll.parsers.openai",

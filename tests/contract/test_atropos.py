@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.endpoints import endpoint
 
-from toolroll.rollout.client import managed_session
+from toolroll.rollout.server.in_process import managed_session
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

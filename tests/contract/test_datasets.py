@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.export import write_dataset
-from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runs.export import write_dataset
+from toolroll.rollout.runs.run_directory import RunFolder
 
 
 def load(folder: Path, cache: Path) -> Any:

@@ -12,7 +12,7 @@ from support.endpoints import endpoint
 from support.looking import FIRST, SAID, one_episode, play, saying
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.rollout.client import ToolrollClient
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)

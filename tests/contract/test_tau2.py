@@ -15,13 +15,13 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 
-from toolroll.agents.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Factory
-from toolroll.agents.tau2.copies import digest
-from toolroll.agents.tau2.grading import same
+from toolroll.agents.environments.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Factory
+from toolroll.agents.environments.tau2.copies import digest
+from toolroll.agents.environments.tau2.grading import same
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
-from toolroll.parsers.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.cli.floor import play_floor
+from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
@@ -75,7 +75,7 @@ def _cancelling() -> Task:
 
 
 def _leaving() -> Any:
-    from toolroll.rollout.cli.floor import LeavingUser
+    from toolroll.rollout.runs.do_nothing import LeavingUser
 
     return LeavingUser()
 

@@ -14,7 +14,7 @@ from support.faults.tally import Tally, contents
 from support.faults.trouble import WRONG, TroubledFactory
 from support.ponds import look
 
-from toolroll.rollout.runner import Runner, RunSettings, session_id
+from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.types import Episode, Status, StopReason
 
 pytestmark = pytest.mark.faults

@@ -17,9 +17,9 @@ from support.wire import Wire
 from support.worlds import TOOL
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.client import ToolrollClient
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
 

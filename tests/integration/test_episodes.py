@@ -16,11 +16,11 @@ from support.qwen import qwen3_tokenizer
 from support.wire import Wire
 from support.worlds import ListedWorld
 
-from toolroll.agents.policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Task, Trajectory
 

@@ -22,8 +22,8 @@ from support.wire import Wire, until
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.identity import probe_text
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.identity import probe_text
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
 

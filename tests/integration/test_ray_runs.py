@@ -13,10 +13,10 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from support.faults.tally import Tally, contents
 
-from toolroll.rollout.cli.play import run
-from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.registry import find_environment
-from toolroll.rollout.store import read_episodes
+from toolroll.rollout.cli.run_command import run
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references, serve_in_thread
 
 SAMPLES = 3

@@ -13,7 +13,7 @@ import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.episodes import serving
 
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.testing import EmbeddedEngine
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.agents.policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprob
 from toolroll.rollout.types import InteractionResult, Trajectory

@@ -27,10 +27,10 @@ from support.slime_trainer import serving as trainer
 from support.worlds import TOOL
 
 from toolroll.rollout.adapters.slime import generate
-from toolroll.rollout.dialogue import Dialogue
-from toolroll.rollout.registry import load_environment
-from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.store import EpisodeStore
+from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.testing import (
     PolicyRequest,
     Reply,

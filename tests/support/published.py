@@ -11,7 +11,7 @@ from support.episodes import serving
 from support.qwen import tokenizer_for, trl_template
 from tokenizers.processors import TemplateProcessing
 
-from toolroll.agents.policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.rollout.types import InteractionResult, Task, Trajectory

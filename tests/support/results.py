@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.store import to_line
+from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.types import Episode, InteractionResult, Message, StopReason, Trajectory, Turn, WeightVersion, status_of
 
 

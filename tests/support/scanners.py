@@ -12,11 +12,11 @@ from typing import Any
 
 from support.parsing import in_pieces, lost, tool
 
-from toolroll.parsers.json_text import MAX_DEPTH, Scanned, scan_json
-from toolroll.parsers.python_text import Unreadable, python_value, read_call
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Scanned, scan_json
+from toolroll.parsers.reading.python_text import Unreadable, python_value, read_call
 from toolroll.parsers.registry import built_in_parsers, get_parser
-from toolroll.parsers.source import Source
-from toolroll.parsers.values import typed
+from toolroll.parsers.reading.source import Source
+from toolroll.parsers.reading.values import typed
 
 _DECODER = json.JSONDecoder()
 _EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}

@@ -12,9 +12,9 @@ import pytest
 from support import slime_mirror
 
 from toolroll.rollout.adapters import slime
-from toolroll.rollout.registry import load_environment
+from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
-from toolroll.rollout.testing.player import write_action
+from toolroll.rollout.testing.reference_policy import write_action
 
 DESK = load_environment("desk")
 TASKS = DESK.tasks("test")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.agents.plain import PlainAgent, PlainReply
+from toolroll.agents.text_agent import PlainAgent, PlainReply
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,
     Environment,

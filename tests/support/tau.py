@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from toolroll.agents.tau_bench import INSTALL, TauBenchEnvironment, TauBenchFactory
-from toolroll.agents.tau_bench.package import import_module, installed
+from toolroll.agents.environments.tau_bench import INSTALL, TauBenchEnvironment, TauBenchFactory
+from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task

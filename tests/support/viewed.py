@@ -9,8 +9,8 @@ from typing import Any
 from support.results import episode, trajectory
 
 from toolroll.rollout.cli.view import view
-from toolroll.rollout.report import report, write_summary
-from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import RunFolder
 from toolroll.rollout.types import Episode, StopReason
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> \u2028 <!-- & é"

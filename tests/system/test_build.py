@@ -108,7 +108,7 @@ def test_the_dependencies_are_light(wheel: Path) -> None:
 def test_installed_beside_openai_agents_both_are_importable(clean: Path, where: str, tmp_path: Path) -> None:
     """Its import name is `agents`; from the repository's root our folder of that name is in the way unless it is no package."""
     code = (
-        "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, toolroll.rollout.session as session\n"
+        "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, toolroll.rollout.session.session as session\n"
         "from agents import Agent, Runner\n"
         "print(agents.__file__); print(session.__file__); print(toolroll.__file__)"
     )

@@ -12,13 +12,13 @@ from support.patience import PATIENCE
 from support.source import ROOT
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runs.run_directory import RunFolder
 
 
 def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
     program = """
 import asyncio, time
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runtime.threads import Threads
 async def main():
     threads = Threads(2)
     try:
@@ -34,7 +34,7 @@ asyncio.run(main())
 HOLDER = """
 import sys
 from pathlib import Path
-from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runs.run_directory import RunFolder
 with RunFolder(Path(sys.argv[1]), "pond", {}):
     print("held", flush=True)
     sys.stdin.read()

@@ -45,7 +45,7 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
     assert heavy_after("toolroll") == []
 
 
-NEED_OPENAI = ("toolroll.rollout.client", "toolroll.rollout.adapters.openrlhf")
+NEED_OPENAI = ("toolroll.rollout.server.in_process", "toolroll.rollout.adapters.openrlhf")
 """They subclass the OpenAI SDK's client, so they import the SDK at import."""
 
 

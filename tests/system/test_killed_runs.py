@@ -13,7 +13,7 @@ from support.faults.size import FULL
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
 
-from toolroll.rollout.store import read_episodes
+from toolroll.rollout.runs.episode_file import read_episodes
 
 EPISODES, KILLS = 100, 20
 

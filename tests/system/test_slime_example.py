@@ -20,7 +20,7 @@ from toolroll.agents.users import UserConfig
 from toolroll.rollout.adapters.slime import read_settings
 from toolroll.rollout.adapters.slime.player import task_index
 from toolroll.rollout.cli.tasks import task_lines, write_lines
-from toolroll.rollout.registry import agent_maker, user_maker
+from toolroll.rollout.runs.registry import agent_maker, user_maker
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "slime_tau_bench"

@@ -10,7 +10,7 @@ import pytest
 from support.episodes import serving
 from support.worlds import ListedWorld
 
-from toolroll.agents.record import EpisodeRecord
+from toolroll.agents.loop.episode_tracker import EpisodeRecord
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.types import StepResult, Task
 

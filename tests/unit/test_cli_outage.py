@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.cli.app import main
-from toolroll.rollout.cli.settings import RunConfig
-from toolroll.rollout.store import read_episodes
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 from toolroll.rollout.types import Status
 

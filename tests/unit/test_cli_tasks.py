@@ -10,8 +10,8 @@ from rich.console import Console
 from support.tau import MINI
 from typer.testing import CliRunner
 
-from toolroll.agents.desk import DESK
-from toolroll.agents.tau_bench import INSTALL, TauBenchFactory
+from toolroll.agents.environments.desk import DESK
+from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
 from toolroll.rollout.adapters.slime.player import task_index
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.display import show_environments

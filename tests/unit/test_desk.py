@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from toolroll.agents.desk import (
+from toolroll.agents.environments.desk import (
     DESK,
     TODAY,
     TOOLS,

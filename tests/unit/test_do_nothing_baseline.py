@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.tau import BOTH, TauBench, needed
 
-from toolroll.rollout.cli.floor import play_floor
-from toolroll.rollout.registry import find_environment
+from toolroll.rollout.runs.do_nothing import play_floor
+from toolroll.rollout.runs.registry import find_environment
 
 
 @pytest.mark.parametrize("tau", BOTH)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from support.clock import skip
 
-from toolroll.agents.plain import PlainAgent, PlainReply
+from toolroll.agents.text_agent import PlainAgent, PlainReply
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.hermes import HermesParser
-from toolroll.rollout.dialogue import Dialogue
+from toolroll.parsers.formats.hermes import HermesParser
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import Action, Environment, Message, Observation, Status, StepResult, StopReason, Task, Tool

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app
-from toolroll.rollout.event_loop import run
+from toolroll.rollout.runtime.event_loop import run
 
 
 async def loop_kind() -> type[asyncio.AbstractEventLoop]:

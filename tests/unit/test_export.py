@@ -13,15 +13,15 @@ from support.results import episode, exported, trajectory
 from support.tau import REAL
 from typer.testing import CliRunner
 
-from toolroll.agents.tau_bench.package import import_module, installed
+from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.export import tau_bench_results
-from toolroll.rollout.export.samples import sample_rows
-from toolroll.rollout.metrics import summarize
-from toolroll.rollout.rates import pass_hat_k
-from toolroll.rollout.run_folder import RunFolder
+from toolroll.rollout.runs.export import tau_bench_results
+from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runs.summary import summarize
+from toolroll.rollout.runs.pass_at_k import pass_hat_k
+from toolroll.rollout.runs.run_directory import RunFolder
 from toolroll.rollout.types import Episode, StopReason
 
 

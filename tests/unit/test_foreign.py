@@ -15,10 +15,10 @@ from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, pl
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.foreign import ForeignExitError, guarded
-from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.spread import spread
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.worker_pool import spread
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
 
 BAD = {"t-3", "t-4", "t-11"}

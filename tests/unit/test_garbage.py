@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.talking import Scripted, ScriptedFactory, play
 
-from toolroll.rollout.args import RolloutArgs
-from toolroll.rollout.garbage import THRESHOLD, paced_garbage
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
+from toolroll.rollout.model.model import ServedModel
 
 
 @pytest.fixture(autouse=True)

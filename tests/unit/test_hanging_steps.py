@@ -11,8 +11,8 @@ from support.clock import skip
 from support.talking import Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runner import Runner, RunSettings
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Episode, StopReason, Task
 
 

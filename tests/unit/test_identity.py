@@ -23,8 +23,8 @@ from toolroll.rollout.adapters.slime.settings import read_settings
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.identity import check_identity, probe_text
-from toolroll.rollout.served import ServedModel, load_tokenizer
+from toolroll.rollout.model.identity import check_identity, probe_text
+from toolroll.rollout.model.model import ServedModel, load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, serve_in_thread
 

@@ -45,17 +45,17 @@ def test_no_floor_imports_the_facade() -> None:
 def test_an_import_upwards_is_found(tmp_path: Path) -> None:
     for floor in FLOORS:
         (tmp_path / floor).mkdir()
-    (tmp_path / "agents" / "player.py").write_text("from toolroll.rollout.session import Session\n")
+    (tmp_path / "agents" / "player.py").write_text("from toolroll.rollout.session.session import Session\n")
     (tmp_path / "rollout" / "session.py").write_text("def late():\n    from toolroll.agents.player import Session\n")
-    (tmp_path / "parsers" / "base.py").write_text("import toolroll.rollout.session\n")
+    (tmp_path / "parsers" / "base.py").write_text("import toolroll.rollout.session.session\n")
     assert broken_floors(tmp_path) == [
-        "toolroll.parsers.base imports toolroll.rollout.session",
-        "toolroll.rollout.session imports toolroll.agents.player",
+        "toolroll.parsers.base imports toolroll.rollout.session.session",
+        "toolroll.rollout.session.session imports toolroll.agents.player",
     ]
     assert a_cycle(imports_of(tmp_path)) == [
-        "toolroll.rollout.session",
+        "toolroll.rollout.session.session",
         "toolroll.agents.player",
-        "toolroll.rollout.session",
+        "toolroll.rollout.session.session",
     ]
 
 
@@ -65,7 +65,7 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_rollout_reaches_agents_by_entry_point_only() -> None:
-    """No module below names one above as text either, as in `import_module("toolroll.agents.desk")`."""
+    """No module below names one above as text either, as in `import_module("toolroll.agents.environments.desk")`."""
     for module in MODULES.values():
         above = {"parsers": ("rollout", "agents"), "rollout": ("agents",)}.get(module.floor, ())
         for floor in above:
@@ -81,10 +81,10 @@ def test_types_and_errors_stand_on_nothing_of_the_rollout() -> None:
 INSIDE_ROLLOUT = [
     ("toolroll.rollout.engine", ("template", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
     ("toolroll.rollout.template", ("engine", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.served", ("dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.dialogue", ("runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.runner", ("server", "adapters", "cli")),
+    ("toolroll.rollout.session.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.model.model", ("dialogue", "runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.model.conversation", ("runner", "store", "server", "adapters", "cli")),
+    ("toolroll.rollout.runs.runner", ("server", "adapters", "cli")),
 ]
 
 

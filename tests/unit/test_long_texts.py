@@ -11,15 +11,15 @@ from support.episodes import agent, call, judge, serving
 from support.talking import Scripted, ScriptedFactory, play
 from support.worlds import ListedWorld
 
-from toolroll.agents.baseline import make_baseline
-from toolroll.agents.plain import make_do_nothing
+from toolroll.agents.openai_baseline import make_baseline
+from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
-from toolroll.agents.world import World
+from toolroll.agents.loop.environment_runner import World
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.cli.settings import RunConfig
+from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.testing import PolicyRequest
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,
     InteractionResult,
@@ -106,8 +106,8 @@ async def test_no_long_reply_is_parsed_on_the_event_loop(tokenizer: Any, monkeyp
 async def test_the_tokens_are_those_of_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (0, 10**9):
-        monkeypatch.setattr("toolroll.rollout.dialogue.LONG", limit)
-        monkeypatch.setattr("toolroll.rollout.dialogue.LONG_REPLY", limit)
+        monkeypatch.setattr("toolroll.rollout.model.conversation.LONG", limit)
+        monkeypatch.setattr("toolroll.rollout.model.conversation.LONG_REPLY", limit)
         async with serving(tokenizer, says) as (_, served):
             world = ListedWorld(tool_texts=["a frog", "a fish"], user_texts=["Hello.", "And?"])
             result = await agent(served).asolve(world, task=Task("t", 0), session_id="s")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from toolroll.parsers.plain_schema import plain_fits
-from toolroll.parsers.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.plain_schema import plain_fits
+from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.types import CallStatus, ToolCall
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.agents.policy import NO_PARALLEL, ONE_CALL, CallPolicy, in_call_order, told
+from toolroll.agents.loop.call_policy import NO_PARALLEL, ONE_CALL, CallPolicy, in_call_order, told
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.rates import UnequalSamplesError, mean_over_tasks, pass_at_k, pass_estimates, pass_hat_k
+from toolroll.rollout.runs.pass_at_k import UnequalSamplesError, mean_over_tasks, pass_at_k, pass_estimates, pass_hat_k
 
 rewards_of_tasks = st.integers(1, 6).flatmap(
     lambda n: st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n), min_size=1, max_size=6)

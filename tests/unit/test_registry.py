@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.registry import (
+from toolroll.rollout.runs.registry import (
     agent_maker,
     choose_tasks,
     environment_names,
@@ -17,7 +17,7 @@ from toolroll.rollout.registry import (
 )
 
 MODULE = """
-from toolroll.agents.desk import DeskFactory
+from toolroll.agents.environments.desk import DeskFactory
 
 class Pond(DeskFactory):
     name = "pond"

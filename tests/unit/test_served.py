@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.episodes import serving
 
-from toolroll.rollout.args import read_args
+from toolroll.rollout.model.config import read_args
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
-from toolroll.rollout.served import ServedModel, load_tokenizer, read_template
+from toolroll.rollout.model.model import ServedModel, load_tokenizer, read_template
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
 from toolroll.rollout.types import GenerateRequest

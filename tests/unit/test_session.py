@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.session import CONTEXT, Session
+from toolroll.rollout.session.session import CONTEXT, Session
 from toolroll.rollout.types import Completion, WeightVersion
 
 pytestmark = pytest.mark.tokens

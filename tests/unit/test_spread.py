@@ -10,7 +10,7 @@ from support.results import episode
 
 from toolroll.rollout import spread as spreading
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.spread import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
 from toolroll.rollout.types import Episode
 
 Key = tuple[str, int]

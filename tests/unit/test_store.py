@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from support.results import content, episode, trajectory
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.store import FILE_NAME, EpisodeStore, cut_torn_line, from_line, read_episodes, to_line
+from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, cut_torn_line, from_line, read_episodes, to_line
 from toolroll.rollout.types import StopReason
 
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from support.memory import peak
 from support.tau import MINI
 
-from toolroll.agents.tau_bench import TauBenchUsers
-from toolroll.agents.tau_bench.calculate import Calculate
-from toolroll.agents.tau_bench.database import Database, Stored, Table
-from toolroll.agents.tau_bench.grading import Bench
-from toolroll.agents.tau_bench.package import Domain, import_module
+from toolroll.agents.environments.tau_bench import TauBenchUsers
+from toolroll.agents.environments.tau_bench.calculate import Calculate
+from toolroll.agents.environments.tau_bench.database import Database, Stored, Table
+from toolroll.agents.environments.tau_bench.grading import Bench
+from toolroll.agents.environments.tau_bench.package import Domain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 
 shop: Any = import_module(f"{MINI.package}.envs.shop")

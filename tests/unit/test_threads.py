@@ -14,7 +14,7 @@ import pytest
 from support.patience import PATIENCE
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.threads import Threads
+from toolroll.rollout.runtime.threads import Threads
 
 
 def threads() -> list[threading.Thread]:

@@ -10,7 +10,7 @@ from support.client import client, request
 from support.clock import skip
 from support.http import completion, http_server, says
 
-from toolroll.rollout.time_limit import not_counted, pausable
+from toolroll.rollout.runtime.time_limit import not_counted, pausable
 
 
 @pytest.mark.parametrize("first_out", [0, 1])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.viewer.pieces import Pieces
+from toolroll.rollout.runs.viewer.pieces import Pieces
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from support.adversarial.templates import Template
 from support.episodes import serving
 
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 

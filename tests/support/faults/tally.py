@@ -10,7 +10,7 @@ from typing import Any
 
 from support.results import content
 
-from toolroll.rollout.store import from_line, to_line
+from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.types import Episode
 
 COUNTS = ("tried", "played", "lost", "doubled", "changed", "affected", "tracebacks")

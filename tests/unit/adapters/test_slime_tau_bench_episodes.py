@@ -18,7 +18,7 @@ from support.worlds import ListedWorld
 
 from toolroll.agents import TrainableAgentMixin, TrainableToolCallingAgent, agent_factory, call_to_action_sglang
 from toolroll.rollout.adapters.slime import to_samples
-from toolroll.rollout.args import read_args
+from toolroll.rollout.model.config import read_args
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task

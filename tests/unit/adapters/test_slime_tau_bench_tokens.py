@@ -16,7 +16,7 @@ from support.published import TOOLS_LAST, DiffingAgent, episode, observed, qwen,
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import ListedWorld
 
-from toolroll.agents.policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory

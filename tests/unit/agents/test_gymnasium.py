@@ -10,8 +10,8 @@ from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
 from support.worlds import TOOL
 
-from toolroll.agents.adapt import as_environment
-from toolroll.agents.gym_style import GymStyleEnvironment, is_gym_style
+from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.testing import script

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.tau import MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
 
-from toolroll.agents.tau_bench import TauBenchFactory
-from toolroll.agents.tau_style import TauStyleEnvironment
+from toolroll.agents.environments.tau_bench import TauBenchFactory
+from toolroll.agents.environments.tau_style import TauStyleEnvironment
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError

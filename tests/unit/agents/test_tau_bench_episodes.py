@@ -10,10 +10,10 @@ import pytest
 from support.episodes import judge, serving
 from support.tau import STOP, TauBench
 
-from toolroll.agents.tau_bench import TauBenchFactory
+from toolroll.agents.environments.tau_bench import TauBenchFactory
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.agents.users import OpenAIUsers, UserConfig
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, play_references, reference_policy
 from toolroll.rollout.types import EnvironmentOptions, InteractionResult, Task
 

@@ -10,9 +10,9 @@ import mpmath
 import pytest
 from support.memory import peak
 
-from toolroll.agents.bfcl import MULTI_TURN_BASE
-from toolroll.agents.bfcl.environment import BfclEnvironment
-from toolroll.agents.bfcl.worlds import BfclWorld
+from toolroll.agents.environments.bfcl import MULTI_TURN_BASE
+from toolroll.agents.environments.bfcl.environment import BfclEnvironment
+from toolroll.agents.environments.bfcl.worlds import BfclWorld
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.bfcl_official import official_verdicts
 
-from toolroll.agents.bfcl import MULTI_TURN_BASE, MULTI_TURN_LONG_CONTEXT, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM
-from toolroll.agents.bfcl.environment import BfclFactory
+from toolroll.agents.environments.bfcl import MULTI_TURN_BASE, MULTI_TURN_LONG_CONTEXT, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM
+from toolroll.agents.environments.bfcl.environment import BfclFactory
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 

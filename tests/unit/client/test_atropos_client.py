@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from support.endpoints import endpoint
 
-from toolroll.rollout.client import ManagedSession, ToolrollClient
+from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

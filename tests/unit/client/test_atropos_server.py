@@ -15,7 +15,7 @@ from support.looking import SAID, play, saying
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import TOOL
 
-from toolroll.rollout.client import ManagedSession, SequenceNode, TextOnlySession, ToolrollClient, managed_session
+from toolroll.rollout.server.in_process import ManagedSession, SequenceNode, TextOnlySession, ToolrollClient, managed_session
 from toolroll.rollout.testing import Fault, Reply, drop_logprob, load_embedded_tokenizer
 
 qwen = qwen3_tokenizer

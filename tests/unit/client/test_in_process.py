@@ -12,7 +12,7 @@ from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServer
 from support.endpoints import Bench, endpoint
 from support.looking import one_episode, play, saying
 
-from toolroll.rollout.client import ToolrollClient
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

@@ -13,12 +13,12 @@ from support.parsing import assert_same_in_pieces
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.reasoning import get_reasoning, reasoning_names
 from toolroll.parsers.registry import UnknownParserError, get_parser, parser_names, register
-from toolroll.rollout.args import read_args
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.config import read_args
+from toolroll.rollout.model.model import ServedModel
 
 SGLANG = (
     "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
@@ -74,7 +74,7 @@ def test_a_registered_parser_is_found_and_a_taken_name_is_refused() -> None:
 
 def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toolroll_bang.py").write_text(
-        "from toolroll.parsers.hermes import HermesParser\n\n\n"
+        "from toolroll.parsers.formats.hermes import HermesParser\n\n\n"
         "class B(HermesParser):\n    name = 'bang2'\n    opener = '!!'\n    closer = '??'\n"
     )
     info = tmp_path / "toolroll_bang-1.dist-info"

@@ -12,10 +12,10 @@ import orjson
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.server import answers, app, received, streaming
-from toolroll.rollout.server.tree import ConversationTree
-from toolroll.rollout.server.works import request_key
+from toolroll.rollout.server.conversation_tree import ConversationTree
+from toolroll.rollout.server.pending import request_key
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 

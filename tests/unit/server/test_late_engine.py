@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.client import ToolrollClient
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine

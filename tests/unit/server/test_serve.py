@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from toolroll.rollout.args import RolloutArgs
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.rollout.client import ManagedSession, ToolrollClient
-from toolroll.rollout.template.derive import Derived
+from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
+from toolroll.rollout.template.delta import Derived
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"

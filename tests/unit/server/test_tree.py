@@ -14,8 +14,8 @@ from support.episodes import call
 from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
-from toolroll.rollout.server.tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
-from toolroll.rollout.server.turns import Served
+from toolroll.rollout.server.conversation_tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
+from toolroll.rollout.server.result import Served
 
 USER: Any = {"role": "user", "content": "Hi"}
 THINKING = "<think>\nWhat now?\n</think>\n\n"

@@ -20,7 +20,7 @@ from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.derive import Deriver
+from toolroll.rollout.template.delta import Deriver
 from toolroll.rollout.template.render import plain_content
 
 pytestmark = pytest.mark.tokens

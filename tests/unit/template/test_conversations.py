@@ -21,12 +21,12 @@ from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
-from toolroll.parsers.hermes import HermesParser
+from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.dialogue import Dialogue
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.served import ServedModel
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 

@@ -10,7 +10,7 @@ import pytest
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.derive import Deriver
+from toolroll.rollout.template.delta import Deriver
 from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens

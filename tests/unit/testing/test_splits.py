@@ -12,7 +12,7 @@ from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.testing import TokenSplitter, random_split
-from toolroll.rollout.testing.tokenizer_files import CONTROL_TOKENS, load_embedded_tokenizer
+from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS, load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 

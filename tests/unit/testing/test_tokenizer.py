@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from toolroll.rollout.testing import embedded_tokenizer_path
 from toolroll.rollout.testing.make_tokenizer import VOCABULARY, build, corpus
-from toolroll.rollout.testing.tokenizer_files import CONTROL_TOKENS
+from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},

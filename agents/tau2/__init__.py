@@ -1,8 +1,0 @@
-"""tau2-bench (airline, retail, telecom) from the data and tools in the inspect-evals wheel."""
-
-from toolroll.agents.tau2.environment import Tau2Environment
-from toolroll.agents.tau2.factory import AIRLINE, RETAIL, TELECOM, Tau2Factory
-from toolroll.agents.tau2.package import INSTALL
-from toolroll.agents.tau2.reference import ReferenceUser
-
-__all__ = ["AIRLINE", "INSTALL", "RETAIL", "TELECOM", "ReferenceUser", "Tau2Environment", "Tau2Factory"]

@@ -1,9 +1,0 @@
-"""The OpenAI-compatible endpoint: any agent that speaks to OpenAI's API becomes trainable, unchanged."""
-
-from toolroll.rollout.server.access import session_key
-from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
-from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.settings import EndpointSettings
-
-__all__ = ["SESSION_HEADER", "ApiError", "Endpoint", "EndpointServer", "EndpointSettings", "session_key"]

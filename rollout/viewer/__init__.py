@@ -1,5 +1,0 @@
-"""`toolroll view`: a run as one HTML page that needs no network."""
-
-from toolroll.rollout.viewer.page import write_page
-
-__all__ = ["write_page"]

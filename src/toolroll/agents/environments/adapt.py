@@ -1,0 +1,29 @@
+"""Takes an environment of any accepted kind as an `Environment`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style
+from toolroll.agents.environments.tau_style import TauStyleEnvironment, is_tau_style
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Environment, Tool
+
+
+def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
+    """`env` itself, or behind our protocol an environment of Gymnasium's kind (`reset(seed=, options=)`, `step(action)` with five
+    values) or of tau-bench's (`reset(task_index)`, `step(action)`).
+
+    `wiki` and `tools_info` are the agent's, for an environment that has none of its own. Raises `UsageError` for anything else.
+    """
+    if isinstance(env, Environment):
+        return env
+    if is_gym_style(env):
+        return GymStyleEnvironment(env, wiki=wiki, tools_info=tools_info)
+    if is_tau_style(env):
+        return TauStyleEnvironment(env, wiki=wiki, tools_info=tools_info)
+    raise UsageError(
+        f"{type(env).__name__} is no environment: derive it from toolroll.Environment, or give it tau-bench's "
+        "reset(task_index) and step(action), or Gymnasium's reset(seed=, options=) and step(action)"
+    )

@@ -1,0 +1,215 @@
+"""BFCL v4 multi-turn as environments: `bfcl/multi_turn_base`, `_miss_func`, `_miss_param`, `_long_context`.
+
+The benchmark's data, tool classes and scoring rule; the loop and the scoring are ours, since the official executor evaluates model
+text as Python and keeps its worlds in module globals. A reply without calls ends the user's turn; at the end of a turn the world is
+compared with a second one that the ground truth has changed. Invariants: deterministic; one pair of worlds per episode; a wrong
+call is an observation.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from toolroll.agents.environments.bfcl.data import DOCUMENTS, INSTALL, BfclData, installed
+from toolroll.agents.environments.bfcl.worlds import BfclWorld
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+)
+
+MAX_STEPS_PER_TURN = 20
+"""BFCL gives an entry up when a turn takes more."""
+
+MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
+"""What the user says when functions that were held back become available (BFCL's own line, part of the task)."""
+
+SPLIT = "test"
+
+
+def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """A ground-truth call, which BFCL writes as Python text: its name, positional and named arguments. Only literals."""
+    tree = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise ValueError(f"no plain call: {text!r}")
+    values = [ast.literal_eval(value) for value in tree.args]
+    return tree.func.id, values, {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+
+
+class BfclEnvironment(Environment):
+    """One entry of a category."""
+
+    blocking = False  # 0.2-0.7 ms for a whole episode
+
+    def __init__(self, data: BfclData) -> None:
+        self._data = data
+        self._entry: Mapping[str, Any] | None = None
+        self._done = False
+        self._turn = 0
+        self._turn_steps = 0
+        self._turn_calls = 0
+        self._results: list[str] = []
+        self._calls = 0
+        self._errors: Counter[str] = Counter()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """The first user message and the tools of that turn. Nothing here is random."""
+        entry = self._entry = self._data.entries[task.index]
+        self._done, self._turn, self._turn_steps, self._turn_calls, self._results = False, 0, 0, 0, []
+        self._world, self._truth = self._new_world(entry), self._new_world(entry)
+        self._truths = self._data.ground_truths[entry["id"]]
+        return Observation([dict(message) for message in entry["question"][0]], self._tools(), {"entry": entry["id"]})
+
+    def step(self, action: Action) -> StepResult:
+        """Execute all calls in order; without one, the turn ends."""
+        if self._entry is None or self._done:
+            raise EnvironmentFailure("step was called before reset or after the end")
+        if not action.tool_calls:
+            return self._end_turn()
+        self._turn_steps += 1
+        if self._turn_steps > MAX_STEPS_PER_TURN:
+            return self._end(0.0, f"turn {self._turn} took more than {MAX_STEPS_PER_TURN} steps")
+        return StepResult([self._execute(call) for call in action.tool_calls])
+
+    def verdict(self) -> float | None:
+        """An entry that ran out of steps has failed."""
+        return 0.0
+
+    def metrics(self) -> Mapping[str, float]:
+        """Calls, calls that gave an error (in all and by tool), and user turns begun."""
+        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
+        turns = float(self._turn + 1)
+        return {"env_calls": float(self._calls), "tool_errors": float(self._errors.total()), "user_turns": turns, **errors}
+
+    def _execute(self, call: ToolCall) -> Message:
+        # A function that is still held back can be called all the same, as in BFCL: one ground truth does it.
+        result = self._world.call(call.name, call.arguments or {})
+        self._calls += 1
+        self._turn_calls += 1
+        if result.startswith(("Error during execution", '{"error"')):
+            self._errors[call.name] += 1
+        self._results.append(result)
+        return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+
+    def _end_turn(self) -> StepResult:
+        """Judge the turn; then the next user message, or the end."""
+        assert self._entry is not None
+        failure = self._judge(self._truths[self._turn])
+        if failure is not None:
+            return self._end(0.0, failure)
+        self._turn += 1
+        self._turn_steps = self._turn_calls = 0
+        if self._turn == len(self._entry["question"]):
+            self._turn -= 1
+            return self._end(1.0, None)
+        messages = [dict(message) for message in self._entry["question"][self._turn]]
+        if not messages:  # held-back functions come in: BFCL has no words of its own in that turn
+            return StepResult([{"role": "user", "content": MORE_FUNCTIONS}], tools=self._tools())
+        return StepResult(messages)
+
+    def _judge(self, truth: Sequence[str]) -> str | None:
+        """BFCL's rule at the end of a turn; None for a pass. A turn with an empty ground truth is not judged."""
+        expected = []
+        for text in truth:
+            name, values, named = parse_call(text)
+            expected.append(self._truth.call(name, named, values))
+        if not truth:
+            return None
+        if not self._turn_calls:
+            return f"turn {self._turn}: no call was made"
+        different = self._world.differences(self._truth)
+        if different:
+            return f"turn {self._turn}: the state differs in {', '.join(different)}"
+        missing = Counter(expected) - Counter(self._results)
+        if missing:
+            return f"turn {self._turn}: results never seen: {list(missing)[:3]}"
+        return None
+
+    def _end(self, reward: float, failure: str | None) -> StepResult:
+        self._done = True
+        return StepResult(reward=reward, done=True, info={"failure": failure} if failure else {})
+
+    def _tools(self) -> list[Tool]:
+        """The tools of the current turn: functions that are missed in a later turn are held back until then."""
+        assert self._entry is not None
+        held = {name for turn, names in (self._entry.get("missed_function") or {}).items() if int(turn) > self._turn for name in names}
+        tools = (tool for name in self._entry["involved_classes"] for tool in self._data.documents[name])
+        return [tool for tool in tools if tool["function"]["name"] not in held]
+
+    def _new_world(self, entry: Mapping[str, Any]) -> BfclWorld:
+        return BfclWorld(
+            entry["involved_classes"],
+            entry["initial_config"],
+            self._data.documents,
+            DOCUMENTS,
+            long_context="long_context" in self._data.category,
+        )
+
+
+class BfclFactory:
+    """One category by name."""
+
+    splits: tuple[str, ...] = (SPLIT,)
+
+    def __init__(self, category: str, description: str) -> None:
+        self.category = category
+        self.name = f"bfcl/{category}"
+        self.description = description
+
+    @cached_property
+    def _data(self) -> BfclData:
+        return BfclData(self.category)
+
+    def missing(self) -> str | None:
+        """The command that installs the wheel without its dependency list, which is 6.4 GB."""
+        return None if installed() else INSTALL
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All 200 entries; `UsageError` for an unknown split."""
+        if split != SPLIT:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
+        return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
+
+    def make(self, options: EnvironmentOptions) -> BfclEnvironment:
+        """A fresh pair of worlds for one episode. No one plays a user here: the user's lines are the task's."""
+        if options.settings:
+            raise UsageError(f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}")
+        return BfclEnvironment(self._data)
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """The ground truth: one call a step, and a closing line at the end of each turn."""
+        actions: list[Action] = []
+        for turn in self._data.ground_truths[task.id]:
+            actions += [Action("", (self._reference_call(text),)) for text in turn]
+            actions.append(Action("That is done." if turn else "I cannot do that with what I have."))
+        return actions
+
+    def _reference_call(self, text: str) -> ToolCall:
+        name, values, named = parse_call(text)
+        return ToolCall(name, {**dict(zip(self._parameters[name], values, strict=False)), **named}, text)
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, Sequence[str]]:
+        """The parameter names of every function, in order."""
+        return {
+            tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
+            for tools in self._data.documents.values()
+            for tool in tools
+        }
+
+
+MULTI_TURN_BASE = BfclFactory("multi_turn_base", "BFCL v4 multi-turn: 200 tasks over 8 simulated APIs")
+MULTI_TURN_MISS_FUNC = BfclFactory("multi_turn_miss_func", "the same, with functions held back until a later turn")
+MULTI_TURN_MISS_PARAM = BfclFactory("multi_turn_miss_param", "the same, with a parameter that the user gives later")
+MULTI_TURN_LONG_CONTEXT = BfclFactory("multi_turn_long_context", "the same, with long tool results")

@@ -1,0 +1,183 @@
+"""`Domain`: what all episodes of one tau2 domain share, and one episode's state in it.
+
+Invariants: nothing shared is ever changed; the state of an episode lies in its own store; a tool's error is its answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.agents.environments.tau2.copies import copies, digest, quick_digest
+from toolroll.agents.environments.tau2.package import STORE, Store, ToolError, data_folder, load_modules
+from toolroll.agents.environments.tau2.schemas import tool_schema
+from toolroll.rollout.types import Tool
+
+Call = tuple[str, Mapping[str, Any]]
+READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
+"""Tools that the classes do not have and that change nothing."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain. `make` gives each tool's function by name, `user_make` those of the simulated user (telecom only)."""
+
+    name: str
+    policy: str
+    guidelines: str
+    tasks: Sequence[Mapping[str, Any]]
+    splits: Mapping[str, Sequence[str]]
+    tools: Sequence[Tool]
+    user_tools: Sequence[Tool]
+    functions: Mapping[str, Callable[..., Any]]
+    user_functions: Mapping[str, Callable[..., Any]]
+    fresh: Mapping[tuple[type, str | None], Callable[[], Any]]
+    """Makes the store of an episode that has not begun."""
+    _expected: dict[tuple[str, Callable[[Any], str]], str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, task: Mapping[str, Any]) -> State:
+        """A fresh state, with the task's initial actions done."""
+        state = State(self, {key: make() for key, make in self.fresh.items()})
+        for action in (task.get("initial_state") or {}).get("initialization_actions") or ():
+            state.do(action["env_type"], action["func_name"], action["arguments"])
+        return state
+
+    def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
+        """Whether `database` is the one behind the task's own actions."""
+        return quick_digest(database) == self._digest(task, quick_digest) or digest(database) == self._digest(task, digest)
+
+    def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
+        """The digest of the database behind the task's own actions; each kind is worked out once."""
+        with self._lock:
+            if (task["id"], of) not in self._expected:
+                state = self.begin(task)
+                for action in (task["evaluation_criteria"] or {}).get("actions") or ():
+                    if action["name"] not in READ_ONLY:
+                        state.try_to_do("assistant", action["name"], action["arguments"])
+                self._expected[task["id"], of] = of(state.database)
+            return self._expected[task["id"], of]
+
+
+class State:
+    """One episode's databases, and the calls made so far by side ("assistant", "user")."""
+
+    def __init__(self, domain: Domain, store: Store) -> None:
+        self._domain = domain
+        self._store = store
+        self.calls: dict[str, list[Call]] = {"assistant": [], "user": []}
+
+    def call(self, side: str, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """A tool's answer, and whether it is an error."""
+        self.calls[side].append((name, arguments))
+        functions = self._domain.functions if side == "assistant" else self._domain.user_functions
+        if name not in functions:
+            return f"Error: there is no tool named {name!r}", True
+        token = STORE.set(self._store)
+        try:
+            return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
+        except Exception as error:  # noqa: BLE001 - whatever a benchmark's tool raises is its answer
+            return f"Error: {error}", True
+        finally:
+            STORE.reset(token)
+
+    def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a method of the side's class of tools, assertions and initial actions included."""
+        token = STORE.set(self._store)
+        try:
+            if self._domain.name != "telecom":
+                return getattr(next(iter(self._store.values())), name)(**copy.deepcopy(dict(arguments)))
+            environment = load_modules()["telecom.environment"].get_environment()
+            found = getattr(environment.tools if side == "assistant" else environment.user_tools, name)(**arguments)
+            environment.sync_tools()
+            return found
+        finally:
+            STORE.reset(token)
+
+    def try_to_do(self, side: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """The same where an error of the tool is no matter: reference actions hold some."""
+        try:
+            self.do(side, name, arguments)
+        except ToolError:
+            return
+
+    @property
+    def database(self) -> Any:
+        """The agent's database."""
+        return next(iter(self._store.values())).db
+
+
+def _finish(running: Any) -> str:
+    """The result of a tool's coroutine: none of them ever waits."""
+    try:
+        running.send(None)
+    except StopIteration as done:
+        return str(done.value)
+    running.close()
+    raise RuntimeError("a tool of tau2 waited for something")
+
+
+def load_domain(name: str) -> Domain:
+    """Read a domain of the wheel. Raises `UsageError` where it is not installed."""
+    modules = load_modules()
+    data = data_folder()
+    assert data is not None
+    folder = data / "domains" / name
+    functions = {make.__name__: make() for make in vars(modules[f"{name}.tools"])[_ALL[name]]}
+    user_functions: dict[str, Callable[..., Any]] = {}
+    if name == "telecom":
+        user_functions = {make.__name__: make() for make in modules["telecom.user_tools"].all_telecom_user_tools}
+    guidelines = "simulation_guidelines_tools.txt" if user_functions else "simulation_guidelines.txt"
+    return Domain(
+        name=name,
+        policy=_policy(folder, name),
+        guidelines=(data / "user_simulator" / guidelines).read_text(encoding="utf-8"),
+        tasks=_tasks(folder),
+        splits=orjson.loads((folder / "split_tasks.json").read_bytes()),
+        tools=[tool_schema(tool, function) for tool, function in functions.items()],
+        user_tools=[tool_schema(tool, function) for tool, function in user_functions.items()],
+        functions=functions,
+        user_functions=user_functions,
+        fresh=_fresh(name),
+    )
+
+
+_ALL = {"airline": "all_airline_tools", "retail": "all_retail_tools", "telecom": "all_telecom_agent_tools"}
+
+
+def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
+    """What makes the store as the wheel's own functions fill it at their first call."""
+    modules = load_modules()
+    store: Store = {}
+    token = STORE.set(store)
+    try:
+        if name == "telecom":
+            modules["telecom.environment"].get_environment()
+        elif name == "airline":
+            modules["airline.AirlineAgentTools"].get_airline_tools()
+        else:
+            modules["retail.tools"].get_retail_tools()
+    finally:
+        STORE.reset(token)
+    return {key: copies(made) for key, made in store.items()}
+
+
+def _tasks(folder: Path) -> list[Mapping[str, Any]]:
+    packed = folder / "tasks.json.gz"
+    raw = gzip.decompress(packed.read_bytes()) if packed.is_file() else (folder / "tasks.json").read_bytes()
+    found: list[Mapping[str, Any]] = orjson.loads(raw)
+    return found
+
+
+def _policy(folder: Path, name: str) -> str:
+    if name != "telecom":
+        return f"<policy>\n{(folder / 'policy.txt').read_text(encoding='utf-8')}\n</policy>"
+    parts = {"main_policy": "main_policy.txt", "tech_support_policy": "tech_support_manual.txt"}
+    return "\n".join(f"<{tag}>\n{(folder / file).read_text(encoding='utf-8')}\n</{tag}>" for tag, file in parts.items())

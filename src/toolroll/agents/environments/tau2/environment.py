@@ -1,0 +1,133 @@
+"""`Tau2Environment`: one episode of tau2, with a user simulator that may have tools of its own.
+
+Invariants: the episode ends when the user says so, and nothing happens after it; a tool's error is an observation; the agent sees of
+the user's calls what the user tells; a failing user simulator is never a reward; what takes long (copies, hashes) runs in threads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from toolroll.agents.loop.call_policy import answer
+from toolroll.agents.environments.tau2.domain import Domain, State
+from toolroll.agents.environments.tau2.grading import grade
+from toolroll.agents.users import OpenAIUser
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.runtime.threads import RunsOffLoop
+from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool, UserSimulator
+
+ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+"""What ends an episode, in the user's line."""
+
+# tau2's rules for the agent, in our words.
+INSTRUCTIONS = """You are a customer service agent. Help the user within the policy below, and follow it in everything.
+In each turn either write to the user or call tools, never both."""
+
+
+@runtime_checkable
+class UsesTools(Protocol):
+    """A user simulator that can act on its own side."""
+
+    def adopt_tools(self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]) -> None:
+        """From now on `call(name, arguments)` gives the answer of a tool."""
+        ...
+
+
+class Tau2Environment(Environment):
+    """`domain` is what episodes share, `make_user(seed)` makes who plays the user, `threads` does the slow work."""
+
+    blocking = False  # tools take a millisecond or so; the rest is awaited
+
+    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: RunsOffLoop) -> None:
+        self._domain = domain
+        self._make_user = make_user
+        self._threads = threads
+        self._state: State | None = None
+        self._user: UserSimulator | None = None
+        self._task: Mapping[str, Any] = {}
+        self._said: list[str] = []
+        self._errors: Counter[str] = Counter()
+        self._user_errors = 0
+
+    @property
+    def state(self) -> State | None:
+        """The episode's databases; None before `reset` and after the end."""
+        return self._state
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """The policy as the system message, the user's first line, and the agent's tools."""
+        self._task, self._said, self._errors = task.data, [], Counter()
+        self._state = await self._threads.off_loop(self._domain.begin, task.data)
+        self._user = user = self._make_user(seed)
+        if isinstance(user, OpenAIUser):
+            user.adopt_prompt(f"{self._domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>")
+        if self._domain.user_tools:
+            if not isinstance(user, UsesTools):
+                raise UsageError(
+                    f"tau2/{self._domain.name} needs a user simulator with tools (adopt_tools); {type(user).__name__} has none"
+                )
+            user.adopt_tools(self._domain.user_tools, self._user_calls)
+        line = _checked(await user.reset(scenario(task.data)))
+        system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
+        return Observation([{"role": "system", "content": system}, {"role": "user", "content": line}], self._domain.tools)
+
+    async def step(self, action: Action) -> StepResult:
+        """The calls in order; without calls, the text to the user."""
+        state, user = self._state, self._user
+        if state is None or user is None:
+            raise EnvironmentFailure("step was called before reset or after the end")
+        if action.tool_calls:
+            return StepResult([answer(call, self._called(state, call.name, call.arguments or {})) for call in action.tool_calls])
+        if not action.content.strip():
+            raise ActionError("Your reply was empty. Write to the user, or call a tool.")
+        line = _checked(await user.step(action.content))
+        self._said.append(action.content)
+        messages: list[Message] = [{"role": "user", "content": line}]
+        if not any(end in line for end in ENDS):
+            return StepResult(messages)
+        graded = await self._threads.off_loop(grade, self._domain, self._task, state, self._said)
+        self._state = None
+        return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
+
+    def metrics(self) -> Mapping[str, float]:
+        """Calls, those that gave an error (in all and by tool), and the user simulator's numbers."""
+        user = self._user.metrics() if self._user is not None else {}
+        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
+        return {"tool_errors": float(self._errors.total()), "user_tool_errors": float(self._user_errors), **errors, **user}
+
+    async def close(self) -> None:
+        """Close the user simulator."""
+        self._state = None
+        if self._user is not None:
+            await self._user.close()
+
+    def _called(self, state: State, name: str, arguments: Mapping[str, Any]) -> str:
+        text, failed = state.call("assistant", name, arguments)
+        self._errors[name] += failed
+        return text
+
+    def _user_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
+        assert self._state is not None
+        text, failed = self._state.call("user", name, arguments)
+        self._user_errors += failed
+        return text
+
+
+def scenario(task: Mapping[str, Any]) -> str:
+    """What the user is told: the persona, and the instructions under their names."""
+    found = task["user_scenario"]
+    instructions = found["instructions"]
+    if isinstance(instructions, str):
+        parts = {"Instructions": instructions}
+    else:
+        parts = {name.replace("_", " ").capitalize(): text for name, text in instructions.items()}
+    lines = [f"Persona:\n{found['persona'].strip()}"] if found.get("persona") else []
+    return "\n\n".join([*lines, *(f"{name}:\n{text}" for name, text in parts.items() if text)])
+
+
+def _checked(line: Any) -> str:
+    if not isinstance(line, str) or not line.strip():
+        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
+    return line

@@ -1,0 +1,74 @@
+"""`tau2/airline`, `tau2/retail` and `tau2/telecom` by name.
+
+Invariants: the wheel is read at the first need, and once; the ids of tasks are tau2's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from toolroll.agents.environments.tau2.domain import Domain, load_domain
+from toolroll.agents.environments.tau2.environment import Tau2Environment
+from toolroll.agents.environments.tau2.package import INSTALL, data_folder
+from toolroll.agents.environments.tau2.reference import reference
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Action, EnvironmentOptions, Task
+
+_THREADS = 2  # copies and hashes hold the interpreter: more threads are no faster
+
+
+class Tau2Factory:
+    """One domain."""
+
+    def __init__(self, domain: str, splits: tuple[str, ...], description: str) -> None:
+        self.name = f"tau2/{domain}"
+        self.description = description
+        self.splits = splits
+        self._domain_name = domain
+        self._domain: Domain | None = None
+        self._threads = Threads(_THREADS)
+        self._lock = threading.Lock()
+
+    def missing(self) -> str | None:
+        """The command that installs the wheel without its dependency list, of which nothing is needed here."""
+        return None if data_folder() is not None else INSTALL
+
+    @property
+    def domain(self) -> Domain:
+        """What all episodes share."""
+        with self._lock:
+            if self._domain is None:
+                self._domain = load_domain(self._domain_name)
+            return self._domain
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of `split` in tau2's order; their data are tau2's own."""
+        if split not in self.splits:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        wanted = set(self.domain.splits[split])
+        found = [task for task in self.domain.tasks if task["id"] in wanted]
+        return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
+
+    def make(self, options: EnvironmentOptions) -> Tau2Environment:
+        """A fresh world for one episode; it takes no settings."""
+        if options.settings:
+            raise UsageError(f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}")
+        if options.user is None:
+            raise UsageError(
+                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url ADDRESS "
+                "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
+            )
+        return Tau2Environment(self.domain, options.user, self._threads)
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """The agent's side of tau2's reference actions; `ReferenceUser` does the user's."""
+        return reference(task.data)
+
+
+AIRLINE = Tau2Factory("airline", ("base", "train", "test"), "tau2-bench airline: bookings and changes; a model plays the user")
+RETAIL = Tau2Factory("retail", ("base", "train", "test"), "tau2-bench retail: orders, returns and exchanges; a model plays the user")
+TELECOM = Tau2Factory(
+    "telecom", ("base", "train", "test", "small", "full"), "tau2-bench telecom: a phone is out of order; the user has tools too"
+)

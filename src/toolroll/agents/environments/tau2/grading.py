@@ -1,0 +1,66 @@
+"""tau2's reward of an episode: 1.0 where everything that the task's criteria ask for is so, else 0.0.
+
+airline and retail: the database is that behind the reference actions, and every text to be communicated was said. telecom: the
+assertions on the agent's and the user's side hold, and, where the task's reward basis has ACTION, the reference actions were done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.agents.environments.tau2.domain import Call, Domain, State
+
+
+def grade(domain: Domain, task: Mapping[str, Any], state: State, said: Sequence[str]) -> dict[str, Any]:
+    """`{"reward", "database", "communicated", "assertions", "actions"}`; None where the task does not ask for it."""
+    criteria = task.get("evaluation_criteria") or {}
+    found: dict[str, Any] = {"database": None, "communicated": None, "assertions": None, "actions": None}
+    if domain.name == "telecom":
+        found["assertions"] = _assertions(criteria, state)
+        if "ACTION" in (criteria.get("reward_basis") or ()):
+            found["actions"] = [action["action_id"] for action in criteria.get("actions") or () if not _done(action, state)] == []
+    else:
+        if criteria.get("actions") is not None:
+            found["database"] = domain.is_expected(task, state.database)
+        text = "\n".join(said).lower().replace(",", "")
+        found["communicated"] = all(str(info).lower() in text for info in criteria.get("communicate_info") or ())
+    return {"reward": float(all(value is not False for value in found.values())), **found}
+
+
+def _assertions(criteria: Mapping[str, Any], state: State) -> bool:
+    return all(
+        state.do(one["env_type"], one["func_name"], one["arguments"]) == one.get("assert_value", True)
+        for one in criteria.get("env_assertions") or ()
+    )
+
+
+def _done(action: Mapping[str, Any], state: State) -> bool:
+    return any(_is(action, call) for call in state.calls[action.get("requestor") or "assistant"])
+
+
+def _is(action: Mapping[str, Any], call: Call) -> bool:
+    name, arguments = call
+    if name != action["name"]:
+        return False
+    compared = action.get("compare_args")
+    if name == "transfer_to_human_agents" or compared == []:
+        return True
+    if compared is None:
+        return same(arguments, action["arguments"])
+    return same({key: arguments.get(key) for key in compared}, {key: action["arguments"].get(key) for key in compared})
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two JSON values are equal, the order of lists aside."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        rest = list(right)
+        for item in left:
+            at = next((index for index, other in enumerate(rest) if same(item, other)), None)
+            if at is None:
+                return False
+            del rest[at]
+        return not rest
+    return bool(left == right)

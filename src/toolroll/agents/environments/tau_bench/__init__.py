@@ -1,0 +1,17 @@
+"""tau-bench (retail, airline) from its own package, which is on GitHub only."""
+
+from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
+from toolroll.agents.environments.tau_bench.factory import AIRLINE, RETAIL, TauBenchFactory
+from toolroll.agents.environments.tau_bench.package import INSTALL
+from toolroll.agents.environments.tau_bench.users import TauBenchUser, TauBenchUsers, tau_bench_users
+
+__all__ = [
+    "AIRLINE",
+    "INSTALL",
+    "RETAIL",
+    "TauBenchEnvironment",
+    "TauBenchFactory",
+    "TauBenchUser",
+    "TauBenchUsers",
+    "tau_bench_users",
+]

@@ -1,0 +1,92 @@
+"""`tau-bench/retail` and `tau-bench/airline` by name.
+
+Invariants: the package is imported, and its database read, at the first need and once per split; ids of tasks are
+`<split>-<index>`, since tau-bench's tasks have none of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
+from toolroll.agents.environments.tau_bench.database import Database
+from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
+from toolroll.agents.environments.tau_bench.grading import Bench
+from toolroll.agents.environments.tau_bench.package import INSTALL, installed, load_domain
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Action, EnvironmentOptions, Task
+
+_FAREWELL = "That is everything I can do for you. Goodbye."
+
+
+class TauBenchFactory:
+    """One domain. `package` is the import name of tau-bench."""
+
+    def __init__(self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench") -> None:
+        self.name = f"tau-bench/{domain}"
+        self.description = description
+        self.splits = splits
+        self._domain = domain
+        self._package = package
+        self._benches: dict[str, Bench] = {}
+        self._lock = threading.Lock()
+
+    def missing(self) -> str | None:
+        """The command that installs tau-bench without its dependency list, of which nothing is needed here."""
+        return None if installed(self._package, self._domain) else INSTALL
+
+    def bench(self, split: str) -> Bench:
+        """What all episodes of a split share; splits share one database."""
+        if split not in self.splits:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        with self._lock:
+            if split not in self._benches:
+                domain = load_domain(self._package, self._domain, split)
+                known = next(iter(self._benches.values()), None)
+                database = known.database if known else Database(domain.data, domain.to_hashable, domain.consistent_hash)
+                self._benches[split] = Bench(replace(domain, data={}), database)
+        return self._benches[split]
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of `split`; their data are tau-bench's: user_id, instruction, actions, outputs."""
+        tasks = self.bench(split).domain.tasks
+        return [Task(f"{split}-{index}", index, split, task.model_dump()) for index, task in enumerate(tasks)]
+
+    def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
+        """A fresh world for one episode. `settings`: {"split": NAME} for tasks that do not name theirs."""
+        unknown = sorted(set(options.settings) - {"split"})
+        if unknown:
+            raise UsageError(f"{self.name} takes the setting split, got: {', '.join(unknown)}")
+        if options.user is None:
+            raise UsageError(
+                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url ADDRESS "
+                "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
+            )
+        return TauBenchEnvironment(self.bench, options.user, split=str(options.settings.get("split") or self.splits[0]))
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """tau-bench's actions, one a step; then what the user is to be told, and a farewell, in one line.
+
+        A transfer to a human ends an episode at once, so it comes last, and only where nothing has to be said.
+        """
+        domain = self.bench(task.split or self.splits[0]).domain
+        found = self.bench(task.split or self.splits[0]).task(task.index)
+        calls = [action for action in found.actions if action.name != RESPOND_ACTION_NAME]
+        steps = [_call(action) for action in calls if action.name not in domain.terminate_tools]
+        endings = [_call(action) for action in calls if action.name in domain.terminate_tools]
+        if endings and not found.outputs:
+            return [*steps, endings[0]]
+        told = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
+        return [*steps, Action(told + _FAREWELL)]
+
+
+def _call(action: object) -> Action:
+    data = action.model_dump()  # type: ignore[attr-defined]
+    return Action("", (ToolCall(data["name"], data["kwargs"], ""),))
+
+
+RETAIL = TauBenchFactory("retail", ("test", "train", "dev"), "tau-bench retail: orders, returns and exchanges; a model plays the user")
+AIRLINE = TauBenchFactory("airline", ("test",), "tau-bench airline: bookings and changes of flights; a model plays the user")

@@ -1,0 +1,103 @@
+"""`Bench`: what all episodes of one domain and split share: the domain, its database, and each task's expected outcome.
+
+Invariants: rewards and reward infos are those that tau-bench computes (the expected database is replayed once a task and
+remembered as what it changes); no task object is ever changed: every argument is a copy; the event loop goes on between any two
+episodes' steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
+from toolroll.agents.environments.tau_bench.calculate import Calculate
+from toolroll.agents.environments.tau_bench.database import Changes, Database
+from toolroll.agents.environments.tau_bench.package import Domain
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.threads import Threads
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a task's reference actions make of the database, and tau-bench's hash of that."""
+
+    changes: Changes
+    hash: str
+
+
+class Bench:
+    """One domain with one split's tasks."""
+
+    def __init__(self, domain: Domain, database: Database) -> None:
+        self.domain = domain
+        self.database = database
+        self._expected: dict[int, Expected] = {}
+        # One thread: hashing is CPU work, and two episodes of a task need its outcome only once.
+        self._grader = Threads(1)
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    def task(self, index: int) -> Any:
+        """tau-bench's task object. `UsageError` for an index out of range."""
+        tasks = self.domain.tasks
+        if not 0 <= index < len(tasks):
+            raise UsageError(f"tau-bench/{self.domain.name} ({self.domain.split}) has tasks 0 to {len(tasks) - 1}, not {index}")
+        return tasks[index]
+
+    def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool as tau-bench does: whatever goes wrong in it is the observation."""
+        if name not in self.domain.invoke:
+            return f"Unknown action {name}"
+        tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]
+        try:
+            return str(tool(data=data, **copy.deepcopy(dict(arguments))))
+        except Exception as error:  # noqa: BLE001 - tau-bench's rule: any error of a tool is what the model sees
+            return f"Error: {error}"
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """For one episode's work on the event loop, one episode in each of the loop's iterations.
+
+        A look-up of a user by name reads all records, in milliseconds; those of many episodes at once would hold the loop.
+        """
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            yield
+            await asyncio.sleep(0)
+
+    async def expected(self, index: int) -> Expected:
+        """The outcome that the reward asks for."""
+        if index not in self._expected:
+            self._expected[index] = await self._grader.off_loop(
+                self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"
+            )
+        return self._expected[index]
+
+    def compute_expected(self, index: int) -> Expected:
+        """Replay the task's reference actions on a fresh database."""
+        if index in self._expected:
+            return self._expected[index]
+        data = self.database.copy()
+        for action in self.task(index).actions:
+            if action.name not in self.domain.terminate_tools and action.name != RESPOND_ACTION_NAME:
+                self.invoke(data, action.name, action.kwargs)
+        changes = self.database.changes(data)
+        return Expected(changes, self.database.hash(changes))
+
+    def grade(self, index: int, expected: Expected, data: Mapping[str, Any], said: Sequence[str]) -> dict[str, Any]:
+        """tau-bench's `RewardResult` as plain data. `said`: what the agent told the user, in order."""
+        task = self.task(index)
+        right = self.database.changes(data) == expected.changes
+        reward = 1.0 if right else 0.0
+        info: dict[str, Any] = {"r_actions": float(right), "gt_data_hash": expected.hash}
+        if task.outputs:
+            texts = [text.lower().replace(",", "") for text in said]
+            found = {output: any(output.lower() in text for text in texts) for output in task.outputs}
+            info = {"r_outputs": 1.0 if all(found.values()) else 0.0, "outputs": found}
+            reward = reward if all(found.values()) else 0.0
+        actions = [action.model_dump() for action in task.actions if action.name != RESPOND_ACTION_NAME]
+        return {"reward": reward, "info": info, "actions": actions}

@@ -1,0 +1,112 @@
+"""tau-bench's own user simulators (litellm) as asynchronous ones, each call in a thread.
+
+Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a
+line; a stop marker within the simulator's reasoning ends nothing; a call that hangs takes no place
+from the others and does not keep the process from ending. For a model behind an OpenAI-compatible
+address `toolroll.agents.users` is cheaper: no threads, retries, and a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from toolroll.agents.environments.tau_bench.package import INSTALL, import_litellm, import_module, installed
+from toolroll.agents.users import visible_text
+from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
+from toolroll.rollout.runtime.threads import RunsOffLoop, Threads
+
+STRATEGIES = ("llm", "verify", "reflection", "react")
+
+
+class TauBenchUser:
+    """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its model at once."""
+
+    def __init__(self, load: Callable[[], Any], threads: RunsOffLoop) -> None:
+        self._load = load
+        self._threads = threads
+        self._user: Any = None
+        self._metrics = {"user_calls": 0.0, "user_seconds": 0.0, "user_errors": 0.0}
+
+    async def reset(self, instruction: str) -> str:
+        """The user's first line."""
+        self._user = await self._call(self._load)
+        return await self._line(self._user.reset, instruction=instruction)
+
+    async def step(self, content: str) -> str:
+        """The user's answer to `content`."""
+        if self._user is None:
+            raise UsageError("the user simulator was asked before reset(instruction)")
+        return await self._line(self._user.step, content)
+
+    async def _line(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+        said = await self._call(function, *args, **kwargs)
+        self._metrics["user_calls"] += 1
+        line = visible_text(said) if isinstance(said, str) else ""
+        if not line:
+            self._metrics["user_errors"] += 1
+            raise UserSimulatorError(f"tau-bench's user simulator said nothing visible: {said!r:.200}")
+        return line
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        began = perf_counter()
+        try:
+            return await self._threads.off_loop(partial(function, *args, **kwargs), what="tau-bench's user simulator")
+        except UsageError:
+            raise
+        except Exception as error:
+            self._metrics["user_errors"] += 1
+            raise UserSimulatorError(
+                f"tau-bench's user simulator failed: {type(error).__name__}: {message_of(error, 1500)}"
+            ) from error
+        finally:
+            self._metrics["user_seconds"] += perf_counter() - began
+
+    def metrics(self) -> Mapping[str, float]:
+        """user_calls, user_seconds, user_errors, and user_cost where litellm knows the model's price."""
+        cost = self._user.get_total_cost() if self._user is not None else None
+        return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+class TauBenchUsers:
+    """Makes one `TauBenchUser` an episode; `concurrency` of them may wait for their model at once."""
+
+    def __init__(self, model: str, provider: str, *, strategy: str = "llm", concurrency: int = 64, package: str = "tau_bench") -> None:
+        if strategy not in STRATEGIES:
+            raise UsageError(f"tau-bench's user strategies are {', '.join(STRATEGIES)}, not {strategy!r}")
+        if not installed(package, "retail"):
+            raise UsageError(f"tau-bench is not installed: {INSTALL}")
+        if concurrency < 1:
+            raise UsageError(f"concurrency must be at least 1, not {concurrency}")
+        users = import_module(f"{package}.envs.user")
+        self._load = partial(users.load_user, user_strategy=strategy, model=model, provider=provider)
+        self._threads = Threads(concurrency)
+
+    async def __aenter__(self) -> TauBenchUsers:
+        # Now and not in the first episode: its import takes seconds.
+        await self._threads.off_loop(import_litellm)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def make(self, seed: int | None = None) -> TauBenchUser:
+        """The user of one episode. tau-bench's users take no seed."""
+        return TauBenchUser(self._load, self._threads)
+
+    async def close(self) -> None:
+        """Do nothing: no thread is kept."""
+
+
+def tau_bench_users(**settings: Any) -> TauBenchUsers:
+    """The maker behind the name `tau-bench` (entry points `toolroll.users`): model, provider, strategy, concurrency."""
+    try:
+        return TauBenchUsers(**settings)
+    except TypeError as error:
+        raise UsageError(f"tau-bench's user simulators take model, provider, strategy, concurrency: {error}") from error

@@ -1,0 +1,1 @@
+"""The loop of an episode: what the agents share."""

@@ -1,0 +1,231 @@
+"""`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
+
+Invariants: blocking calls run in threads (I8); whatever the environment raises that is
+neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
+`EnvironmentFailure` (I9), `SystemExit` and `CancelledError` included, unless the episode itself is
+being cancelled; nothing is stepped after `done`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+from toolroll.agents.loop.validation import (
+    MOST_BYTES,
+    check_size,
+    checked_metrics,
+    checked_observation,
+    checked_reward,
+    checked_step,
+)
+from toolroll.agents.loop.call_policy import told
+from toolroll.rollout.errors import (
+    ActionError,
+    EnvironmentFailure,
+    RolloutError,
+    TimeLimitError,
+    UsageError,
+    message_of,
+)
+from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
+from toolroll.rollout.runtime.time_limit import pausable
+from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+OffLoop = Callable[..., Awaitable[Any]]
+
+_CLOSE_LIMIT = 10.0
+
+
+class World:
+    """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
+
+    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
+    call that is over its time runs on: Python cannot end it. So does a coroutine that does not end
+    when it is cancelled. What one call returns is a failure if it has
+    more than `max_observation_bytes` of text in all.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        task: Task,
+        seed: int,
+        off_loop: OffLoop,
+        time_limit: float | None = None,
+        *,
+        max_observation_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.env = env
+        self.task = task
+        self.seed = seed
+        self.seconds = 0.0
+        self.done = False
+        self._off_loop = off_loop
+        self._time_limit = time_limit
+        self._most_bytes = max_observation_bytes
+        self._metrics: Mapping[str, float] = {}
+        self._name = type(env).__name__
+        self._task: asyncio.Task[Any] | None = None
+
+    async def reset(self, task_index: int | None = None) -> Observation:
+        """Begin the task; `task_index` is the published argument, and is the task's own."""
+        found = await self._call("reset", self.task, self.seed)
+        return self._checked(checked_observation, found, self._most_bytes)
+
+    async def step(self, action: Action) -> StepResult:
+        """Execute `action`; raises `ActionError` where the model is at fault."""
+        if self.done:
+            raise EnvironmentFailure("step was called after the episode was done")
+        try:
+            found = await self._call("step", action)
+        except ActionError as error:  # its text goes back to the model, for each call
+            answers = told(action, message_of(error, self._most_bytes + 1))
+            check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
+            raise
+        result = self._checked(checked_step, found, action, self._most_bytes)
+        self.done = bool(result.done)
+        return result
+
+    async def verdict(self) -> float | None:
+        """The environment's reward for an episode that ran out of steps or of context."""
+        return checked_reward(f"{self._name}.verdict", await self._call("verdict"))
+
+    async def measure(self) -> Exception | None:
+        """Take the environment's numbers. Return the error if that fails: the episode stands."""
+        try:
+            found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
+            self._metrics, wrong = self._checked(checked_metrics, found)
+            if wrong is not None:
+                raise EnvironmentFailure(wrong)
+        except (ActionError, RolloutError, UsageError) as error:
+            logger.warning("the environment of task %s gave no metrics: %s", self.task.id, message_of(error))
+            return error
+        return None
+
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers that `measure` took."""
+        return {**self._metrics, "env_seconds": self.seconds}
+
+    async def close(self) -> Exception | None:
+        """Close the environment. Return the error if that fails: it takes nothing from the episode
+        that was played.
+
+        It may take the time limit (10 seconds if there is none).
+        """
+        try:
+            await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
+        except (ActionError, RolloutError, UsageError) as error:
+            logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
+            return error
+        return None
+
+    def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
+        """Check what the environment returned, also if looking at it fails."""
+        try:
+            with guarded():
+                return check(self._name, found, *more)
+        except EnvironmentFailure:
+            raise
+        except Exception as error:
+            raise EnvironmentFailure(f"what {self._name} returned cannot be read: {_shown(error)}") from error
+
+    async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
+        began = perf_counter()
+        seconds = limit or self._time_limit
+        where = f"{self._name}.{method}"
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                with pausable(timeout):
+                    return await self._result(where, timeout, seconds, method, *args)
+        except (ActionError, UsageError):
+            raise
+        except Exception as error:
+            if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
+                raise
+            if timeout.expired():
+                raise TimeLimitError(f"{where} took more than {seconds:g} s{self._runs_on()}") from error
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
+        finally:
+            self.seconds += perf_counter() - began
+
+    async def _result(
+        self,
+        where: str,
+        limit: asyncio.Timeout,
+        seconds: float | None,
+        method: str,
+        *args: Any,
+    ) -> Any:
+        """Call the environment's `method`. Its time begins when a thread is there for it."""
+
+        def begun() -> None:
+            if seconds is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+        self._task = None
+        with guarded():
+            function = getattr(self.env, method)  # which may be a property
+            if self.env.blocking and not inspect.iscoroutinefunction(function):
+                found = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+                if not inspect.isawaitable(found):
+                    return found
+                function, args = _same, (found,)
+            else:
+                begun()
+            return await self._on_loop(function, *args)
+
+    async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` in a task of its own, which changes the context as this one would."""
+        context = contextvars.copy_context()
+        self._task = asyncio.create_task(call_in_task(function, *args), context=context)
+        try:
+            return await outcome(self._task)
+        finally:
+            for variable, value in context.items():
+                if variable.get(None) is not value:
+                    variable.set(value)
+
+    def _runs_on(self) -> str:
+        if self._task is None or self._task.done():
+            return ""
+        return ", and runs on: its coroutine swallows CancelledError, which it must let through"
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def _run_guarded(function: Callable[..., T], *args: Any) -> T:
+    """Guard a call in its own thread, where a `KeyboardInterrupt` is not taken for a Ctrl-C."""
+    with guarded():
+        return function(*args)
+
+
+def _shown(error: BaseException) -> str:
+    text = message_of(error, 1500)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException, environment: type) -> str:
+    """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(sys.modules.get(environment.__module__), "__file__", None)
+    found = next(
+        (frame for frame in reversed(frames) if frame.filename == own),
+        frames[-1] if frames else None,
+    )
+    return "" if found is None else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"

@@ -1,0 +1,134 @@
+"""`EpisodeRecord`: what is counted and kept while one episode is played."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from toolroll.agents.loop.validation import checked_reward
+from toolroll.agents.loop.environment_runner import World
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.model.conversation import Reply
+from toolroll.rollout.errors import (
+    ContextOverflowError,
+    EngineError,
+    EnvironmentFailure,
+    RolloutError,
+    TemplateError,
+    TimeLimitError,
+    TokenError,
+    UserSimulatorError,
+    describe,
+)
+from toolroll.rollout.types import Status, StepResult, StopReason, status_of
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """Rewards, info and counters of an episode under way."""
+
+    info: dict[str, Any] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    invalid_in_a_row: int = 0
+    engine_seconds: float = 0.0
+    began: float = field(default_factory=perf_counter)
+
+    def reply(self, reply: Reply) -> None:
+        """Count one sampled turn."""
+        completion = reply.completion
+        self.counts["turns"] += 1
+        self.counts["prompt_tokens"] += completion.prompt_tokens
+        self.counts["cached_tokens"] += completion.cached_tokens
+        self.counts["completion_tokens"] += len(completion.output_ids)
+        self.counts["engine_retries"] += completion.attempts - 1
+        self.counts["tool_calls"] += len(reply.parsed.tool_calls)
+        for call in reply.parsed.bad_calls:
+            self.counts["invalid_calls"] += 1
+            self.counts[f"invalid_calls/{call.status}"] += 1
+        self.engine_seconds += completion.latency
+
+    def step(self, result: StepResult) -> None:
+        """Take in one step of the environment."""
+        if result.reward is not None:
+            self.rewards.append(float(result.reward))
+        # None says nothing new: tau-bench sends every field with each step, and most of them are None.
+        self.info.update({key: value for key, value in result.info.items() if value is not None or key not in self.info})
+
+    def executed(self, calls: Sequence[ToolCall]) -> None:
+        """Count the calls that go to the environment, by tool."""
+        for call in calls:
+            self.counts[f"executed_calls/{call.name}"] += 1
+
+    def invalid_reply(self) -> None:
+        """Count a reply that could not be acted on."""
+        self.counts["invalid_replies"] += 1
+        self.invalid_in_a_row += 1
+
+    def fail(self, error: Exception) -> StopReason:
+        """Keep `error`, which ended the episode, and say what it stands for."""
+        self.info["error"] = describe(error)
+        return reason_of(error)
+
+    async def reward(self, reason: StopReason, world: World, penalty: float) -> float | None:
+        """Return the episode's reward, None for an abort.
+
+        It is the environment's last one (or the sum), or its verdict if the episode was cut short,
+        or 0.0 if it gives none. `penalty` is added for each reply that could not be acted on.
+        """
+        if status_of(reason) is Status.ABORTED:
+            return None
+        total = world.env.reward_mode == "sum"
+        if reason is StopReason.DONE and self.rewards:
+            reward = sum(self.rewards) if total else self.rewards[-1]
+        else:
+            verdict = await world.verdict()
+            reward = verdict if verdict is not None else (sum(self.rewards) if total else 0.0)
+        return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
+
+    async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
+        """Return the stop reason and the reward of an episode that ended with an error.
+
+        If the context was full, also for the first prompt, the reward is the environment's verdict.
+        For any other error, the reward is None.
+        """
+        if reason is not StopReason.CONTEXT_FULL:
+            return reason, None
+        try:
+            reward = await self.reward(reason, world, penalty)
+        except RolloutError as error:
+            return self.fail(error), None
+        return reason, reward
+
+    async def close(self, world: World) -> None:
+        """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
+        for what, error in (("metrics_error", await world.measure()), ("close_error", await world.close())):
+            if error is not None:
+                self.info[what] = describe(error)
+
+    def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
+        """All numbers of the episode."""
+        own = {**self.counts, "engine_seconds": self.engine_seconds, "seconds": perf_counter() - self.began}
+        return {**{name: float(value) for name, value in own.items()}, **extra}
+
+
+def reason_of(error: Exception) -> StopReason:
+    """Which stop reason an exception stands for."""
+    for kinds, reason in _REASONS:
+        if isinstance(error, kinds):
+            return reason
+    return StopReason.INTERNAL_ERROR
+
+
+_REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason], ...] = (
+    (ContextOverflowError, StopReason.CONTEXT_FULL),
+    (EngineError, StopReason.ENGINE_ERROR),
+    (UserSimulatorError, StopReason.USER_ERROR),
+    (TimeLimitError, StopReason.TIME_LIMIT),
+    (TokenError, StopReason.TOKEN_ERROR),
+    (TemplateError, StopReason.TEMPLATE_ERROR),
+    (EnvironmentFailure, StopReason.ENVIRONMENT_ERROR),
+)

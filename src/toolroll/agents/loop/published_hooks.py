@@ -1,0 +1,79 @@
+"""Overridden hooks of the agent mixin, in the form in which a `Dialogue` takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
+from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
+
+_IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
+
+CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
+def generate_through(served: ServedModel, call_llm: CallHook) -> Callable[[GenerateRequest], Awaitable[Completion]]:
+    """A generate function that posts through an overridden `_call_llm`; its answer is checked like the engine's own."""
+
+    async def generate(request: GenerateRequest) -> Completion:
+        payload = {
+            "input_ids": [int(index) for index in request.input_ids],
+            "sampling_params": dict(request.sampling_params),
+            "return_logprob": request.return_logprob,
+        }
+        body = await call_llm(f"{served.url}/generate", payload)
+        facts = await served.engine.facts()
+        return parse_completion(body, request, vocab_size=facts.sampled_limit)
+
+    return generate
+
+
+def in_play(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
+    """`hook` for a `Dialogue`; while it runs, `ids_in_play` gives the ids that would be served, so that an override may build on what
+    its base class gives."""
+
+    def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
+        token = _IN_PLAY.set(ids.tolist())
+        try:
+            return hook(messages)
+        finally:
+            _IN_PLAY.reset(token)
+
+    return hooked
+
+
+def ids_in_play() -> list[int] | None:
+    """The ids that would be served; None outside of a hook that a `Dialogue` calls."""
+    return _IN_PLAY.get()
+
+
+def parse_through(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
+    """A parser made of an overridden `_parse_tool`, which returns `{parsed_result: {normal_text, calls}, success, error}`."""
+
+    def parse(text: str) -> ParsedReply:
+        found = parse_tool(text)
+        if not found.get("success", True):
+            call = ToolCall("", None, text, CallStatus.INVALID_JSON, str(found.get("error") or "the reply could not be parsed"))
+            return ParsedReply(content="", tool_calls=(call,))
+        result = found["parsed_result"]
+        calls = tuple(_call(entry) for entry in result.get("calls") or ())
+        return ParsedReply(content=result.get("normal_text") or "", tool_calls=calls)
+
+    return parse
+
+
+def _call(entry: Mapping[str, Any]) -> ToolCall:
+    name, parameters = str(entry.get("name") or ""), entry.get("parameters")
+    raw = parameters if isinstance(parameters, str) else json.dumps(parameters)
+    try:
+        arguments = json.loads(parameters) if isinstance(parameters, str) else parameters
+    except json.JSONDecodeError as error:
+        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, f"the arguments of {name} are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name, None, raw, CallStatus.BAD_ARGUMENTS, f"the arguments of {name} must be a JSON object")
+    return ToolCall(name, arguments, raw)

@@ -1,0 +1,101 @@
+"""`TrainableToolCallingAgent` and `agent_factory`, under their published names and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.agents.loop.validation import MOST_BYTES
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.trainable import TrainableAgentMixin
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.types import Tool
+
+DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {
+    "sglang_router_ip": "127.0.0.1",
+    "sglang_router_port": 30000,
+    "use_http2": False,
+}
+DEFAULT_SAMPLING_PARAMS: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 512, "top_p": 0.9, "top_k": 50}
+
+ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
+"""tau-bench's rule."""
+
+
+class TrainableToolCallingAgent(TrainableAgentMixin):
+    """A tool-calling agent for `tools_info` and `wiki`.
+
+    `model` and `provider` are kept for callers of the published class; the engine is where `rollout_args` says. `temperature`
+    goes into the default sampling parameters.
+    """
+
+    def __init__(
+        self,
+        tools_info: Sequence[Tool] = (),
+        wiki: str = "",
+        model: str = "",
+        provider: str = "",
+        temperature: float = 0.0,
+        rollout_args: Any = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        policy: CallPolicy = ONE_CALL_A_TURN,
+        served: ServedModel | None = None,
+    ) -> None:
+        self.tools_info = list(tools_info)
+        self.wiki = wiki
+        self.model = model
+        self.provider = provider
+        self.temperature = temperature
+        self.rollout_args = DEFAULT_ROLLOUT_ARGS if rollout_args is None else rollout_args
+        self.sampling_params = (
+            {**DEFAULT_SAMPLING_PARAMS, "temperature": temperature} if sampling_params is None else dict(sampling_params)
+        )
+        self.policy = policy
+        if served is not None:
+            self.served = served
+
+
+def agent_factory(
+    tools_info: Sequence[Tool],
+    wiki: str,
+    config: Any,
+    rollout_args: Any = None,
+    sampling_params: Mapping[str, Any] | None = None,
+) -> TrainableToolCallingAgent:
+    """An agent for `config` (tau-bench's `RunConfig`, or anything with `agent_strategy`, `model`, `model_provider`,
+    `temperature`). Only the strategy "tool-calling" is trainable: `NotImplementedError` for any other."""
+    settings = config if isinstance(config, Mapping) else {name: getattr(config, name, None) for name in _SETTINGS}
+    strategy = settings.get("agent_strategy") or "tool-calling"
+    if strategy != "tool-calling":
+        raise NotImplementedError(f"agent_strategy {strategy!r}: only 'tool-calling' can be trained")
+    temperature = settings.get("temperature")
+    if temperature is not None and temperature < 0:
+        raise UsageError(f"temperature must not be negative: {temperature}")
+    return TrainableToolCallingAgent(
+        tools_info,
+        wiki,
+        settings.get("model") or "",
+        settings.get("model_provider") or "",
+        temperature or 0.0,
+        rollout_args,
+        sampling_params,
+    )
+
+
+_SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
+
+
+def make_agent(served: ServedModel, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
+    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
+    `step_timeout`, `verify` and `max_observation_bytes`."""
+    own = dict(settings)
+    on_length = own.pop("on_length", "stop")
+    verify = own.pop("verify", "sample")
+    step_timeout = own.pop("step_timeout", None)
+    args = {"verify": verify, "max_observation_bytes": own.pop("max_observation_bytes", MOST_BYTES)}
+    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**own), served=served)
+    agent.on_length = on_length
+    agent.step_timeout = step_timeout
+    return agent

@@ -1,0 +1,326 @@
+"""`TrainableAgentMixin`: plays one episode of an environment against an SGLang router and returns exactly its tokens.
+
+The published hooks are all here under their names and may be overridden. Those that make tokens (`_prepare_prompt_tokens`,
+`_get_token_delta`) are served as given and compared with the chat template's own tokens; a disagreement takes the sample out of
+training and is counted. Invariants: an episode ends with a status and a stop reason, never with an exception of its own (I7);
+`CancelledError` passes through; what the model did not cause is ABORTED, reward None (I9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+
+from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.loop.published_hooks import generate_through, ids_in_play, in_play, parse_through
+from toolroll.agents.loop.call_policy import CallPolicy, in_call_order, told
+from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.result import build_result
+from toolroll.agents.loop.environment_runner import World
+from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.model.config import RolloutArgs, read_args
+from toolroll.rollout.model.conversation import Dialogue, Reply
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.runtime.foreign import guarded
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.template import ChatTemplate, last_message_delta
+from toolroll.rollout.types import (
+    Action,
+    InteractionResult,
+    Message,
+    Observation,
+    StepResult,
+    StopReason,
+    Task,
+    Tool,
+)
+
+logger = logging.getLogger(__name__)
+
+TOOL_INSTRUCTION = (
+    "Call at most one function in each of your turns, and wait for its result before you go on. "
+    "A turn either calls one function or speaks to the user; it never does both."
+)
+"""Stands, for agents that make one call a turn, in the place of the sentence that invites several."""
+
+_INVITATION = "You may call one or more functions to assist with the user query."
+
+
+def one_call_a_turn(text: str) -> str:
+    """`text`, the head of a prompt, with `TOOL_INSTRUCTION` in the place of the sentence that invites several calls."""
+    return text.replace(_INVITATION, TOOL_INSTRUCTION)
+
+
+class TrainableAgentMixin:
+    """Subclasses give `tools_info`, `wiki`, `rollout_args`, `sampling_params`.
+
+    `served` shares one `ServedModel` between agents; without it the agent opens its own from `rollout_args`, and closes it with
+    `aclose`. `on_length`: what a turn cut by max_new_tokens does: "stop" ends the episode (TRUNCATED), "continue" closes the
+    turn, masked 0, and goes on. `step_timeout`: seconds that one call of the environment may take (user simulator included); beyond
+    them the episode is aborted.
+    """
+
+    tools_info: Sequence[Tool] = ()
+    wiki: str = ""
+    rollout_args: Any = None
+    sampling_params: Mapping[str, Any] | None = None
+    policy: CallPolicy = CallPolicy()
+    served: ServedModel | None = None
+    on_length: Literal["stop", "continue"] = "stop"
+    step_timeout: float | None = None
+    _own_template: ChatTemplate | None = None
+
+    async def asolve(
+        self,
+        env: Any,
+        rollout_args: Any = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        task_index: int | None = None,
+        max_num_steps: int = 30,
+        *,
+        task: Task | None = None,
+        seed: int = 0,
+        session_id: str | None = None,
+    ) -> InteractionResult:
+        """Play one episode of `env` and return it; at most `max_num_steps` turns of the model.
+
+        `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index` chooses the task where no `task` is
+        given. Raises `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set), and
+        `CancelledError`; everything else becomes the result's status, stop reason and `info["error"]`.
+        """
+        params = sampling_params if sampling_params is not None else self.sampling_params or {}
+        served = self._open(rollout_args)
+        task = task or Task(str(task_index), task_index or 0)
+        args = self._settings(served, rollout_args)
+        world = World(
+            as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
+            task,
+            seed,
+            served.off_loop,
+            self.step_timeout,
+            max_observation_bytes=args.max_observation_bytes,
+        )
+        record = EpisodeRecord()
+        dialogue: Dialogue | None = None
+        try:
+            with guarded():  # overridden hooks are code of others
+                dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
+                reason = await self._interact(world, dialogue, record, params, max_num_steps)
+                await dialogue.settle()
+                reward = await record.reward(reason, world, self.policy.invalid_penalty)
+        except (asyncio.CancelledError, EngineUnreachableError):
+            if dialogue is not None:
+                dialogue.cancel_checks()
+            raise
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
+            reason = record.fail(error)
+            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
+            if dialogue is not None:
+                await dialogue.settle()
+            reason, reward = await record.cut_short(reason, world, self.policy.invalid_penalty)
+        finally:
+            await asyncio.shield(record.close(world))
+        return self._finish(world, dialogue, record, reason, reward)
+
+    def _settings(self, served: ServedModel, rollout_args: Any) -> RolloutArgs:
+        """Return this episode's settings: those given, the agent's own, or those of the served model."""
+        given = rollout_args if rollout_args is not None else self.rollout_args
+        return served.args if given is None and served.args is not None else read_args(given)
+
+    async def _interact(
+        self,
+        world: World,
+        dialogue: Dialogue,
+        record: EpisodeRecord,
+        sampling_params: Mapping[str, Any],
+        max_num_steps: int,
+    ) -> StopReason:
+        """The loop: sample, decide, act, observe."""
+        for _ in range(max_num_steps):
+            reply = await dialogue.reply(sampling_params)
+            record.reply(reply)
+            if reply.completion.finish_reason == "abort":
+                return StopReason.ENGINE_ABORT
+            if reply.completion.finish_reason == "length" and self.on_length == "stop":
+                return StopReason.LENGTH
+            decision = self.policy.decide(reply.parsed, invalid_before=record.invalid_in_a_row)
+            if decision.invalid:
+                self._invalid(dialogue, record, reply)
+            if decision.stop:
+                return StopReason.INVALID_CALLS
+            step = StepResult()
+            if decision.action is not None:
+                step = await self._act(world, dialogue, record, reply, decision.action)
+            if not decision.invalid and not step.info.get("invalid_action"):
+                record.invalid_in_a_row = 0
+            dialogue.extend(in_call_order(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
+            if step.done:
+                return StopReason.DONE
+            if record.invalid_in_a_row >= self.policy.max_invalid_in_a_row:
+                return StopReason.INVALID_CALLS
+        return StopReason.MAX_STEPS
+
+    # --- its parts -------------------------------------------------------------------------------------------------------
+
+    def _open(self, rollout_args: Any) -> ServedModel:
+        """The shared served model, or one opened from `rollout_args`."""
+        if self.served is None:
+            self.served = ServedModel.from_args(read_args(rollout_args if rollout_args is not None else self.rollout_args))
+        return self.served
+
+    async def aclose(self) -> None:
+        """Close the served model, if this agent opened it."""
+        if self.served is not None and "served" in vars(self):
+            await self.served.aclose()
+            self.served = self._own_template = None
+
+    async def _begin(self, served: ServedModel, world: World, record: EpisodeRecord, session_id: str, rollout_args: Any) -> Dialogue:
+        """Reset the environment through the published hooks, and open the conversation."""
+        first, info = await self._initialize_environment(world, world.task.index)
+        record.info.update(info)
+        tools = first.tools if isinstance(first, Observation) and first.tools else self.tools_info
+        kind, base = type(self), TrainableAgentMixin
+        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
+        own_prompt = kind._prepare_prompt_tokens is not base._prepare_prompt_tokens
+        own_delta = kind._get_token_delta is not base._get_token_delta
+        return Dialogue(
+            served,
+            self._build_initial_messages(first),
+            tools,
+            session_id=session_id,
+            template=self._template(served),
+            verify=self._settings(served, rollout_args).verify,
+            generate=generate_through(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
+            parse=parse_through(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
+            prompt_hook=in_play(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
+            delta_hook=in_play(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
+        )
+
+    async def _act(self, world: World, dialogue: Dialogue, record: EpisodeRecord, reply: Reply, action: Action) -> StepResult:
+        """Execute `action`; what the model did wrong in it is its answer."""
+        record.executed(action.tool_calls)
+        try:
+            step = await self._execute_tool(world, action)
+        except ActionError as error:
+            self._invalid(dialogue, record, reply)
+            return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
+        record.step(step)
+        return step
+
+    def _invalid(self, dialogue: Dialogue, record: EpisodeRecord, reply: Reply) -> None:
+        record.invalid_reply()
+        if self.policy.mask_invalid:
+            dialogue.session.exclude("invalid call", [reply.node])
+
+    def _template(self, served: ServedModel) -> ChatTemplate | None:
+        """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
+
+        None: the served one as it is. The rule's own is shared by all agents, an override's belongs to its agent.
+        """
+        if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
+            return served.template.reformulated(one_call_a_turn) if self.policy.parallel_calls != "all" else None
+        if self._own_template is None:
+            self._own_template = served.template.with_head(self._reformulate_tool_call)
+        return self._own_template
+
+    def _finish(
+        self,
+        world: World,
+        dialogue: Dialogue | None,
+        record: EpisodeRecord,
+        reason: StopReason,
+        reward: float | None,
+    ) -> InteractionResult:
+        result = build_result(world, dialogue, record, reason, reward, self.tools_info)
+        trajectory = result.trajectories[-1] if result.trajectories else None
+        cut = trajectory.prompt_length if trajectory else 0
+        empty = np.zeros(0, dtype=np.int32)
+        return self._build_final_result(
+            result,
+            reward,
+            record.info,
+            result.messages,
+            trajectory.loss_mask[cut:] if trajectory else empty,
+            trajectory.input_ids[:cut] if trajectory else empty,
+            trajectory.input_ids[cut:] if trajectory else empty,
+        )
+
+    # --- the published hooks ---------------------------------------------------------------------------------------------
+
+    def _reformulate_tool_call(self, text: str) -> str:
+        """Rewrite the head of the prompt (system text and tools) for one call a turn; idempotent."""
+        return one_call_a_turn(text)
+
+    async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's JSON.
+
+        An override is given each request as it would be sent; what it returns is checked like the engine's own answer.
+        """
+        return await self._open(None).post(url, payload)
+
+    def _parse_tool(self, response: str) -> dict[str, Any]:
+        """The reply's text, taken apart: `{openai_message, parsed_result, success, error}`."""
+        name = self._open(None).parser.name
+        return create_openai_adapter(list(self.tools_info), parser_type=name).parse_response_to_openai_format(response)
+
+    async def _execute_tool(self, env: World, action: Action) -> StepResult:
+        """Execute `action` in the environment."""
+        return await env.step(action)
+
+    async def _initialize_environment(self, env: World, task_index: int | None) -> tuple[Observation, dict[str, Any]]:
+        """Reset the environment: its first observation, and info to keep."""
+        first = await env.reset(task_index)
+        return first, dict(first.info)
+
+    def _build_initial_messages(self, obs: Observation | str) -> list[Message]:
+        """The first messages: the observation's own, or `wiki` and the user's text where it is only a text."""
+        if isinstance(obs, Observation):
+            return [dict(message) for message in obs.messages]
+        return [{"role": "system", "content": self.wiki}, {"role": "user", "content": obs}]
+
+    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """The first prompt: its text and its ids. Within an episode, those that will be served unless an override gives others."""
+        template = self._open(None).template
+        served = ids_in_play()
+        ids = template.prompt(messages, self.tools_info) if served is None else served
+        return template.encoder.decode(ids), ids
+
+    def _get_token_delta(self, tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """The ids and the loss mask of the last message of a recorded conversation, by diffing successive renders.
+
+        Assistant messages are 1, all others 0, and so is the generation prompt before an assistant message. The rollout itself
+        never encodes what the model sampled: this is for transcripts. Called by an override within an episode, it gives the delta
+        that will be served for the new messages, all of it 0.
+        """
+        served = ids_in_play()
+        if served is not None:
+            return served, [0] * len(served)
+        return last_message_delta(self._open(None).template, messages, self.tools_info)
+
+    def _build_final_result(
+        self,
+        res: InteractionResult,
+        total_reward: float | None,
+        info: dict[str, Any],
+        messages: list[Message],
+        loss_masks: Any,
+        prompt_token_ids: Any,
+        response_token_ids: Any,
+    ) -> InteractionResult:
+        """Fill the published fields of the result."""
+        res.reward = total_reward
+        res.info = info
+        res.messages = messages
+        res.loss_mask = loss_masks
+        res.tokens = np.concatenate([prompt_token_ids, response_token_ids])
+        res.response = "".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant")
+        res.response_length = len(response_token_ids)
+        return res

@@ -1,0 +1,1 @@
+"""One wire format a file, and the shapes that formats share."""

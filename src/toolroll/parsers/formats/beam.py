@@ -1,0 +1,78 @@
+"""Beam: harmony's messages, a call's arguments as elements: ` to=name<|channel|>analysis <|constrain|>xml<|message|>` and
+`<rfl:parameter name="key">`, the value in lines of its own, `</rfl:parameter>` for each of them.
+
+The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to it; where it is followed by the next
+parameter, the tag may be missing. Source: SGLang 0.5.23 (beam).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolroll.parsers.formats.blocks import Broken
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
+from toolroll.parsers.reading.json_text import made_call
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.values import typed
+
+_OPEN, _KEY_END, _CLOSE = '<rfl:parameter name="', '">', "\n</rfl:parameter>"
+_NEXT = f"\n{_OPEN}"
+_BOUNDS = (*ENDS, "<|start|>")
+
+
+class BeamParser(HarmonyParser):
+    """See the module."""
+
+    name = "beam"
+    markers, plain = header_forms("xml")
+
+    def call(self, source: Source, out: Collector, begin: int, body: int, name: str, offered: Offered | None) -> Steps[int]:
+        """See `HarmonyParser.call`."""
+        schemas = offered.parameters(name) if offered is not None else {}
+        found: dict[str, Any] = {}
+        at = body
+        try:
+            while True:
+                at = yield from source.skip(at)
+                marker = yield from source.starts(at, _OPEN, *_BOUNDS)
+                if marker != _OPEN:
+                    break
+                at = yield from self._parameter(source, at + len(marker), name, schemas, found)
+            if not marker and at < len(source.text):
+                raise Broken(f"expected {_OPEN} or the end of the call of {name}")
+        except Broken as broken:
+            stop, marker = yield from source.until(at, _BOUNDS)
+            status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
+            end = stop + len(marker) if marker in ENDS else stop
+            out.call(ToolCall(name, None, source.text[body:stop], status, str(broken), span=(begin, end)))
+            return end
+        end = at + len(marker) if marker in ENDS else at
+        out.call(made_call(name, found, source.text[body:at], (begin, end)))
+        return end
+
+    def _parameter(self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]) -> Steps[int]:
+        """Put the parameter whose key stands at `start` in `found`; where it ends. Raises `Broken`."""
+        at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
+        key = source.text[start:at]
+        if marker != _KEY_END or not key:
+            raise Broken(f"a parameter's name in the call of {name} is not closed with {_KEY_END}")
+        first = at = at + len(marker)
+        while True:
+            at, marker = yield from source.until(at, (_CLOSE, _NEXT, *_BOUNDS))
+            if marker not in (_CLOSE, _NEXT):
+                raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
+            stop = at + len(marker) if marker == _CLOSE else at
+            if marker == _NEXT and at == first:  # the line break behind the tag: the value itself begins so
+                at += 1
+                continue
+            if marker == _NEXT or source.exact(_CLOSE):
+                break
+            behind = yield from source.skip(stop)
+            if (yield from source.starts(behind, _OPEN, *_BOUNDS)) or behind == len(source.text):
+                break
+            at = stop
+        found[key] = typed(source.text[first:at].removeprefix("\n"), schemas.get(key))
+        return stop

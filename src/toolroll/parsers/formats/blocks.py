@@ -1,0 +1,185 @@
+"""The shape that most formats share: calls as elements with a beginning and an end, mostly several in a block.
+
+Invariants: the calls of a block are kept one by one, and one that cannot be read does not hide the others; what stands between
+them is content; a call whose block is not closed is unclosed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import ClassVar
+
+from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.reading.json_text import decode, made_call, scan_json
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.types import ToolCall
+
+
+class Broken(Exception):
+    """The element cannot be read; `name` where it was."""
+
+    def __init__(self, problem: str, name: str = "") -> None:
+        super().__init__(problem)
+        self.name = name
+
+
+class BlockParser(ToolCallParser):
+    """`block`: what begins and ends a block of calls, None for calls that stand by themselves. `call`: what begins and ends a call.
+    `bare`: a call counts outside of a block too. `wrappers`: what stands around visible text."""
+
+    prose_has_no_markers = True
+    block: ClassVar[tuple[str, str] | None] = None
+    call: ClassVar[tuple[str, str]]
+    bare: ClassVar[bool] = False
+    wrappers: ClassVar[tuple[str, ...]] = ()
+    _closes: ClassVar[tuple[str, ...]]
+    _stops: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "call" in vars(cls):
+            first = (cls.block[0],) if cls.block is not None else ()
+            cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
+            if "markers" not in vars(cls):
+                cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
+            outer = cls.block or cls.call
+            cls._closes = tuple(dict.fromkeys((cls.call[1], outer[1])))
+            cls._stops = tuple(dict.fromkeys((outer[0], cls.call[0])))
+
+    @abstractmethod
+    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+        """The call behind the marker that ends at `start`, and where its end marker ends; its span begins at `begin`.
+
+        Raises `Broken`.
+        """
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        while True:
+            begin, marker = yield from source.until(at, (*self.openers, *self.wrappers), out.content)
+            if not marker:
+                return
+            if marker in self.wrappers:
+                at = begin + len(marker)
+            elif self.block is not None and marker == self.block[0]:
+                at = yield from self._block(source, out, begin, begin, self.block, offered)
+            else:
+                calls, at = yield from self._element(source, begin, begin, offered)
+                for call in calls:
+                    out.call(call)
+
+    def _block(
+        self, source: Source, out: Collector, begin: int, at: int, block: tuple[str, str], offered: Offered | None
+    ) -> Steps[int]:
+        """Put the calls of the block that opens at `at` (with what stands before it: at `begin`); where the text goes on."""
+        opener, closer = block
+        last: ToolCall | None = None  # waits for the block's end, which belongs to its span
+        first = True
+        start = at = at + len(opener)
+        while True:
+            at = yield from source.skip(at)
+            marker = yield from source.starts(at, self.call[0], closer, opener)
+            if marker == self.call[0]:
+                if last is not None:
+                    out.call(last)
+                calls, at = yield from self._element(source, begin if first else at, at, offered)
+                for call in calls[:-1]:
+                    out.call(call)
+                first, last = False, calls[-1] if calls[-1].arguments is not None else None
+                if last is None:
+                    out.call(calls[-1])
+                    if source.text.startswith(closer, at - len(closer)):
+                        return at
+            elif first and (marker or at < len(source.text) or source.closed):
+                problem = f"expected {self.call[0]} behind {opener}"
+                call, at = yield from broken_call(source, begin, start, problem, closes=(closer,), openers=(opener,))
+                out.call(call)
+                return at
+            elif marker == closer:
+                at += len(closer)
+                if last is not None:
+                    out.call(replace(last, span=(last.span[0] if last.span else begin, at)))
+                return at
+            elif marker == opener or at == len(source.text):
+                if last is not None:
+                    out.call(unclosed(last, closer))
+                return at
+            else:
+                if last is not None:
+                    out.call(last)
+                    last = None
+                at, _ = yield from source.until(at, (self.call[0], closer, opener), out.content)
+
+    def elements(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+        """What `element` gives, for a format whose element may hold several calls: one at least. Raises `Broken`."""
+        call, stop = yield from self.element(source, begin, start, offered)
+        return [call], stop
+
+    def _element(self, source: Source, begin: int, at: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+        """The calls whose element opens at `at` (with what stands around it: at `begin`), and where the text goes on."""
+        start = at + len(self.call[0])
+        try:
+            return (yield from self.elements(source, begin, start, offered))
+        except Broken as broken:
+            problem, name = str(broken), broken.name
+            call, stop = yield from broken_call(source, begin, start, problem, closes=self._closes, openers=self._stops, name=name)
+            return [call], stop
+
+
+def json_arguments(source: Source, at: int, name: str) -> Steps[tuple[dict[str, object] | None, int]]:
+    """The JSON value at `at` (behind white space) as the arguments of `name`, and where it ends. Raises `Broken`."""
+    at = yield from source.skip(at)
+    scanned = yield from scan_json(source, at)
+    if scanned.problem is None:
+        try:
+            return decode(source.text[at : scanned.stop]), scanned.stop
+        except ValueError as error:
+            raise Broken(f"the arguments of {name} are not valid JSON: {error}", name) from error
+    raise Broken(f"the arguments of {name} are not valid JSON: {scanned.problem} (character {scanned.stop - at})", name)
+
+
+class NamedJsonParser(BlockParser):
+    """Calls as a name, a separator and the arguments as JSON. `fence`: what stands around the JSON; the name stands before it then."""
+
+    separator: ClassVar[str]
+    fence: ClassVar[tuple[str, str]] = ("", "")
+
+    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+        """See `BlockParser.element`."""
+        guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
+        at, marker = yield from source.until(start, guards)
+        if marker != self.separator:
+            raise Broken(f"expected a name and {self.separator}")
+        header = source.text[start:at].strip()
+        at += len(marker)
+        if self.fence[0]:
+            at, header = yield from self._fenced(source, at)
+        name, call_id = self.name_of(header)
+        empty = yield from source.skip(at)
+        arguments: object = {}
+        if not (yield from source.starts(empty, self.call[1], spelled=True)):
+            arguments, at = yield from json_arguments(source, at, name)
+        at = yield from source.skip(at)
+        if self.fence[1] and (yield from source.starts(at, self.fence[1])):
+            at = yield from source.skip(at + len(self.fence[1]))
+        if not (yield from source.starts(at, self.call[1], spelled=True)):
+            raise Broken(f"the call of {name} is not closed with {self.call[1]} behind its arguments", name)
+        stop = at + len(self.call[1])
+        span: Span = (begin, stop)
+        return made_call(name, arguments, source.text[start:at], span).with_id(call_id), stop
+
+    def _fenced(self, source: Source, at: int) -> Steps[tuple[int, str]]:
+        """Where the fence stands between the name and the JSON: where the JSON begins, and the name."""
+        start = at
+        at, marker = yield from source.until(at, (self.fence[0], *self.call))
+        name = source.text[start:at].strip()
+        if marker != self.fence[0]:
+            raise Broken(f"expected {self.fence[0]} and the arguments behind the name", name.split("\n")[0][:100])
+        return at + len(marker), name
+
+    def name_of(self, header: str) -> tuple[str, str]:
+        """The tool's name and the call's id in what stands before the separator."""
+        return header, ""

@@ -1,0 +1,42 @@
+"""Cohere's Command: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`, text in a block
+of its own; and Apertus, whose list has one object `{name: arguments}` for each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolroll.parsers.formats.json_blocks import JsonBlockParser
+from toolroll.parsers.reading.json_text import Names, made_call
+from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reading.source import Span
+from toolroll.parsers.types import ToolCall
+
+
+class CohereParser(JsonBlockParser):
+    """See the module."""
+
+    name = "cohere_command4"
+    opener = "<|START_ACTION|>"
+    closer = "<|END_ACTION|>"
+    names = Names(name=("tool_name", "name"), arguments=("parameters", "arguments"), call_id=("tool_call_id",))
+    reasoning = Tags("<|START_THINKING|>", "<|END_THINKING|>")
+    wrappers = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+
+class ApertusParser(JsonBlockParser):
+    """See the module."""
+
+    name = "apertus2509"
+    opener = "<|tools_prefix|>"
+    closer = "<|tools_suffix|>"
+    reasoning = Tags("<|inner_prefix|>", "<|inner_suffix|>")
+
+    def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
+        """See `JsonBlockParser.calls_in`."""
+        calls: list[ToolCall] = []
+        for one in value if isinstance(value, list) and value else [value]:
+            if isinstance(one, dict) and one:
+                calls += [made_call(name, arguments, raw, span) for name, arguments in one.items()]
+            else:
+                calls.append(made_call("", {}, raw, span))
+        return calls

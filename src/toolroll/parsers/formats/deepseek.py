@@ -1,0 +1,24 @@
+"""DeepSeek V3 and R1 (`function<｜tool▁sep｜>name` and a fenced JSON block) and V3.1 (`name<｜tool▁sep｜>` and JSON)."""
+
+from __future__ import annotations
+
+from toolroll.parsers.formats.blocks import NamedJsonParser
+
+
+class DeepSeekV3Parser(NamedJsonParser):
+    """See the module."""
+
+    name = "deepseekv3"
+    block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    separator = "<｜tool▁sep｜>"
+    fence = ("```json", "```")
+
+
+class DeepSeekV31Parser(NamedJsonParser):
+    """See the module."""
+
+    name = "deepseekv31"
+    block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    separator = "<｜tool▁sep｜>"

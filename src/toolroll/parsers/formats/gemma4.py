@@ -1,0 +1,110 @@
+"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,n:1,list:[true,null]}<tool_call|>`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from toolroll.parsers.formats.blocks import BlockParser, Broken
+from toolroll.parsers.reading.json_text import made_call
+from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import ToolCall
+from toolroll.parsers.reading.values import guessed
+
+_QUOTE = '<|"|>'
+_MAX_DEPTH = 100
+_KEY = re.compile(r"[^:,{}\[\]<]*")
+_BARE = re.compile(r"[^,{}\[\]<]*")
+
+
+class Gemma4Parser(BlockParser):
+    """See the module."""
+
+    name = "gemma4"
+    call = ("<|tool_call>", "<tool_call|>")
+    reasoning = Tags("<|channel>thought", "<channel|>")
+
+    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+        """See `BlockParser.element`."""
+        at = yield from source.skip(start)
+        if not (yield from source.starts(at, "call:")):
+            raise Broken('expected "call:" and the tool\'s name')
+        at += len("call:")
+        brace, marker = yield from source.until(at, ("{", *self.call))
+        name = source.text[at:brace].strip()
+        if marker != "{":
+            raise Broken("expected { behind the tool's name", name)
+        arguments, at = yield from _object(source, brace, name, 0)
+        at = yield from source.skip(at)
+        if not (yield from source.starts(at, self.call[1], spelled=True)):
+            raise Broken(f"the call of {name} is not closed with {self.call[1]} behind its arguments", name)
+        stop = at + len(self.call[1])
+        return made_call(name, arguments, source.text[start:at], (begin, stop)), stop
+
+
+def _object(source: Source, at: int, name: str, depth: int) -> Steps[tuple[dict[str, Any], int]]:
+    found: dict[str, Any] = {}
+    at = yield from source.skip(at + 1)
+    while (yield from source.char(at)) != "}":
+        if (yield from source.starts(at, _QUOTE)):
+            key, at = yield from _quoted(source, at, name)
+        else:
+            key, at = yield from _word(source, at, _KEY)
+        at = yield from source.skip(at)
+        if not key or (yield from source.char(at)) != ":":
+            raise Broken(f"expected a key and ':' in the arguments of {name}", name)
+        found[key], at = yield from _value(source, at + 1, name, depth + 1)
+        at = yield from _next(source, at, "}", name)
+    return found, at + 1
+
+
+def _array(source: Source, at: int, name: str, depth: int) -> Steps[tuple[list[Any], int]]:
+    found: list[Any] = []
+    at = yield from source.skip(at + 1)
+    while (yield from source.char(at)) != "]":
+        value, at = yield from _value(source, at, name, depth + 1)
+        found.append(value)
+        at = yield from _next(source, at, "]", name)
+    return found, at + 1
+
+
+def _value(source: Source, at: int, name: str, depth: int) -> Steps[tuple[Any, int]]:
+    at = yield from source.skip(at)
+    if depth > _MAX_DEPTH:
+        raise Broken(f"the arguments of {name} are nested more than {_MAX_DEPTH} deep", name)
+    if (yield from source.starts(at, _QUOTE)):
+        return (yield from _quoted(source, at, name))
+    char = yield from source.char(at)
+    if char == "{":
+        return (yield from _object(source, at, name, depth))
+    if char == "[":
+        return (yield from _array(source, at, name, depth))
+    word, at = yield from _word(source, at, _BARE)
+    if not word:
+        raise Broken(f"a value is missing in the arguments of {name}", name)
+    return guessed(word), at
+
+
+def _quoted(source: Source, at: int, name: str) -> Steps[tuple[str, int]]:
+    start = at + len(_QUOTE)
+    end, marker = yield from source.until(start, (_QUOTE,))
+    if not marker:
+        raise Broken(f"a string in the arguments of {name} is not closed with {_QUOTE}", name)
+    return source.text[start:end], end + len(marker)
+
+
+def _word(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[tuple[str, int]]:
+    stop = yield from source.run(at, pattern)
+    return source.text[at:stop].strip(), stop
+
+
+def _next(source: Source, at: int, end: str, name: str) -> Steps[int]:
+    at = yield from source.skip(at)
+    char = yield from source.char(at)
+    if char == ",":
+        return (yield from source.skip(at + 1))
+    if char != end:
+        raise Broken(f"expected ',' or '{end}' in the arguments of {name}", name)
+    return at

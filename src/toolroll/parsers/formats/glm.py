@@ -1,0 +1,45 @@
+"""GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and an `<arg_value>` for each argument;
+and Hunyuan 3, which puts a block around the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toolroll.parsers.formats.tags import Shape, TagParser
+
+_GLM = Shape(
+    block=None,
+    call=("<tool_call>", "</tool_call>"),
+    name_end=("\n", "<arg_key>", "</tool_call>"),
+    key=("<arg_key>", "</arg_key>"),
+    value=("<arg_value>", "</arg_value>"),
+)
+_HUNYUAN = Shape(
+    block=("<tool_calls>", "</tool_calls>"),
+    call=("<tool_call>", "</tool_call>"),
+    name_end=("<tool_sep>", "\n", "<arg_key>", "</tool_call>"),
+    key=("<arg_key>", "</arg_key>"),
+    value=("<arg_value>", "</arg_value>"),
+)
+
+
+class Glm45Parser(TagParser):
+    """See the module. Where the name ends with a line break (4.5, 4.6) and where it does not (4.7, 5) is all the same here."""
+
+    name = "glm45"
+    aliases = ("glm", "glm47", "ling3", "poolside_v1", "spark25")
+    shape = _GLM
+
+
+class IQuestParser(TagParser):
+    """IQuest Q1: GLM's pairs between markers of its own."""
+
+    name = "iquest_q1"
+    shape = replace(_GLM, call=("<iquest_tool_call>", "</iquest_tool_call>"), name_end=("\n", "<arg_key>", "</iquest_tool_call>"))
+
+
+class HunyuanParser(TagParser):
+    """See the module."""
+
+    name = "hunyuan"
+    shape = _HUNYUAN

@@ -1,0 +1,114 @@
+"""gpt-oss's harmony: messages of a header and a body,
+`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>`.
+
+The prompt ends with `<|start|>assistant`, so that a reply begins inside a header. The analysis channel is reasoning, a message to
+a recipient is a call, every other message is content. Source: the format's published guide, and gpt-oss's chat template.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.reading.json_text import decode, made_call, scan_json
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, ToolCall
+
+_HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_CHANNELS = ("analysis", "commentary", "final")
+_MARKS = re.compile("|".join(map(re.escape, _HEAD)))
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
+    """The format's markers, and what a header without a recipient may be; `word` says how a call's arguments are written."""
+    parts = (*(f"<|channel|>{channel}" for channel in _CHANNELS), "<|message|>", f"<|constrain|>{word}", f"{word}<|message|>")
+    markers = (*(role + part for role in ("", "assistant") for part in parts), "<|start|>assistant", *_HEAD, *ENDS)
+    channel = rf"<\|channel\|>\s*(?:{'|'.join(_CHANNELS)})"
+    header = rf"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:{channel})?\s*(?:(?:<\|constrain\|>)?\s*{word})?\s*"
+    return tuple(dict.fromkeys(markers)), re.compile(header)
+
+
+class HarmonyParser(ToolCallParser):
+    """See the module."""
+
+    name = "gpt-oss"
+    reasoning = None
+    markers, plain = header_forms("json")
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        while True:
+            begin = yield from source.skip(at)
+            if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):
+                at, marker = yield from source.until(at, (*_HEAD, *ENDS), out.content)
+                if not marker:
+                    return
+                if marker in ENDS:
+                    at += len(marker)
+                    continue
+                begin = at
+            at = yield from self._message(source, out, begin, offered)
+
+    def _message(self, source: Source, out: Collector, begin: int, offered: Offered | None) -> Steps[int]:
+        """Put the message whose header stands at `begin`; where the text goes on."""
+        stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
+        header = source.text[begin:stop]
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        body = stop + len("<|message|>")
+        if recipient is not None:
+            name = recipient[1].removeprefix("functions.")
+            if marker == "<|message|>":
+                return (yield from self.call(source, out, begin, body, name, offered))
+            status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
+            out.call(ToolCall(name, None, header, status, f"the call of {name} has no <|message|> with arguments", span=(begin, stop)))
+            return stop
+        if marker != "<|message|>":  # a header that was cut, or text that only looked like one
+            out.content(_MARKS.sub("", header))
+            return stop
+        plain = len(header) < 200 and self.plain.fullmatch(header) is not None
+        if channel is None or channel[1] != "analysis" or not plain:
+            out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
+            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)
+        else:
+            out.reasoning("\n")
+            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.reasoning)
+            if not marker:
+                out.reasoning_closed = False
+        return at + len(marker) if marker in ENDS else at
+
+    def call(self, source: Source, out: Collector, begin: int, body: int, name: str, offered: Offered | None) -> Steps[int]:
+        """Put the call of `name` whose arguments stand at `body` (with its header: at `begin`); where the text goes on."""
+        at = yield from source.skip(body)
+        if (yield from source.starts(at, *ENDS)):
+            end, problem, incomplete = at, None, False
+        else:
+            scanned = yield from scan_json(source, at)
+            end, problem, incomplete = scanned.stop, scanned.problem, scanned.incomplete
+        behind = yield from source.skip(end)
+        marker = yield from source.starts(behind, *ENDS, "<|start|>")
+        if problem is None and not marker and behind < len(source.text):
+            problem = "text follows the arguments"
+        if problem is None:
+            stop = behind + len(marker) if marker in ENDS else behind
+            raw = source.text[body:end]
+            out.call(_decoded(name, raw, (begin, stop)))
+            return stop
+        stop, marker = yield from source.until(at, (*ENDS, "<|start|>"))
+        status = CallStatus.UNCLOSED if incomplete and not marker else CallStatus.INVALID_JSON
+        end = stop + len(marker) if marker in ENDS else stop
+        error = f"the arguments of {name} are not valid JSON: {problem}"
+        out.call(ToolCall(name, None, source.text[body:stop], status, error, span=(begin, end)))
+        return end
+
+
+def _decoded(name: str, raw: str, span: tuple[int, int]) -> ToolCall:
+    try:
+        arguments = decode(raw) if raw.strip() else {}
+    except ValueError as error:
+        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, f"the arguments of {name} are not valid JSON: {error}", span=span)
+    return made_call(name, arguments, raw, span)

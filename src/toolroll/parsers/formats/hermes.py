@@ -1,0 +1,24 @@
+"""Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; and InternLM's form of the same."""
+
+from __future__ import annotations
+
+from toolroll.parsers.formats.json_blocks import JsonBlockParser
+
+
+class HermesParser(JsonBlockParser):
+    """See the module."""
+
+    name = "hermes"
+    aliases = ("qwen", "qwen25", "trinity")
+    prose_has_no_markers = True
+    opener = "<tool_call>"
+    closer = "</tool_call>"
+
+
+class InternParser(JsonBlockParser):
+    """InternLM 2 and Intern-S1: `<|action_start|> <|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
+
+    name = "interns1"
+    prose_has_no_markers = True
+    opener = "<|action_start|> <|plugin|>"
+    closer = "<|action_end|>"

@@ -1,0 +1,47 @@
+"""K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name` with an `<ifm|arg_key>` and an `<ifm|arg_value>` for each argument, an
+`<ifm|arg_type>` between them in one of its forms; in another, JSON in place of all that."""
+
+from __future__ import annotations
+
+from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.reading.json_text import call_of
+from toolroll.parsers.reasoning import get_reasoning
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.formats.tags import Shape, TagParser
+from toolroll.parsers.types import ToolCall
+
+_CLOSE = "</ifm|tool_call>"
+
+
+class K2HorizonParser(TagParser):
+    """See the module. Each of the three efforts has think tags of its own."""
+
+    name = "k2_horizon"
+    bare = True
+    reasoning = get_reasoning("k2_horizon")
+    shape = Shape(
+        block=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        call=("<ifm|tool_call>", _CLOSE),
+        name_end=("\n", "<ifm|arg_key>", _CLOSE),
+        key=("<ifm|arg_key>", "</ifm|arg_key>"),
+        kind=("<ifm|arg_type>", "</ifm|arg_type>"),
+        value=("<ifm|arg_value>", "</ifm|arg_value>"),
+    )
+
+    def elements(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
+        at = yield from source.skip(start)
+        if (yield from source.char(at)) not in ("{", "["):
+            return (yield from super().elements(source, begin, start, offered))
+        try:
+            value, end = yield from json_arguments(source, at, "the tool call")
+        except Broken as broken:
+            raise Broken(str(broken)) from broken  # without a name: that stands in the JSON
+        close = yield from source.skip(end)
+        if not (yield from source.starts(close, _CLOSE, spelled=True)):
+            raise Broken(f"the tool call is not closed with {_CLOSE} behind its JSON")
+        stop, raw = close + len(_CLOSE), source.text[at:end]
+        found = value if isinstance(value, list) and value else [value]
+        functions = [one.get("function", one) if isinstance(one, dict) else one for one in found]
+        return [call_of(one, raw, (begin, stop)) for one in functions], stop

@@ -1,0 +1,64 @@
+"""Llama 3.1 to 3.3: a reply that is `{"name": ..., "parameters": {...}}`, several of them parted by `;`, mostly behind nothing,
+sometimes behind `<|python_tag|>`.
+
+A reply that begins with `{` is a call only where its object has a name and arguments, or seems to have been meant so: other JSON
+is text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.formats.json_blocks import OpenJsonParser
+from toolroll.parsers.reading.json_text import decode, scan_json
+from toolroll.parsers.reasoning import SAID
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+
+_TAG = "<|python_tag|>"
+_MEANT = re.compile(r"""["']name["']\s*:""")
+
+
+class Llama3Parser(OpenJsonParser):
+    """See the module."""
+
+    name = "llama3"
+    opener = _TAG
+    reasoning = SAID
+    openers = (_TAG,)
+    markers = (_TAG, ";")
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        first = yield from source.skip(at)
+        if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
+            at = yield from self._objects(source, out, first, first)
+        while True:
+            begin, marker = yield from source.until(at, (_TAG,), out.content)
+            if not marker:
+                return
+            at = yield from self._objects(source, out, begin, begin + len(marker))
+
+    def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
+        """Put the calls at `at`, each behind the other; where the text goes on."""
+        while True:
+            at = yield from self.json_calls(source, out, begin, at, (_TAG,))
+            behind = yield from source.skip(at)
+            semicolon = yield from source.starts(behind, ";")
+            begin = yield from source.skip(behind + len(semicolon))
+            if (yield from source.char(begin)) != "{" or not (semicolon or (yield from self._is_call(source, begin))):
+                return begin if semicolon else at
+            at = begin
+
+    def _is_call(self, source: Source, at: int) -> Steps[bool]:
+        """Whether the JSON object at `at`, or what there is of it, is a call."""
+        scanned = yield from scan_json(source, at)
+        if scanned.problem is None:
+            try:
+                value = decode(source.text[at : scanned.stop])
+            except ValueError:
+                return True
+            return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value or len(value) == 1)
+        stop = yield from source.rest()
+        return _MEANT.search(source.text, at, min(stop, at + 200)) is not None

@@ -1,0 +1,57 @@
+"""MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each argument; and MiniCPM 5, which has
+`<function name=...>` and `<param name=...>` without a block."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+from toolroll.parsers.formats.tags import Shape, TagParser
+
+_MINIMAX = Shape(
+    block=("<minimax:tool_call>", "</minimax:tool_call>"),
+    call=('<invoke name="', "</invoke>"),
+    name_end=('">',),
+    key=('<parameter name="', '">'),
+    value=("", "</parameter>"),
+)
+_DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
+
+
+def _unwrapped(text: str) -> str:
+    """A value out of its CDATA section, else with XML's escapes read."""
+    bare = text.strip()
+    if bare.startswith("<![CDATA[") and bare.endswith("]]>"):
+        return bare[9:-3]
+    return html.unescape(text)
+
+
+_MINICPM = Shape(
+    block=None,
+    call=('<function name="', "</function>"),
+    name_end=('">',),
+    key=('<param name="', '">'),
+    value=("", "</param>"),
+    unescape=_unwrapped,
+)
+
+
+class MiniMaxM2Parser(TagParser):
+    """See the module."""
+
+    name = "minimax-m2"
+    shape = _MINIMAX
+
+
+class DotsParser(TagParser):
+    """See the module."""
+
+    name = "dots"
+    shape = _DOTS
+
+
+class MiniCPM5Parser(TagParser):
+    """See the module."""
+
+    name = "minicpm5"
+    shape = _MINICPM

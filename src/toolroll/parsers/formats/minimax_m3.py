@@ -1,0 +1,157 @@
+"""MiniMax M3: `<tool_call>` around `<invoke name="...">` with an element for each argument, named by its key; objects and arrays are
+elements in elements (an array's are each an `<item>`), and the token `]<]minimax[>[` stands before every tag.
+
+Invariants: a tag without that token is text; what an element holds is read by the tool's schema, level by level; where that says
+nothing, elements that are all called `item` are an array. Source: SGLang 0.5.23 (minimax_m3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.parsers.formats.blocks import BlockParser, Broken
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
+from toolroll.parsers.reasoning import get_reasoning
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import ToolCall
+from toolroll.parsers.reading.values import kinds_of, typed
+
+_MARK = "]<]minimax[>["
+_OPEN, _END = "<tool_call>", "</invoke>"
+_ITEM = "item"
+
+
+class MiniMaxM3Parser(BlockParser):
+    """See the module. White space may stand between the token and `<tool_call>`, and before the tag of an argument."""
+
+    prose_has_no_markers = False
+    name = "minimax-m3"
+    block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
+    call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")
+    markers = (_MARK, _OPEN, "</tool_call>")  # the tokens apart: no vocabulary has them as one
+    reasoning = get_reasoning("minimax-m3")
+
+    def read(self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None) -> Steps[None]:
+        """See `ToolCallParser.read`. A reply without reasoning may begin with a tag that closes it."""
+        close = self.reasoning.close if self.reasoning is not None else ""
+        lead = yield from source.skip(0)
+        if close and in_reasoning is False and (yield from source.starts(lead, close)):
+            yield from self.read_calls(source, out, lead + len(close), offered)
+        else:
+            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        opener, closer = f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>"
+        while True:
+            begin, marker = yield from source.until(at, (_MARK,), out.content)
+            if not marker:
+                return
+            tag = yield from source.skip(begin + len(_MARK))
+            if (yield from source.starts(tag, _OPEN)):
+                behind = tag + len(_OPEN)
+                at = yield from self._block(source, out, begin, behind - len(opener), (opener, closer), offered)
+            else:
+                at = begin + len(_MARK)
+
+    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+        """See `BlockParser.element`."""
+        at, marker = yield from source.until(start, ('">', "\n", _MARK))
+        name = source.text[start:at]
+        if marker != '">':
+            raise Broken("the tool's name is not closed with '\">'")
+        schema = offered.functions.get(name, {}).get("parameters") if offered is not None else None
+        root = _Holder(schema)
+        body = at = at + len(marker)
+        while True:
+            at = yield from source.skip(at)
+            if not (yield from source.starts(at, _MARK)):
+                raise Broken(f"expected {_MARK} and a tag in the call of {name}", name)
+            tag = yield from source.skip(at + len(_MARK))
+            if (yield from source.starts(tag, _END)):
+                stop = tag + len(_END)
+                return made_call(name, root.members, source.text[body:at], (begin, stop)), stop
+            at = yield from _element(source, tag, name, root, 0)
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What an object's or an array's elements are collected in."""
+
+    schema: Any
+    members: dict[str, Any] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
+    repeated: set[str] = field(default_factory=set)
+
+    def schema_of(self, key: str) -> Any:
+        """The schema of the next element, called `key`; None where it is not told."""
+        schema = self.schema
+        if not isinstance(schema, Mapping):
+            return None
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and key in properties:
+            return properties[key]
+        first = schema.get("prefixItems")
+        if key == _ITEM and isinstance(first, list) and len(self.items) < len(first):
+            return first[len(self.items)]
+        return schema.get("items" if key == _ITEM and "items" in schema else "additionalProperties")
+
+    def add(self, key: str, value: Any) -> None:
+        """Take in the value of the element `key`; of elements of one name all are kept, in a list."""
+        self.items.append(value)
+        if key not in self.members:
+            self.members[key] = value
+        elif key in self.repeated:
+            self.members[key].append(value)
+        else:
+            self.members[key] = [self.members[key], value]
+            self.repeated.add(key)
+
+    def value(self) -> Any:
+        """The object or the array."""
+        kinds = kinds_of(self.schema) if isinstance(self.schema, Mapping) else None
+        kinds = (kinds or frozenset()) & {"array", "object"}
+        if len(kinds) == 1:
+            return self.items if "array" in kinds else self.members
+        return self.items if self.members.keys() == {_ITEM} else self.members
+
+
+def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
+    """Put the element whose tag stands at `at` in `holder`; where its closing tag ends. Raises `Broken`."""
+    if depth >= MAX_DEPTH:
+        raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
+    start = at + 1
+    at, marker = yield from source.until(at, (">", "\n", _MARK))
+    key = source.text[start:at].strip()
+    if marker != ">" or source.text[start - 1] != "<" or not key or key[0] == "/":
+        raise Broken(f"expected the tag of an argument, or {_END}, in the call of {name}", name)
+    first = at = at + 1
+    schema, inner = holder.schema_of(key), None
+    while True:
+        at, marker = yield from source.until(at, (_MARK,))
+        if not marker:
+            raise Broken(f"the argument {key} of {name} is not closed with {_MARK}</{key}>", name)
+        tag = yield from source.skip(at + len(_MARK))
+        closes = yield from source.starts(tag, f"</{key}>")
+        if not closes and (yield from source.char(tag)) != "<":  # not before a tag: text
+            at += len(_MARK)
+            continue
+        if (inner is not None or not closes) and source.text[first:at].strip():
+            raise Broken(f"text stands between the elements of the argument {key} of {name}", name)
+        if closes:
+            holder.add(key, _leaf(source.text[first:at], schema) if inner is None else inner.value())
+            return tag + len(closes)
+        inner = inner or _Holder(schema)
+        first = at = yield from _element(source, tag, name, inner, depth + 1)
+
+
+def _leaf(text: str, schema: Any) -> Any:
+    """What an element's `text` stands for; one that holds nothing is an empty array or object where it must be one."""
+    kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
+    if not text.strip() and kinds is not None and "string" not in kinds and kinds & {"array", "object"}:
+        return [] if "array" in kinds else {}
+    return typed(text, schema)

@@ -1,0 +1,63 @@
+"""Muse Glimmer: messages `to=name<|message|>` with a block of `<atem:invoke name="...">`; `to=self` is reasoning, `to=user` is said.
+
+The prompt ends with `<|start|>assistant`, so that a reply begins inside a header.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.formats.tags import Shape, TagParser
+
+_BLOCK = ("<atem:function_calls>", "</atem:function_calls>")
+_ENDS = ("<|eom|>", "<|eot|>")
+_RECIPIENT = re.compile(r"(?:<\|start\|>)?\s*(?:assistant)?\s*to=([^\s<]+)\s*")
+_SPOKEN = ("user", "commentary")
+
+
+class MuseParser(TagParser):
+    """See the module."""
+
+    prose_has_no_markers = False
+    name = "muse"
+    reasoning = None
+    wrappers = ("<|start|>assistant", "<|start|>", "<|message|>", *_ENDS, "to=self", *(f"to={name}" for name in _SPOKEN))
+    shape = Shape(
+        block=_BLOCK,
+        call=('<atem:invoke name="', "</atem:invoke>"),
+        name_end=('">',),
+        key=('<atem:parameter name="', '">'),
+        value=("", "</atem:parameter>"),
+    )
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        thinks = False
+        while True:
+            begin = yield from source.skip(at)
+            if (yield from source.starts(begin, "to=", "<|start|>")):
+                stop, marker = yield from source.until(begin, ("<|message|>", *_ENDS, _BLOCK[0]))
+                header = source.text[begin:stop]
+                match = _RECIPIENT.fullmatch(header) if len(header) < 300 else None
+                at = stop + len(marker) if marker == "<|message|>" else stop
+                thinks = match is not None and match[1] == "self"
+                inner = yield from source.skip(at)
+                if match is not None and match[1] not in ("self", *_SPOKEN) and (yield from source.starts(inner, _BLOCK[0])):
+                    at = yield from self._block(source, out, begin, inner, _BLOCK, offered)
+                    continue
+                if match is None or match[1] not in ("self", *_SPOKEN):
+                    out.content(f"{header}\n".replace("<|start|>", ""))
+            put = out.reasoning if thinks else out.content
+            begin, marker = yield from source.until(at, (*(() if thinks else _BLOCK[:1]), "<|start|>", *_ENDS), put)
+            if not marker:
+                out.reasoning_closed = not thinks
+                return
+            if marker == _BLOCK[0]:
+                at = yield from self._block(source, out, begin, begin, _BLOCK, offered)
+            else:
+                at = begin if marker == "<|start|>" else begin + len(marker)
+                put("\n")
+                thinks = False

@@ -1,0 +1,162 @@
+"""Calls as Python writes them: Llama 4's `[f(a=1), g(b="x")]` and LFM2's `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
+
+Llama 4 marks its calls with nothing, so a list of calls counts where it can be read, and where it cannot only at the beginning of
+a line; in a line of prose it must name a tool that was offered.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.formats.json_blocks import broken_open
+from toolroll.parsers.reading.json_text import call_of
+from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
+from toolroll.parsers.reasoning import SAID
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import ToolCall
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+_LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+_NAME = r"[^\W\d][\w.\-/]*+"
+_TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
+_NO_CALL = re.compile(f"(?:{_TEXT})*+")
+"""Text in which no list of calls and no marker begins, nor may still begin."""
+_IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
+_NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
+_NO_CALL_IN_PROSE = re.compile(rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+")
+"""The same, and lists in the middle of a line that are not calls, since no argument begins so.
+
+A line break after the parenthesis is left to the reader: what follows it may begin a line."""
+_CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
+
+
+class PythonicParser(ToolCallParser):
+    """See the module."""
+
+    name = "pythonic"
+    reasoning = SAID
+    markers = (_START, _END)
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        marked, fresh = False, True  # behind the marker; at the beginning of a line
+        while True:
+            begin, marker = yield from source.until(at, ("[", _START, _END), out.content)
+            if not marker:
+                return
+            _, line, last = source.text[at:begin].rpartition("\n")
+            fresh = not last.strip() and (fresh or bool(line))
+            if marker != "[":
+                at, marked = begin + len(marker), marker == _START
+                continue
+            at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
+            # After a bracket that begins no call there are often more of them: all that cannot is text.
+            skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
+            stop = skipped.end() if skipped is not None else at
+            out.content(source.text[at:stop])
+            _, line, last = source.text[at:stop].rpartition("\n")
+            at, marked, fresh = stop, False, bool(line) and not last.strip()
+
+    def _list(self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool) -> Steps[int]:
+        """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""
+        first = yield from source.skip(begin + 1)
+        name = yield from read_name(source, first)
+        meant = alone or offered is None or name in offered.functions
+        if meant and name and (yield from source.char(first + len(name))) == "(":
+            try:
+                calls, stop = yield from read_calls_list(source, begin)
+            except Unreadable as error:
+                if not alone and offered is None:  # prose: what was read is not read again, so that reading stays linear
+                    stop = max(error.at, begin + 1)
+                    out.content(source.text[begin:stop])
+                    return stop
+                problem = f"the call of {name} cannot be read: {error}"
+                call, stop = yield from broken_open(source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name)
+                calls = [call]
+            for call in calls:
+                out.call(call)
+            return stop
+        out.content("[")
+        return begin + 1
+
+
+def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
+    """The calls in the list at `begin`, whose span they share, and where it ends. Raises `Unreadable`."""
+    calls: list[ToolCall] = []
+    at = yield from source.skip(begin + 1)
+    while True:
+        name, arguments, stop = yield from read_call(source, at)
+        calls.append(ToolCall(name, arguments, source.text[at:stop]))
+        at = yield from source.skip(stop)
+        char = yield from source.char(at)
+        if char == ",":
+            at = yield from source.skip(at + 1)
+            char = yield from source.char(at)
+        elif char != "]":
+            raise Unreadable(
+                at, "expected ',' or ']' behind a call" if char else "the text ends in the list of calls", incomplete=not char
+            )
+        if char == "]":
+            return [replace(call, span=(begin, at + 1)) for call in calls], at + 1
+
+
+class Lfm2Parser(ToolCallParser):
+    """LFM2: the calls, or a list of them, between two markers; JSON in their place is read too."""
+
+    name = "lfm2"
+    openers = (_LFM_START,)
+    markers = (_LFM_START, _LFM_END)
+
+    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        while True:
+            begin, marker = yield from source.until(at, (_LFM_START,), out.content)
+            if not marker:
+                return
+            start = begin + len(_LFM_START)
+            try:
+                calls, at = yield from self._calls(source, start)
+            except (Unreadable, Broken) as broken:
+                problem = f"the tool call cannot be read: {broken}"
+                call, at = yield from broken_call(source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,))
+                out.call(call if call.name else replace(call, name=_name_in(call.raw)))
+                continue
+            behind = yield from source.skip(at)
+            closer = yield from source.starts(behind, _LFM_END, spelled=True)
+            at = behind + len(closer)
+            for call in calls:
+                spanned = replace(call, span=(begin, at))
+                out.call(spanned if closer else unclosed(spanned, _LFM_END))
+
+    def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
+        """The calls behind the marker, and where they end. Raises `Unreadable` or `Broken`."""
+        at = yield from source.skip(start)
+        inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
+        if (yield from source.char(inner)) == "{":
+            calls, stop = yield from _json_calls(source, at)
+        elif inner > at:
+            calls, stop = yield from read_calls_list(source, at)
+        else:
+            name, arguments, stop = yield from read_call(source, at)
+            calls = [ToolCall(name, arguments, source.text[at:stop])]
+        behind = yield from source.skip(stop)
+        if not (yield from source.starts(behind, _LFM_END, _LFM_START, spelled=True)) and behind < len(source.text):
+            raise Unreadable(behind, f"text follows the calls before {_LFM_END}")
+        return calls, stop
+
+
+def _json_calls(source: Source, at: int) -> Steps[tuple[list[ToolCall], int]]:
+    value, stop = yield from json_arguments(source, at, "the tool")
+    found: list[Any] = value if isinstance(value, list) else [value]
+    return [call_of(one, source.text[at:stop], (at, stop)) for one in found], stop
+
+
+def _name_in(raw: str) -> str:
+    match = _CALLED.match(raw[:300])
+    return match[1] if match is not None else ""

@@ -1,0 +1,33 @@
+"""Qwen3-Coder, Qwen3.5, Nemotron 3 and Step 3.5: `<tool_call>` around `<function=name>` with a `<parameter=key>` for each argument;
+and MiMo, which writes the same with HTML's escapes."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+from toolroll.parsers.formats.tags import Shape, TagParser
+
+_SHAPE = Shape(
+    block=("<tool_call>", "</tool_call>"),
+    call=("<function=", "</function>"),
+    name_end=(">",),
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    trim_newline=True,
+)
+
+
+class Qwen3CoderParser(TagParser):
+    """See the module."""
+
+    name = "qwen3_coder"
+    aliases = ("step3p5", "nanbeige")
+    shape = _SHAPE
+
+
+class MiMoParser(TagParser):
+    """See the module."""
+
+    name = "mimo"
+    shape = replace(_SHAPE, trim_newline=False, unescape=html.unescape)

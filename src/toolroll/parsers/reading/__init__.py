@@ -1,0 +1,1 @@
+"""Reads values out of a reply: JSON, Python literals, and what a schema makes of them."""

@@ -1,0 +1,235 @@
+"""JSON in a text that comes in pieces: where a value ends, what it is, and a call made of it.
+
+Invariants: a value ends where `json.JSONDecoder.raw_decode` says, and what it refuses is refused (NaN, Infinity and numbers beyond a
+double too: no JSON document can hold them); a scan stops at the first character that cannot be right, so scans that fail are short.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.types import CallStatus, ToolCall
+
+MAX_DEPTH = 100
+INCOMPLETE = "the text ends inside the JSON value"
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_NUMERIC = re.compile(r"[-+0-9.eE]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_HEX = re.compile(r"[0-9A-Fa-f]{4}")
+_SURROGATE = re.compile(r"\\u[dD][89A-Fa-f]")
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """Where a value ends; or, with a `problem`, the character at which it cannot go on."""
+
+    stop: int
+    problem: str | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the text ended inside the value."""
+        return self.problem == INCOMPLETE
+
+
+def scan_json(source: Source, at: int) -> Steps[Scanned]:
+    """The end of the JSON value at `at` (behind white space)."""
+    if source.closed and not source.is_absent(_DECODER, at):
+        known = _whole(source.text, at)
+        if known is not None:
+            return Scanned(known)
+        source.set_absent(_DECODER, at)  # its error counts the lines of all the text before: once a reply, for linear time
+    stack: list[str] = []
+    expect = "value"
+    while True:
+        at = yield from source.run(at, _BLANK)
+        char = yield from source.char(at)
+        if not char:
+            return Scanned(at, INCOMPLETE)
+        if expect == "after":
+            if char == ",":
+                at, expect = at + 1, "key" if stack[-1] == "{" else "value"
+                continue
+            if char == ("}" if stack[-1] == "{" else "]"):
+                stack.pop()
+                at += 1
+            else:
+                return Scanned(at, f"expected ',' or the end of the {'object' if stack[-1] == '{' else 'array'}")
+        elif expect == "colon":
+            if char != ":":
+                return Scanned(at, "expected ':' behind the name")
+            at, expect = at + 1, "value"
+            continue
+        elif expect in ("key", "first key"):
+            if char == '"':
+                scanned = yield from _string(source, at)
+                if scanned.problem:
+                    return scanned
+                at, expect = scanned.stop, "colon"
+                continue
+            if char != "}" or expect == "key":
+                return Scanned(at, "expected a name in double quotes")
+            stack.pop()
+            at += 1
+        elif char in "{[":
+            if len(stack) >= MAX_DEPTH:
+                return Scanned(at, f"nested more than {MAX_DEPTH} deep")
+            stack.append(char)
+            at, expect = at + 1, "first key" if char == "{" else "first value"
+            continue
+        elif char == "]" and expect == "first value":
+            stack.pop()
+            at += 1
+        else:
+            scanned = yield from _scalar(source, at, char)
+            if scanned.problem:
+                return scanned
+            at = scanned.stop
+        if not stack:
+            return Scanned(at)
+        expect = "after"
+
+
+def _whole(text: str, at: int) -> int | None:
+    """Where a good value at `at` ends, found by the standard library's decoder in C; None where it must be looked at by characters."""
+    try:
+        stop = int(_DECODER.raw_decode(text, at)[1])
+    except (ValueError, RecursionError):
+        return None
+    return stop if text.count("{", at, stop) + text.count("[", at, stop) <= MAX_DEPTH else None
+
+
+def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
+    if char == '"':
+        return (yield from _string(source, at))
+    if char in _LITERALS:
+        word = yield from source.starts(at, _LITERALS[char])
+        if word:
+            return Scanned(at + len(word))
+        cut = source.closed and _LITERALS[char].startswith(source.text[at : at + 5])
+        return Scanned(at, INCOMPLETE if cut else "expected a JSON value")
+    if char not in "-0123456789":
+        return Scanned(at, "expected a JSON value")
+    stop = yield from source.run(at, _NUMERIC)
+    number = _NUMBER.match(source.text, at, stop)
+    if number is not None:
+        return Scanned(number.end())
+    return Scanned(at, INCOMPLETE if source.text[at : at + 2] == "-" else "expected a JSON value")
+
+
+def _string(source: Source, at: int) -> Steps[Scanned]:
+    """The end of the string whose quote stands at `at`."""
+    at += 1
+    while True:
+        at = yield from source.run(at, _PLAIN)
+        char = yield from source.char(at)
+        if not char:
+            return Scanned(at, INCOMPLETE)
+        if char == '"':
+            return Scanned(at + 1)
+        if char == "\\":
+            letter = yield from source.char(at + 1)
+            if not letter:
+                return Scanned(at, INCOMPLETE)
+            if letter == "u":
+                last = yield from source.char(at + 5)
+                if not _HEX.match(source.text, at + 2):
+                    return Scanned(at, "expected four hexadecimal digits behind \\u" if last else INCOMPLETE)
+                at += 6
+            elif letter in '"\\/bfnrt':
+                at += 2
+            else:
+                return Scanned(at, f"\\{letter} is no escape of JSON")
+        elif char < " ":
+            return Scanned(at, "a control character (a line break, say) must be escaped inside a string")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:40]} is out of range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+
+
+def decode(text: str) -> Any:
+    """The value of a JSON text. Raises `ValueError` for what is none, for what no JSON document can hold (numbers out of range,
+    halves of a surrogate pair) and for nesting too deep."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep") from error
+    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether `value` is nested more than `depth` deep."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (depth == 0 or any(_deeper(one, depth - 1) for one in inner))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Under which names a call object carries its parts; the first that is there counts."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    call_id: tuple[str, ...] = ()
+
+
+def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
+    """A call from the decoded object `value`, with the status that it has by itself."""
+    if not isinstance(value, dict):
+        return ToolCall("", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span)
+    name = _first(value, names.name)
+    call_id = _first(value, names.call_id)
+    made = made_call(name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span)
+    return made.with_id(call_id) if isinstance(call_id, str) else made
+
+
+def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
+    """A call of `name` with decoded `arguments` (an object, or JSON text of one)."""
+    if isinstance(arguments, str):
+        try:
+            arguments = decode(arguments)
+        except ValueError:
+            return ToolCall(name, None, raw, CallStatus.INVALID_JSON, "arguments must be a JSON object", span=span)
+    if not name:
+        fitting = arguments if isinstance(arguments, dict) else None
+        return ToolCall("", fitting, raw, CallStatus.MISSING_NAME, 'the tool call has no "name"', span=span)
+    if not isinstance(arguments, dict):
+        error = f"the arguments of {name} must be a JSON object, not {type(arguments).__name__}"
+        return ToolCall(name, None, raw, CallStatus.BAD_ARGUMENTS, error, span=span)
+    return ToolCall(name, arguments, raw, span=span)
+
+
+def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
+    for name in names:
+        if name in value:
+            return value[name]
+    return default
+
+
+def name_in(raw: str, key: str = "name") -> str:
+    """The name in a call that cannot be read, for its answer; "" where even that is not there."""
+    _, found, rest = raw[:2000].partition(f'"{key}"')
+    parts = rest.split('"', 2)
+    return parts[1] if found and len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100 else ""

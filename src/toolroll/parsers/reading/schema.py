@@ -1,0 +1,87 @@
+"""Checks a call against the tools that were offered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from toolroll.parsers.bounded_validator import BoundedValidator, NotChecked
+from toolroll.parsers.reading.plain_schema import Fits, plain_fits
+from toolroll.parsers.types import CallStatus, ToolCall
+
+_KEEP = 4096
+
+
+class Offered:
+    """The tools that were offered (in OpenAI's format), by name."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.functions: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"] for tool in tools}
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """The JSON schemas of the parameters of the tool `name` by their names; empty where they are not told."""
+        schema = self.functions.get(name, {}).get("parameters")
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
+class ToolSchemas:
+    """Validators of tool parameters, compiled once per schema."""
+
+    def __init__(self) -> None:
+        self._validators: OrderedDict[bytes, tuple[BoundedValidator | None, Fits | None]] = OrderedDict()
+
+    def check(self, call: ToolCall, offered: Offered) -> ToolCall:
+        """`call`, with the status unknown_tool or bad_arguments where that applies."""
+        functions = offered.functions
+        function = functions.get(call.name)
+        if function is None:
+            known = ", ".join(sorted(functions)) or "none"
+            return replace(
+                call,
+                status=CallStatus.UNKNOWN_TOOL,
+                error=f"there is no tool named {call.name!r}; the tools are: {known}",
+            )
+        validator, fits = self._validator(function.get("parameters"))
+        if validator is None or (fits is not None and fits(call.arguments)):
+            return call
+        problem = _first_problem(validator, call.arguments)
+        if problem is None:
+            return call
+        return replace(call, status=CallStatus.BAD_ARGUMENTS, error=f"the arguments of {call.name} do not fit: {problem}")
+
+    def _validator(self, schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
+        if not isinstance(schema, Mapping):
+            return None, None
+        try:
+            key = orjson.dumps(schema)
+        except orjson.JSONEncodeError:
+            return None, None  # nested too deep, or not JSON
+        known = self._validators.pop(key, None)  # in one step: replies are read in several threads
+        if known is not None:
+            self._validators[key] = known
+            return known
+        try:
+            found: tuple[BoundedValidator | None, Fits | None] = (BoundedValidator(schema), plain_fits(schema))
+        except NotChecked:
+            found = (None, None)
+        self._validators[key] = found
+        if len(self._validators) > _KEEP:
+            self._validators.popitem(last=False)
+        return found
+
+
+def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:
+    try:
+        error = validator.first_problem(arguments)
+    except NotChecked:
+        return None
+    if error is None:
+        return None
+    path = ".".join(str(part) for part in error.absolute_path)
+    words = error.message if len(error.message) <= 300 else error.message[:297] + "..."
+    return f"{path}: {words}" if path else words

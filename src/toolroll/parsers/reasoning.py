@@ -1,0 +1,94 @@
+"""Reasoning in tags (`<think>` and its like), apart from what the reply says.
+
+Invariants: only a tag at the reply's beginning opens reasoning; reasoning that is never closed ends where a tool call begins,
+so that no attempt is hidden in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from toolroll.parsers.reading.collect import Collector
+from toolroll.parsers.reading.source import Source, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not known whether the prompt opened
+    it, was reasoning up to there. `others`: more pairs that a model has, for other efforts say."""
+
+    open: str
+    close: str
+    implied: bool = True
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Everything that opens or closes reasoning."""
+        return (self.open, self.close, *(marker for pair in self.others for marker in pair))
+
+    def read(self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None) -> Steps[int]:
+        """Read the reasoning at the reply's beginning; where the rest begins.
+
+        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning; None: not known.
+        """
+        lead = yield from source.skip(0)
+        closes = (self.close, *(close for _, close in self.others))
+        opened = yield from source.starts(lead, self.open, *(first for first, _ in self.others))
+        if opened:
+            start = lead + len(opened)
+        elif in_reasoning:
+            start = 0
+        elif in_reasoning is None and self.implied:
+            _, marker = yield from source.until(0, (*self.markers, *openers))
+            if marker not in closes:
+                return 0
+            start = 0
+        else:
+            return 0
+        at, marker = yield from source.until(start, (*closes, *openers), out.reasoning)
+        if marker and marker not in closes:
+            close, marker = yield from source.until(at, closes)
+            if not marker:
+                return at
+            out.reasoning(source.text[at:close])
+            at = close
+        elif not marker:
+            out.reasoning_closed = False
+        return at + len(marker)
+
+
+THINK = Tags("<think>", "</think>")
+SAID = replace(THINK, implied=False)
+"""For formats whose calls begin without a marker, so that a `</think>` may stand in one."""
+
+_IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
+_BY_NAME: dict[str, Tags] = {
+    **dict.fromkeys(
+        "deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 glm45 kimi_k2 qwen3 qwen3-thinking minimax minimax-append-think "
+        "nanbeige step3 step3p5 nemotron_3 granite_thinking_parser interns1 gigachat35 mimo dots poolside_v1 ling3 "
+        "iquest_q1 hunyuan".split(),
+        THINK,
+    ),
+    "k2_horizon": Tags("<ifm|think>", "</ifm|think>", others=_IFM),
+    "kimi_k3": Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "kimi": Tags("◁think▷", "◁/think▷"),
+    "mistral": Tags("[THINK]", "[/THINK]"),
+    "gemma4": Tags("<|channel>thought", "<channel|>"),
+    "cohere_command4": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "minimax-m3": Tags("<mm:think>", "</mm:think>"),
+    "apertus2509": Tags("<|inner_prefix|>", "<|inner_suffix|>"),
+}
+
+
+def reasoning_names() -> tuple[str, ...]:
+    """The names of reasoning formats, as SGLang's `--reasoning-parser` names them. (Those of gpt-oss, beam, inkling and muse belong to
+    their tool-call parsers.)"""
+    return tuple(sorted(_BY_NAME))
+
+
+def get_reasoning(name: str) -> Tags:
+    """A reasoning format by name. Raises `ValueError` for a name that is not there."""
+    if name not in _BY_NAME:
+        raise ValueError(f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}")
+    return _BY_NAME[name]

@@ -1,0 +1,114 @@
+"""Parsers by the names that SGLang's `--tool-call-parser` uses, and those that third parties add: with `register`, or through the
+entry-point group `toolroll.parsers` (name -> a `ToolCallParser` class).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+from importlib.metadata import entry_points
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.formats.beam import BeamParser
+from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
+from toolroll.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from toolroll.parsers.formats.dsml import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
+    GigaChat35Parser,
+    KimiK3Parser,
+    Step3Parser,
+)
+from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.formats.gemma4 import Gemma4Parser
+from toolroll.parsers.formats.gigachat3 import GigaChat3Parser
+from toolroll.parsers.formats.glm import Glm45Parser, HunyuanParser, IQuestParser
+from toolroll.parsers.formats.harmony import HarmonyParser
+from toolroll.parsers.formats.hermes import HermesParser, InternParser
+from toolroll.parsers.formats.inkling import InklingParser
+from toolroll.parsers.formats.k2_horizon import K2HorizonParser
+from toolroll.parsers.formats.kimi_k2 import KimiK2Parser
+from toolroll.parsers.formats.llama3 import Llama3Parser
+from toolroll.parsers.formats.minimax import DotsParser, MiniCPM5Parser, MiniMaxM2Parser
+from toolroll.parsers.formats.minimax_m3 import MiniMaxM3Parser
+from toolroll.parsers.formats.mistral import MistralParser
+from toolroll.parsers.formats.muse import MuseParser
+from toolroll.parsers.formats.plain import PlainParser
+from toolroll.parsers.formats.pythonic import Lfm2Parser, PythonicParser
+from toolroll.parsers.formats.qwen3_coder import MiMoParser, Qwen3CoderParser
+from toolroll.parsers.reasoning import get_reasoning
+
+_BUILT_IN: tuple[type[ToolCallParser], ...] = (
+    HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
+    DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
+    KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
+    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, K2HorizonParser, MiniMaxM3Parser, InklingParser,
+    BeamParser, PlainParser,
+)  # fmt: skip
+_NO_FORMATS = {
+    "response_template": "it is no wire format: with it SGLang reads a reply by the response_template in the checkpoint's tokenizer "
+    "configuration, so that the format is another one for each model. Name the parser of the format that the model writes "
+    "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or register one of your own",
+}
+"""SGLang's names that say where to look a format up, and are none."""
+
+GROUP = "toolroll.parsers"
+_REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
+
+
+def built_in_parsers() -> tuple[type[ToolCallParser], ...]:
+    """The parsers of this package, each once."""
+    return _BUILT_IN
+
+
+def parser_names() -> tuple[str, ...]:
+    """All names, aliases, registered ones and entry points included."""
+    own = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
+    return tuple(sorted({*own, *_REGISTERED, *(entry.name for entry in entry_points(group=GROUP))}))
+
+
+def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
+    """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this process.
+
+    Raises `ValueError` where the name is taken. A package that others install uses the entry-point group `toolroll.parsers` instead.
+    """
+    if name in parser_names():
+        raise ValueError(f"there is a tool-call parser named {name!r} already: choose another name")
+    _REGISTERED[name] = parser
+
+
+def get_parser(name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None) -> ToolCallParser:
+    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens; `reasoning`: how the model writes its
+    reasoning, by the name of SGLang's `--reasoning-parser`, where that is not the format's own way.
+
+    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for an unknown reasoning format.
+    """
+    parser = _make(name, control_tokens)
+    if reasoning is not None:
+        parser.reasoning = get_reasoning(reasoning)
+    return parser
+
+
+def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
+    if name.removeprefix("sglang:") in _NO_FORMATS:
+        what = name.removeprefix("sglang:")
+        raise UnknownParserError(f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[what]}")
+    for kind in _BUILT_IN:
+        if name == kind.name or name in kind.aliases:
+            return kind(control_tokens)
+    if name in _REGISTERED:
+        return _REGISTERED[name](control_tokens)
+    if name.startswith("sglang:"):
+        from toolroll.parsers.formats.sglang_parser import SGLangParser  # SGLang is heavy, and may not be there
+
+        sglang_name = name.removeprefix("sglang:")
+        ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
+        return SGLangParser(sglang_name, control_tokens, ours=ours)
+    for entry in entry_points(group=GROUP, name=name):
+        made: ToolCallParser = entry.load()(control_tokens)
+        return made
+    names = parser_names()
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    raise UnknownParserError(f"there is no tool-call parser named {name!r}{hint}")

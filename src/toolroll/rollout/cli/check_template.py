@@ -1,0 +1,60 @@
+"""`toolroll check-template`: what a chat template does to the tokens of tool-calling episodes, as a table or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import check_syntax, load_tokenizer, read_template
+from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
+
+_STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold red"}
+
+
+def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
+    """The report on the tokenizer `model` with its own chat template, or with the one in the file `template`."""
+    if Path(model).suffix in (".jinja", ".jinja2"):
+        raise UsageError(f"a template is checked with its tokenizer: toolroll check-template MODEL --template {model}")
+    if template is not None and not template.is_file():
+        raise UsageError(f"--template {template}: there is no such file")
+    source = read_template(str(template)) if template is not None else None
+    found = ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs)
+    check_syntax(found, None if template is None else str(template))
+    return certify(found)
+
+
+def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
+    """Print the report."""
+    if as_json:
+        console.out(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode(), highlight=False)
+        return
+    stops = ", ".join(f"{text} ({index})" for text, index in found.stop_tokens.items()) or "none"
+    facts = {
+        "stop tokens": stops,
+        "generation prompt": repr(found.generation_prompt),
+        "opens a thought": "yes" if found.opens_reasoning else "no",
+        "arguments": {"dict": "as an object", "text": "as JSON text"}.get(found.arguments, found.arguments),
+        "reads the clock": "yes: one time serves a whole session" if found.dated else "no",
+        "tools change": found.tools_change,
+        "fingerprint": found.fingerprint,
+    }
+    for name, value in facts.items():
+        console.print(f"[bold]{name}:[/] {escape(value)}", highlight=False)
+    table = Table("what is appended", "then", "with preserve")
+    for probe in found.probes:
+        style = _STYLES[probe.outcome]
+        kept = {True: "append", False: "fork", None: ""}[probe.preserved]
+        table.add_row(escape(probe.what), f"[{style}]{probe.outcome}[/]", kept)
+    console.print(table)
+    for line in found.remarks():
+        console.print(f"- {escape(line)}", highlight=False)
+    if found.exact:
+        console.print("[green]Tool calling is exact: each tool result is appended to what was served and sampled.[/]")
+    else:
+        console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

@@ -1,0 +1,180 @@
+"""What a run shows: a live progress bar in a terminal, plain lines elsewhere, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.types import EnvironmentFactory, Episode
+
+_BAR_FROM = 140  # columns: below, the bar would push the counts and times out of the line
+_TIMES = 2 * len("0:00:00") + 4  # and the blanks between the parts
+_LINES = 20  # without a terminal: one line for each twentieth of the run
+
+
+class RunDisplay:
+    """Shows the episodes of one environment as they finish. `summary` holds those of earlier runs, and takes the new ones in before
+    `show`. A context manager."""
+
+    def __init__(self, console: Console, summary: Summary, total: int) -> None:
+        self.summary = summary
+        self.seconds = 0.0
+        self._console = console
+        self._total = total
+        self._began = time.perf_counter()
+        self._tokens = 0.0
+        self._shown = 0
+        self._left = max(total - summary.episodes, 1)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            *([BarColumn()] if console.width >= _BAR_FROM else []),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(summary.env, total=total, completed=summary.episodes, state="")
+
+    def __enter__(self) -> RunDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.seconds = time.perf_counter() - self._began
+        self._progress.stop()
+
+    def show(self, episode: Episode) -> None:
+        """Show one finished episode."""
+        self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
+        self._shown += 1
+        state = self._state()
+        self._progress.update(self._task, advance=1, state=state)
+        if not self._console.is_terminal and (self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0):
+            self._console.print(f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}", highlight=False, soft_wrap=True)
+
+    def _state(self) -> str:
+        summary = self.summary
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        aborted = summary.statuses["aborted"]
+        errors = f"  errors {aborted}" if aborted else ""
+        left = "" if self._console.is_terminal else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
+        reward = f"reward {_number(summary.mean_reward)}"
+        speeds = [f"  {self._shown / seconds:,.1f} episodes/s", f"  {self._tokens / seconds:,.0f} tok/s"]
+        if self._console.is_terminal:
+            room = self._console.width - len(summary.env) - 2 * len(str(self._total)) - 1 - _TIMES
+            while speeds and len(reward) + len("".join(speeds)) + len(errors) > room:
+                speeds.pop()
+        return f"{reward}{''.join(speeds)}{errors}{left}"
+
+
+def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The table at the end of a run: one column for each environment, so that it fits into 80 characters."""
+    table = Table(title="toolroll", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in reports:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, read in [*_ROWS, *_pass_rows(reports.values()), *_MORE_ROWS]:
+        table.add_row(name, *(read(found) for found in reports.values()))
+    return table
+
+
+Read = Callable[[Mapping[str, Any]], str]
+
+_ROWS: tuple[tuple[str, Read], ...] = (
+    ("episodes", lambda found: str(found["episodes"])),
+    ("reward (mean)", lambda found: _estimate(found["reward"])),
+)
+
+_MORE_ROWS: tuple[tuple[str, Read], ...] = (
+    ("do-nothing floor", lambda found: _floor(found["do_nothing_floor"])),
+    ("turns (mean)", lambda found: f"{found['turns']['mean']:.1f}"),
+    ("tokens sampled (mean)", lambda found: _tokens(found, "completion")),
+    ("tokens trained (mean)", lambda found: _tokens(found, "trained") if found["trainable"] else "not trainable"),
+    ("prompt tokens cached", lambda found: f"{found['tokens']['cached_share']:.0%}"),
+    ("tool calls", lambda found: str(found["tool_calls"]["attempted"])),
+    ("invalid calls", lambda found: _invalid(found["invalid_calls"])),
+    ("aborted", lambda found: str(found["aborted"])),
+    ("time", lambda found: f"{found['seconds']:.1f} s"),
+)
+
+_SHOWN_K = (1, 2, 4, 8, 16, 32)
+
+
+def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
+    """pass@k and pass^k for the usual k, as far as any environment has them; at k = 1 they are the same."""
+    found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
+    rows: list[tuple[str, Read]] = []
+    for k in (k for k in _SHOWN_K if k in found):
+        rows.append((f"pass^{k}" if k > 1 else "pass^1 = pass@1", partial(_rate, kind="pass_hat_k", k=k)))
+        if k > 1:
+            rows.append((f"pass@{k}", partial(_rate, kind="pass_at_k", k=k)))
+    return rows
+
+
+def _rate(found: Mapping[str, Any], *, kind: str, k: int) -> str:
+    return _estimate((found[kind] or {}).get(str(k)))
+
+
+def _estimate(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _floor(found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['passed']}/{found['episodes'] - found['aborted']}"
+
+
+def _tokens(found: Mapping[str, Any], name: str) -> str:
+    return f"{found['tokens'][name]['mean']:.0f}" if name in found["tokens"] else "-"
+
+
+def _invalid(found: Mapping[str, Any]) -> str:
+    return f"{found['total']} ({found['rate']:.1%})" if found["total"] else "0"
+
+
+def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must also know: how episodes ended, which calls could not be read, and every warning."""
+    ends = ", ".join(f"{reason} {count}" for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1]))
+    lines = [f"{name}: ended by {ends}"] if ends else []
+    kinds = ", ".join(f"{kind} {part['count']}" for kind, part in found["invalid_calls"]["by_kind"].items())
+    if kinds:
+        lines.append(f"{name}: invalid calls: {kinds}")
+    return lines + [f"{name}: WARNING: {warning}" for warning in found["warnings"]]
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
+    """The environments as a table; under it, whole and on one line each, the commands that install what is missing."""
+    table = Table()
+    table.add_column("environment", no_wrap=True)
+    table.add_column("splits", overflow="fold")
+    table.add_column("what it is", overflow="fold")
+    table.add_column("", no_wrap=True)
+    missing: dict[str, list[str]] = {}
+    for factory in factories:
+        command = factory.missing()
+        if command is not None:
+            missing.setdefault(command, []).append(factory.name)
+        ready = "[green]ready[/]" if command is None else "[yellow]to install[/]"
+        table.add_row(factory.name, ", ".join(factory.splits), factory.description, ready)
+    console.print(table)
+    for command, names in missing.items():
+        console.print(f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True)

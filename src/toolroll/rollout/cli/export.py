@@ -1,0 +1,50 @@
+"""`toolroll export`: a run in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.types import Episode
+
+FORMATS = ("parquet", "tau-bench")
+
+
+def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
+    """Write the run in `folder` as `kind` to `out`; what is to be said of it. `env`: of this environment only."""
+    if kind not in FORMATS:
+        raise UsageError(f"--format {kind!r}: there are {', '.join(FORMATS)}")
+    if not (folder / FILE_NAME).is_file():
+        raise UsageError(f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)")
+    if kind == "parquet":
+        count = write_dataset(_episodes(folder, env), out)
+        return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
+    return _tau_bench(folder, out, env)
+
+
+def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
+    episodes = list(_episodes(folder, env))
+    names = {episode.env for episode in episodes}
+    if len(names) > 1:
+        raise UsageError(f"tau-bench's format holds one environment: --env, of {', '.join(sorted(names))}")
+    results, left_out = tau_bench_results(episodes)
+    if out.exists():
+        raise UsageError(f"{out} is there already")
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    text = orjson.dumps(results, option=options, default=repr)
+    with written_whole(out) as file:
+        file.write(text)
+    said = [f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"]
+    if left_out:
+        said.append(f"left out, since a trial is missing: {', '.join(left_out)}")
+    return said
+
+
+def _episodes(folder: Path, env: str | None) -> Iterator[Episode]:
+    return (episode for episode in read_episodes(folder) if env is None or episode.env == env)

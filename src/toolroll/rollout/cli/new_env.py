@@ -1,0 +1,184 @@
+"""`toolroll new-env NAME`: a working package with an environment of one's own, to be changed into the real one.
+
+Invariant: what is written passes its own test and mypy --strict as it stands, and `toolroll envs` lists it once it is installed.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.registry import environment_names
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "@NAME@"
+version = "0.1.0"
+dependencies = ["toolroll"]
+
+[project.entry-points."toolroll.environments"]
+@NAME@ = "@PACKAGE@:@CONSTANT@"
+
+[tool.setuptools.packages.find]
+where = ["src"]
+
+[tool.setuptools.package-data]
+"*" = ["py.typed"]
+"""
+
+ENVIRONMENT = '''\
+"""@NAME@: a user wants some rooms at some temperatures; the tool sets them."""
+
+from collections.abc import Sequence
+
+from toolroll import Action, ActionError, Environment, EnvironmentOptions, Observation, StepResult, Task, ToolCall
+
+TASKS = {
+    "warm": {"kitchen": 21},
+    "two-rooms": {"kitchen": 19, "bath": 23},
+}
+SET_TEMPERATURE = {
+    "type": "function",
+    "function": {
+        "name": "set_temperature",
+        "description": "Set the temperature of a room.",
+        "parameters": {
+            "type": "object",
+            "properties": {"room": {"type": "string"}, "degrees": {"type": "integer"}},
+            "required": ["room", "degrees"],
+        },
+    },
+}
+
+
+class @CLASS@(Environment):
+    """One episode. All state lies in the instance: many of them run at once."""
+
+    blocking = False  # nothing here waits; leave it out where `step` asks a database or a server
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.wanted: dict[str, int] = task.data["wanted"]
+        self.rooms = {"kitchen": 18, "bath": 18}
+        wish = " and ".join(f"the {room} at {degrees} degrees" for room, degrees in self.wanted.items())
+        system, user = "You look after the heating. Answer once it is done.", f"I would like {wish}."
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return Observation(messages, tools=[SET_TEMPERATURE])
+
+    def step(self, action: Action) -> StepResult:
+        if not action.tool_calls:  # the reply ends the episode
+            done = all(self.rooms[room] == degrees for room, degrees in self.wanted.items())
+            return StepResult(reward=float(done), done=True)
+        return StepResult([{"role": "tool", "tool_call_id": call.id, "content": self.call(call)} for call in action.tool_calls])
+
+    def call(self, call: ToolCall) -> str:
+        arguments = call.arguments or {}
+        if arguments["room"] not in self.rooms:  # the model's mistake: it is told, and may try again
+            raise ActionError(f"there is no room {arguments['room']!r}; there are {', '.join(self.rooms)}")
+        self.rooms[arguments["room"]] = arguments["degrees"]
+        return "done"
+
+
+class @CLASS@Factory:
+    """The benchmark by name."""
+
+    name = "@NAME@"
+    description = "Set rooms to temperatures."
+    splits: tuple[str, ...] = ("test",)
+
+    def missing(self) -> str | None:
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(name, index, split, {"wanted": wanted}) for index, (name, wanted) in enumerate(TASKS.items())]
+
+    def make(self, options: EnvironmentOptions) -> @CLASS@:
+        return @CLASS@()
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        wanted = task.data["wanted"].items()
+        calls = [ToolCall("set_temperature", {"room": room, "degrees": degrees}, "") for room, degrees in wanted]
+        return [*(Action("", (call,)) for call in calls), Action("It is done.")]
+
+
+@CONSTANT@ = @CLASS@Factory()
+'''
+
+TEST = '''\
+"""The reference actions earn 1.0 in a whole episode, tokens included; doing nothing earns 0.0; a mistake is told."""
+
+import asyncio
+
+import pytest
+
+from toolroll import InteractionResult, Task, load_environment
+from toolroll.rollout.testing.play_episode import play_episode
+from @PACKAGE@ import @CONSTANT@
+
+TASKS = @CONSTANT@.tasks("test")
+
+
+def play(task: Task, *replies: str) -> InteractionResult:
+    return asyncio.run(play_episode(@CONSTANT@, task, replies or None))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+def test_the_reference_actions_solve_each_task(task: Task) -> None:
+    result = play(task)
+    assert (result.reward, result.status.value) == (1.0, "completed")
+    assert result.trajectories[0].trained_tokens > 0
+
+
+def test_doing_nothing_earns_nothing() -> None:
+    assert play(TASKS[0], "Goodbye.").reward == 0.0
+
+
+def test_a_mistake_is_told_to_the_model() -> None:
+    call = '<tool_call>{"name": "set_temperature", "arguments": {"room": "attic", "degrees": 20}}</tool_call>'
+    result = play(TASKS[0], call, "Sorry.")
+    assert "there is no room 'attic'" in str(result.messages[3]["content"])
+
+
+def test_it_is_known_by_name() -> None:
+    assert load_environment("@NAME@") is @CONSTANT@
+'''
+
+
+def new_env(name: str, at: Path) -> Path:
+    """Write the package `name` into the folder `at / name`, which must not be there; the folder."""
+    package = name.replace("-", "_")
+    _check_name(name, package)
+    folder = at / name
+    if folder.exists():
+        raise UsageError(f"{folder} is there already")
+    class_name = "".join(part.capitalize() for part in name.split("-"))
+    words = {"@NAME@": name, "@PACKAGE@": package, "@CLASS@": class_name, "@CONSTANT@": package.upper()}
+    files = {
+        "pyproject.toml": PYPROJECT,
+        f"src/{package}/__init__.py": ENVIRONMENT,
+        f"src/{package}/py.typed": "",
+        f"tests/test_{package}.py": TEST,
+    }
+    for path, text in files.items():
+        for mark, word in words.items():
+            text = text.replace(mark, word)
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _check_name(name: str, package: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise UsageError(f"{name!r} is no name for an environment: small letters, digits and single hyphens, as in my-bench")
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names or find_spec(package) is not None:
+        raise UsageError(f"{package!r} is the name of something else in Python: choose another one")
+    if name in environment_names():
+        raise UsageError(f"there is an environment named {name!r} already (toolroll envs lists them)")

@@ -1,0 +1,189 @@
+"""Plays one environment from the command line: opens the model, runs or goes on, shows, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from toolroll.rollout.engine.address import split_credentials
+from toolroll.rollout.cli.display import RunDisplay
+from toolroll.rollout.runs.do_nothing import play_floor
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
+from toolroll.rollout.runs.ray import RayRunner
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.cli.signals import StoppedError, until_stopped
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.registry import choose_tasks
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.runner import EpisodeKey, Runner
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.template import certify
+from toolroll.rollout.types import Episode, Status, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it early. `failure`: why the last
+    episode that was aborted in this run was, in one line."""
+
+    summary: Summary
+    report: dict[str, Any]
+    seconds: float
+    stopped: int | None = None
+    failure: str = ""
+
+
+async def run(config: RunConfig, console: Console) -> Outcome:
+    """`toolroll run`."""
+    async with AsyncExitStack() as stack:
+        plan = await prepare(config, stack)
+        await _check_addresses(config)
+        if plan.served is not None:
+            await _check_engine(plan.served)
+            await _check_identity(plan.served, console, allow_mismatch=config.allow_model_mismatch)
+            await _check_template(plan.served, console)
+        return await play(plan, console)
+
+
+async def play(plan: Plan, console: Console) -> Outcome:
+    """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and SIGTERM end it early."""
+    env, out = plan.config.env, plan.config.out
+    if out is None:
+        summary = Summary(env)
+        return await _play(plan, console, summary, summary.add, frozenset())
+    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
+        if folder.done:
+            console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
+        if folder.dropped:
+            console.print(f"{env}: {folder.dropped} aborted episodes are played again", highlight=False, soft_wrap=True)
+        outcome = await _play(plan, console, folder.summary, folder.append, folder.done)
+        write_summary(out, {env: outcome.report})
+        return outcome
+
+
+async def _play(
+    plan: Plan, console: Console, summary: Summary, keep: Callable[[Episode], None], done: Collection[EpisodeKey]
+) -> Outcome:
+    config = plan.config
+    runner = runner_of(plan)
+    stopped: int | None = None
+    failure = ""
+    with RunDisplay(console, summary, plan.total) as display:
+
+        def take(episode: Episode) -> None:
+            nonlocal failure
+            keep(episode)
+            display.show(episode)
+            if episode.result.status is Status.ABORTED:
+                failure = _failure(episode.result.info.get("error", {}), config)
+
+        try:
+            with paced_garbage(enabled=config.gc):
+                await until_stopped(runner.run(plan.tasks, take, done=done))
+        except StoppedError as error:
+            stopped = error.number
+    floor = None
+    if config.floor and stopped is None:
+        floor = await play_floor(
+            plan.factory,
+            _played(plan, summary),
+            max_num_steps=config.max_steps,
+            episode_timeout=config.episode_timeout,
+            pace_gc=config.gc,
+            limits={"step_timeout": config.step_timeout, "max_observation_bytes": config.max_observation_bytes},
+        )
+    found = report(
+        summary,
+        floor=floor,
+        settings=plan.identity,
+        seconds=display.seconds,
+        expected=plan.total,
+        allow_unequal=config.allow_unequal,
+    )
+    return Outcome(summary, found, display.seconds, stopped, failure)
+
+
+def _played(plan: Plan, summary: Summary) -> list[Task]:
+    """The tasks that the result is about: those of `plan`, and what the folder holds of earlier runs besides."""
+    names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
+    return [task for task in choose_tasks(plan.factory, plan.config.split, None) if task.id in names]
+
+
+def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
+    words = " ".join(str(error.get("message", "no more is known")).split())
+    return f"{words}{no_such_address(error, config)}"
+
+
+def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
+    """What to look at where the baseline's address is answered with 404."""
+    if config.endpoint is None or error.get("status") != 404:
+        return ""
+    return f" ({split_credentials(config.endpoint)[0]} answers 404: does the address end in /v1?)"
+
+
+class Plays(Protocol):
+    """What plays the episodes that are left: `Runner`, `ProcessRunner` or `RayRunner`."""
+
+    async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
+        """Play every (task, sample) that is not in `done`."""
+        ...
+
+
+def runner_of(plan: Plan) -> Plays:
+    """The runner in this process, or one that spreads over several of this machine or of a Ray cluster."""
+    config = plan.config
+    if config.ray is not None:
+        return RayRunner(config)
+    if config.processes > 1:
+        opened = partial(_open_worker, config)
+        return ProcessRunner(opened, processes=config.processes, concurrency=config.concurrency, samples=config.samples)
+    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+
+
+async def _open_worker(config: RunConfig, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    return await open_runner(worker_settings(config, share), stack)
+
+
+async def _check_addresses(config: RunConfig) -> None:
+    """Raise `UsageError` if nothing answers at the baseline's address, or at that of who plays the user."""
+    user_url = config.user_url if config.user_model is not None else None
+    for option, url in (("--endpoint", config.endpoint), ("--user-url", user_url)):
+        if url is None:
+            continue
+        health = await check_endpoint(*split_credentials(url.rstrip("/")))
+        if not health.ok:
+            raise UsageError(f"{option}: {health.why}: is the server running there?")
+
+
+async def _check_engine(served: ServedModel) -> None:
+    if isinstance(served.engine, Engine):
+        health = await served.engine.health()
+        if not health.ok:
+            raise UsageError(health.why)
+
+
+async def _check_identity(served: ServedModel, console: Console, *, allow_mismatch: bool) -> None:
+    """Raise `UsageError` if the engine serves another model; show what else there is to say."""
+    for line in await served.check_identity(allow_mismatch=allow_mismatch):
+        console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+async def _check_template(served: ServedModel, console: Console) -> None:
+    """Say what the chat template does to the tokens, where tool calling is not exact with it."""
+    found = await served.off_loop(certify, served.template)
+    if found.exact:
+        return
+    console.print("[yellow]The chat template does not append tool results to what was served:[/]")
+    for line in found.remarks():
+        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,72 @@
+"""`toolroll view`: makes the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.runs.run_directory import read_settings
+from toolroll.rollout.model.model import load_tokenizer
+from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.viewer import write_page
+from toolroll.rollout.runs.viewer.pieces import Pieces
+
+PAGE_NAME = "view.html"
+
+
+def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int) -> tuple[Path, int, list[str]]:
+    """Write the page of the run in `folder`; where it is, how many episodes it has, and what must be said.
+
+    `tokenizer`: default, each environment's own model as `run.json` names it. `tokens`: of so many episodes the tokens are shown.
+    """
+    if not (folder / FILE_NAME).is_file():
+        raise UsageError(f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)")
+    out = out or folder / PAGE_NAME
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder: the page is a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    settings = read_settings(folder)
+    said: list[str] = []
+    count = write_page(
+        out,
+        f"toolroll: {folder.resolve().name}",
+        read_episodes(folder),
+        pieces_of=_pieces_by_model(settings, tokenizer, said),
+        settings=settings,
+        summary=_summary(folder),
+        tokens_of=tokens,
+    )
+    if count > tokens:
+        said.append(f"the tokens of the first {tokens} episodes are in the page, of the others the conversation only (--tokens)")
+    return out, count, said
+
+
+def _pieces_by_model(settings: dict[str, dict[str, Any]], tokenizer: str | None, said: list[str]) -> Callable[[str], Pieces | None]:
+    known: dict[str, Pieces | None] = {}
+
+    def of(env: str) -> Pieces | None:
+        name = tokenizer or settings.get(env, {}).get("model")
+        if name is None or (tokenizer is None and settings[env].get("agent") == "baseline"):
+            return None
+        if name not in known:
+            try:
+                known[name] = Pieces(load_tokenizer(name))
+            except UsageError as error:
+                if tokenizer is not None:
+                    raise
+                said.append(f"tokens are shown by their ids (--tokenizer): {error}")
+                known[name] = None
+        return known[name]
+
+    return of
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    file = folder / SUMMARY_NAME
+    return dict(orjson.loads(file.read_bytes())["environments"]) if file.is_file() else {}

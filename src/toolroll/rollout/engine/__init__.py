@@ -1,0 +1,21 @@
+"""The client of SGLang's `/generate`."""
+
+from toolroll.rollout.engine.client import Engine
+from toolroll.rollout.engine.response import parse_completion
+from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.sampling_params import effective_params
+from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.stream import Progress
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "Health",
+    "ModelFacts",
+    "Progress",
+    "effective_params",
+    "generate_resumed",
+    "parse_completion",
+]

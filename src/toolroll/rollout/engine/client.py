@@ -1,0 +1,373 @@
+"""`Engine`: the client of SGLang's `/generate`, directly or through a router.
+
+Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills
+the engine, the second opens a router's circuit breaker); each attempt has a fresh rid of fixed
+length (the engine aborts by prefix, and refuses a duplicate); only what can succeed is tried again,
+within a deadline; a request that may still run is aborted at the engine before its next attempt, and
+when its call is cancelled; no answer disables a check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.engine.response import check_ids, parse_completion
+from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
+from toolroll.rollout.engine.fleet import Fleet
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
+from toolroll.rollout.engine.sampling_params import check_names
+from toolroll.rollout.engine.stream import EventReader, Progress
+from toolroll.rollout.engine.transport import (
+    NETWORK_ERRORS,
+    Answer,
+    Transport,
+    connections_at,
+    whole,
+)
+from toolroll.rollout.errors import (
+    CompletionError,
+    ContextOverflowError,
+    EngineError,
+    TokenError,
+    UsageError,
+)
+from toolroll.rollout.runtime.time_limit import not_counted
+from toolroll.rollout.types import Completion, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+_SERVER_FAULT_RETRIES = 1
+_MAX_RETRY_AFTER = 60.0
+_NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    at: float
+
+    @property
+    def left(self) -> float:
+        return self.at - perf_counter()
+
+
+class _Told:
+    """Passes progress on, and remembers whether there was any."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.begun = False
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        self.begun = self.begun or bool(ids)
+        self._progress(ids)
+
+
+class Engine:
+    """One engine or router. An async context manager; its calls share keep-alive connections without a limit."""
+
+    def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
+        self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
+        self._sleep = sleep
+        self._transport = Transport(self.config)
+        self._fleet = Fleet(self.config, self._transport, facts=facts)
+        self._outage = Outage(f"the engine at {self.url}", self._fleet.probe, timeout=self.config.engine_timeout, sleep=sleep)
+        self._closings = 0
+        self._in_flight: set[str] = set()
+        # Ids of rows that no tokenizer names: a random or early policy samples them.
+        self._padding_sampled: set[int] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """The address, without a path."""
+        return self.config.url
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Finish the aborts under way and close the connections; what is under way is not tried again."""
+        self._closings += 1
+        await self._outage.aclose()
+        while self._aborts:  # one that begins meanwhile opens the connections again
+            await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._transport.close()
+        if self._aborts:
+            await asyncio.gather(*self._aborts, return_exceptions=True)
+            await self._transport.close()
+
+    # --- generate ----------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks off after that is an error.
+
+        An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
+        `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not exist, a
+        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
+        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the attempts that could help).
+        """
+        facts = await self._check(request)
+        began, deaths = perf_counter(), 0
+        deadline = _Deadline(began + self.config.deadline)
+        told = _Told(progress) if progress is not None else None
+        closings, attempt, server_faults = self._closings, 1, 0
+        while True:
+            rid, ended = os.urandom(16).hex(), self._outage.ended
+            outcome = await self._attempt(request, rid, deadline, told, facts)
+            if not isinstance(outcome, Failure):
+                self._outage.answered()
+                latency = perf_counter() - began
+                return self._completion(outcome, request, facts, latency=latency, attempts=attempt, rid=rid)
+            over = told is not None and told.begun
+            if (outcome.lost or outcome.down) and not over and self._closings == closings:
+                waited_from = perf_counter()
+                if await self._outage.over(ended, outcome.message, down=outcome.down):
+                    deadline = _Deadline(deadline.at + perf_counter() - waited_from)
+                    deaths += outcome.running
+                    if deaths < MOST_DEATHS:
+                        continue  # an outage does not count as an attempt
+                    words = f"the engine went away {deaths} times during this request"
+                    raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
+            if self._closings != closings:
+                raise EngineError(f"{self.url}: the client was closed during the request", attempts=attempt)
+            server_faults += outcome.server_fault
+            again = outcome.retry or (outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES)
+            pause = None if over or not again else self._pause(outcome, attempt)
+            if pause is None or pause >= deadline.left:
+                raise _raised(outcome, attempt, self.url)
+            logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
+            await self._sleep(pause)
+            attempt += 1
+
+    def _completion(
+        self,
+        answer: Mapping[str, Any],
+        request: GenerateRequest,
+        facts: ModelFacts,
+        *,
+        latency: float,
+        attempts: int,
+        rid: str,
+    ) -> Completion:
+        """Return the checked completion in `answer`."""
+        completion = parse_completion(
+            answer,
+            request,
+            latency=latency,
+            attempts=attempts,
+            rid=rid,
+            vocab_size=facts.sampled_limit,
+        )
+        sampled = completion.output_ids
+        if not len(sampled):
+            return completion
+        if self.config.return_routed_experts and completion.routed_experts is None:
+            raise CompletionError(
+                "routed experts were asked for and the engine sent none: start SGLang with "
+                "--enable-return-routed-experts, and send to it directly (router 0.3.2 drops "
+                "return_routed_experts)"
+            )
+        known = facts.vocab_size
+        if known is not None and sampled.max() >= known:
+            self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
+        return completion
+
+    async def _check(self, request: GenerateRequest) -> ModelFacts:
+        """Return the facts by which `request` may be sent."""
+        facts = await self._fleet.facts()
+        ids = request.input_ids
+        if not len(ids):
+            raise TokenError("the prompt is empty: there is nothing to generate from")
+        known = np.iinfo(np.int32).max if facts.vocab_size is None else facts.vocab_size
+        highest = request.highest_id
+        if highest is None:  # as unsigned numbers the negative ones are the highest: one pass over the prompt
+            highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
+        if highest >= known:
+            outside = np.flatnonzero((ids < 0) | (ids >= known)).tolist()
+            at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
+            if at is not None:
+                raise TokenError(
+                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
+                    "Is this the served model's tokenizer?"
+                )
+        limit = facts.prompt_limit
+        if limit is not None and len(ids) >= limit:
+            raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
+        if _NO_HEADER.search(request.session_id):
+            raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
+        check_names(request.sampling_params, through_router=self._fleet.routed)
+        return facts
+
+    def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
+        """The JSON body; the ids are spliced in where the session kept them as JSON."""
+        rest = orjson.dumps(
+            {
+                "sampling_params": dict(request.sampling_params),
+                "return_logprob": request.return_logprob,
+                "stream": stream,
+                "rid": rid,
+                **({"return_routed_experts": True} if self.config.return_routed_experts else {}),
+                **request.extra,
+            }
+        )
+        ids = request.input_ids_json
+        if ids is None:
+            ids = orjson.dumps(np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
+
+    async def _attempt(
+        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None, facts: ModelFacts
+    ) -> Mapping[str, Any] | Failure:
+        seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
+        sent = self._body(request, rid, stream=told is not None)
+        closings = self._closings
+        self._in_flight.add(rid)
+        try:
+            if told is None:
+                outcome = await self._posted(sent, request, seconds)
+            else:
+                check = lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit)
+                outcome = await self._streamed(sent, request, seconds, EventReader(told, rid, check))
+            if not isinstance(outcome, Failure):
+                outcome = foreign(outcome, rid) or outcome
+            running = isinstance(outcome, Failure) and outcome.running
+            if running and self._closings == closings:
+                with not_counted():  # else it would go on sampling beside its successor
+                    await self.abort(rid)
+        except (asyncio.CancelledError, UsageError):
+            self._abort_later(rid)
+            raise
+        finally:
+            self._in_flight.discard(rid)
+        return outcome
+
+    async def _posted(self, sent: bytes, request: GenerateRequest, seconds: float) -> Mapping[str, Any] | Failure:
+        try:
+            answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
+        except NETWORK_ERRORS as error:
+            return from_exception(error)
+        return await self._checked(answer)
+
+    async def _streamed(
+        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader
+    ) -> Mapping[str, Any] | Failure:
+        posted = self._transport.generating(sent, request.session_id, seconds=seconds)
+        try:
+            async with await posted as response:
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    await self._fleet.check_model(connections_at(response))
+                    return await events.read(response.content.iter_any())
+                answer = await whole(response)
+        except NETWORK_ERRORS as error:
+            return from_exception(error)
+        return await self._checked(answer)
+
+    async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
+        """Return what is in `answer`, after a look at the model that gave it."""
+        found = _read(answer)
+        if not isinstance(found, Failure):
+            await self._fleet.check_model(answer.connections)
+        return found
+
+    def _pause(self, failure: Failure, attempt: int) -> float | None:
+        """Return the seconds until the next attempt, None if this was the last one."""
+        if attempt >= self.config.attempts:
+            return None
+        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
+        pause = backoff * random.uniform(0.5, 1.5)
+        return max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
+        data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
+        except NETWORK_ERRORS as error:
+            raise _raised(from_exception(error), 1, url) from error
+        found = await self._checked(answer)
+        if isinstance(found, Failure):
+            raise _raised(found, 1, url)
+        return dict(found)
+
+    async def get(self, url: str) -> Any:
+        """Return the JSON at `url`, None if there is none."""
+        return (await self._fleet.ask(url))[0]
+
+    # --- aborts ------------------------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str) -> None:
+        """Abort one request at every worker (routers do not pass aborts on).
+
+        Best effort: what fails is logged.
+        """
+        await self._fleet.abort(rid)
+
+    async def abort_all(self) -> None:
+        """Abort the requests that this client has in flight, and no others."""
+        await asyncio.gather(*(self.abort(rid) for rid in list(self._in_flight)))
+
+    def _abort_later(self, rid: str) -> None:
+        """Abort in a task of its own: the caller is being cancelled and must not wait."""
+        task = asyncio.get_running_loop().create_task(self.abort(rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    # --- the fleet ---------------------------------------------------------------------------------------------------
+
+    async def workers(self) -> list[str]:
+        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        return await self._fleet.workers()
+
+    async def behind_router(self) -> bool:
+        """Return True if a router stands between, which drops some parameters without notice."""
+        return await self.workers() != [self.url]
+
+    async def facts(self) -> ModelFacts:
+        """Return context length, vocabulary and weight version: the engine's, else the configuration's."""
+        return await self._fleet.facts()
+
+    async def health(self) -> Health:
+        """Return whether the engine can answer, and if not, why."""
+        return await self._fleet.health()
+
+
+def _read(answer: Answer) -> Mapping[str, Any] | Failure:
+    """Return the JSON of a 200, the failure of any other status."""
+    if answer.status != 200:
+        return from_response(answer.status, answer.body, retry_after=answer.retry_after)
+    return _decoded(answer.body)
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise CompletionError(f"the engine's answer is no JSON: {error}: {body[:200]!r}") from error
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]
+    if not isinstance(data, dict):
+        raise CompletionError(f"the engine's answer is no JSON object: {body[:200]!r}")
+    return data
+
+
+def _raised(failure: Failure, attempts: int, url: str) -> EngineError:
+    kind = ContextOverflowError if failure.overflow else EngineError
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    return kind(f"{url}: {failure.message}{tries}", status=failure.status, body=failure.body, attempts=attempts)

@@ -1,0 +1,75 @@
+"""`EngineConfig`: how the client talks to an engine or to the router in front of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from yarl import URL
+
+from toolroll.rollout.engine.address import split_credentials
+
+
+class EngineConfig(BaseModel):
+    """Address, time limits (seconds) and retries.
+
+    A user and password in `url` become `authorization`: `url` is shown in errors, they are not.
+    `context_length` and `vocab_size` are used if the engine does not report its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    authorization: SecretStr | None = Field(None, description="header of every request to `url`")
+    connect_timeout: float = Field(10.0, gt=0)
+    attempt_timeout: float = Field(1800.0, gt=0, description="one /generate; routers use 1800 s too")
+    deadline: float = Field(3600.0, gt=0, description="one generate with all its attempts")
+    attempts: int = Field(6, ge=1)
+    backoff: float = Field(0.25, ge=0, description="before the second attempt; then it doubles")
+    backoff_limit: float = Field(10.0, ge=0)
+    abort_timeout: float = Field(5.0, gt=0)
+    engine_timeout: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "how long to wait for an engine that does not answer at all; 0: fail after `attempts`, "
+            "since only the caller knows whether somebody will start it again"
+        ),
+    )
+    context_length: int | None = Field(None, ge=1)
+    vocab_size: int | None = Field(None, ge=1)
+    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves another model than at first")
+    use_http2: bool = False
+    return_routed_experts: bool = Field(False, description="MoE; the server needs --enable-return-routed-experts")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _credentials(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("url"), str):
+            return data
+        url, authorization = split_credentials(data["url"])
+        return {**data, "url": url} | ({"authorization": authorization} if authorization else {})
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        url = value.rstrip("/").removesuffix("/generate")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the engine's address must begin with http:// or https://, not {value!r}")
+        try:
+            host = URL(url).raw_host or ""
+            host.encode("idna")
+        except ValueError as error:
+            raise ValueError(f"the engine's address {value!r} is not valid: {error}") from error
+        if not host:
+            raise ValueError(f"the engine's address {value!r} names no host")
+        return url
+
+    def model_post_init(self, context: Any, /) -> None:
+        if self.use_http2:
+            warnings.warn(
+                "use_http2 has no effect: SGLang's HTTP/1.1 with one shared connection pool is faster",
+                UserWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,195 @@
+"""`Fleet`: what is asked of an engine besides tokens: its workers, its model, its health, aborts.
+
+Invariants: what could not be asked is asked again next time; no answer over a new connection is
+accepted before the engine was asked for its model once more, and one with another model is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.model_info import ModelFacts, read_facts
+from toolroll.rollout.engine.health import Health, check_health
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
+from toolroll.rollout.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+_MAY_PASS = (408, 425, 429)
+
+
+class Fleet:
+    """The engine at `config.url`, or the router there and its workers.
+
+    `facts`: those of the model; if None, the engine is asked for them.
+    """
+
+    def __init__(self, config: EngineConfig, transport: Transport, *, facts: ModelFacts | None = None) -> None:
+        self._config = config
+        self._transport = transport
+        self._workers: list[str] | None = None
+        self._facts = facts
+        self._facts_lock = asyncio.Lock()
+        self._facts_asked = 0
+        self._facts_so_far = ModelFacts()
+        self._model = None if facts is None else facts.model_path
+        self._tokenizer: str | None = None
+        self._other_model = ""  # why its tokens are refused
+        self._model_lock = asyncio.Lock()
+        self._questions = self._last_answered = self._connections = 0
+
+    @property
+    def routed(self) -> bool:
+        """Whether a router is known to stand between."""
+        return self._workers is not None and self._workers != [self._config.url]
+
+    async def workers(self) -> list[str]:
+        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        if self._workers is None:
+            url = self._config.url
+            listed, told = await self.ask(f"{url}/workers")
+            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
+            urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
+            if not told or (not urls and listed is not None):
+                return [url]  # nobody answered, or the router has no worker yet: ask again
+            self._workers = urls or [url]
+        return self._workers
+
+    async def facts(self) -> ModelFacts:
+        """Return context length, vocabulary and weight version.
+
+        They are the engine's if it tells them, else the configuration's.
+        """
+        if self._facts is None:
+            asked = self._facts_asked
+            async with self._facts_lock:
+                if self._facts is None and self._facts_asked == asked:  # else another caller asked
+                    self._facts_so_far, told = await self._ask_facts()
+                    self._facts_asked += 1
+                    if told or self._facts_so_far.context_length is not None:
+                        self._facts = self._facts_so_far
+        return self._facts_so_far if self._facts is None else self._facts
+
+    async def _ask_facts(self) -> tuple[ModelFacts, bool]:
+        """Return the facts, and whether everybody answered who was asked for them."""
+        worker = (await self.workers())[0]
+        all_told = self._workers is not None
+        info, told = await self._ask_model()
+        all_told = all_told and told
+        answers = [info]
+        for path in ("/server_info", "/v1/models"):
+            answer, told = await self.ask(f"{worker}{path}")
+            answers.append(answer if isinstance(answer, dict) else {})
+            all_told = all_told and told
+        facts = read_facts(*answers)
+        return replace(
+            facts,
+            context_length=self._config.context_length or facts.context_length,
+            vocab_size=self._config.vocab_size or facts.vocab_size,
+        ), all_told
+
+    async def health(self) -> Health:
+        """Return whether the engine can answer, and if not, why."""
+        return await check_health(self._transport, self._config.url)
+
+    async def probe(self) -> Health:
+        """Return the health during an outage. Raise `UsageError` if the model is another one."""
+        health = await self.health()
+        if not health.down and self._model is not None:
+            await self._ask_model()
+        return health
+
+    async def check_model(self, connections: int) -> None:
+        """Ask the engine for its model, unless somebody has since so many connections were made.
+
+        One question serves all who wait. Raise `UsageError` if the model is not the first one.
+        """
+        questions = self._questions
+        if self._connections < connections:
+            async with self._model_lock:
+                if self._connections < connections and self._last_answered <= questions:
+                    await self._ask_model()
+        if self._other_model:
+            raise UsageError(self._other_model)
+
+    async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
+        """Return the `/model_info`, and False if it may be had later. Raise as `check_model` does."""
+        self._questions += 1
+        question = self._questions
+        url = f"{(await self.workers())[0]}/model_info"
+        answer = await self._get(url)
+        found, told = _read(url, answer)
+        info = found if isinstance(found, dict) else {}
+        self._last_answered = max(self._last_answered, question)
+        self._compare(info)
+        if answer is not None and told:
+            self._connections = max(self._connections, answer.connections)
+        return info, told
+
+    def _compare(self, info: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if `info` is another model's than the first one was.
+
+        Another path with the same tokenizer is an update of the weights from a disk.
+        """
+        path, tokenizer = read_facts(info, {}, {}).model_path, info.get("tokenizer_path")
+        if path is None:
+            return
+        updated = tokenizer is not None and tokenizer == self._tokenizer
+        self._other_model = ""
+        if self._model not in (None, path) and not updated:
+            words = (
+                f"the engine at {self._config.url} came back with another model: it serves {path!r}, and served {self._model!r} before"
+            )
+            if not self._config.allow_model_mismatch:
+                self._other_model = words
+                raise UsageError(words)
+            logger.warning("%s", words)
+        self._model, self._tokenizer = path, tokenizer
+
+    async def abort(self, rid: str) -> None:
+        """Abort one request at every worker; what fails is logged."""
+        data = orjson.dumps({"rid": rid})
+        for worker in await self.workers():
+            url = f"{worker}/abort_request"
+            try:
+                answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
+            except NETWORK_ERRORS as error:
+                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
+                continue
+            if answer.status != 200:
+                body = answer.body[:200]
+                logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, answer.status, body)
+
+    async def ask(self, url: str) -> tuple[Any, bool]:
+        """Return the JSON at `url`, None if there is none.
+
+        The second value is False if that is a failure that may pass.
+        """
+        return _read(url, await self._get(url))
+
+    async def _get(self, url: str) -> Answer | None:
+        try:
+            return await self._transport.get(url, seconds=self._config.connect_timeout)
+        except NETWORK_ERRORS as error:
+            logger.info("%s cannot be asked: %s", url, error)
+            return None
+
+
+def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
+    """Return what `Fleet.ask` does."""
+    if answer is None:
+        return None, False
+    if answer.status != 200:
+        return None, answer.status < 500 and answer.status not in _MAY_PASS
+    try:
+        return orjson.loads(answer.body), True
+    except orjson.JSONDecodeError as error:
+        logger.info("%s is not JSON: %s", url, error)
+        return None, True

@@ -1,0 +1,67 @@
+"""Whether an engine can answer, and if not, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiohttp
+
+from toolroll.rollout.engine.errors import message_of, reason
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Transport
+
+_TIMEOUT = 15.0  # SGLang's /health generates a token and polls once a second
+_DOWN = frozenset({502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ok`, and `why` not. `down`: nobody answers, or the engine says that it cannot."""
+
+    ok: bool
+    why: str = ""
+    down: bool = False
+
+
+async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
+    """Ask whether anything answers at `base_url`, the address of an OpenAI-compatible server.
+
+    What it answers does not matter: not all of them list their models.
+    """
+    headers = {"Authorization": authorization} if authorization else {}
+    limits = aiohttp.ClientTimeout(total=_TIMEOUT)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limits, headers=headers) as session,
+            session.get(f"{base_url}/models", allow_redirects=False) as response,
+        ):
+            status = response.status
+    except NETWORK_ERRORS as error:
+        return Health(False, f"nothing answers at {base_url} ({reason(error)})", down=True)
+    if status in _DOWN:
+        return Health(False, f"{base_url} answers {status}", down=True)
+    return Health(True)
+
+
+async def check_health(transport: Transport, url: str) -> Health:
+    """Ask `/health`."""
+    try:
+        answer = await transport.get(f"{url}/health", seconds=_TIMEOUT)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        words = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
+        return Health(False, words, down=True)
+    except TimeoutError:
+        words = f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting, or stuck"
+        return Health(False, words, down=True)
+    except NETWORK_ERRORS as error:
+        return Health(False, f"{url} does not speak HTTP as expected: {reason(error)}", down=True)
+    if answer.status == 200:
+        return Health(True)
+    if answer.status == 404:
+        why = f"{url} answers, but has no /health: this is no SGLang engine or router"
+        return Health(False, why)
+    text = answer.body.decode("utf-8", "replace")
+    words = message_of(text)[:300]
+    if "no_available_workers" in text or "circuits" in text:
+        words += " (a router whose workers are all unhealthy, or whose circuit breaker is open: --disable-circuit-breaker)"
+    why = f"{url}/health answers {answer.status}: {words or 'without a message'}"
+    return Health(False, why, down=answer.status in _DOWN)

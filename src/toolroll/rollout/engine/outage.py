@@ -1,0 +1,121 @@
+"""`Outage`: waits for a server that does not answer, once for all the requests that noticed.
+
+Invariants: one probe at a time, however many requests wait; time in an outage costs no attempt and
+no part of a deadline or of an episode's time limit; after `timeout` seconds every waiting request
+fails at once, and later ones fail after a single probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from time import perf_counter
+
+from toolroll.rollout.engine.errors import NO_ANSWER
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.errors import EngineUnreachableError
+from toolroll.rollout.runtime.time_limit import not_counted
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""So many outages that begin in the middle of one request are taken to be its fault."""
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 10.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class _State(Enum):
+    ANSWERS = "it answers: the failure was the request's own"
+    BACK = "it answers again"
+    LOST = "it did not answer in time"
+
+
+class Outage:
+    """`probe` asks `server`, such as "the engine at http://...", for its health.
+
+    `timeout`: the longest time to wait, in seconds; 0 never waits.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        probe: Callable[[], Awaitable[Health]],
+        *,
+        timeout: float,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.ended = 0
+        """How many outages have ended, well or not: a request remembers it when it is sent."""
+        self._server = server
+        self._probe = probe
+        self._timeout = timeout
+        self._sleep = sleep
+        self._waited = 0.0
+        self._state = _State.ANSWERS
+        self._probing: asyncio.Task[_State] | None = None
+
+    def answered(self) -> None:
+        """Note that a request was answered: the outage is over, if there was one."""
+        if self._waited:
+            logger.warning("%s answers again", self._server)
+            self._waited = 0.0
+
+    async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
+        """Wait until the server answers. Return False if it does already, or if nobody waits.
+
+        `ended`: its value when the request was sent that failed with `why`. `down`: the failure
+        itself says that nobody is there. Raise `EngineUnreachableError` if the server does not
+        answer in time.
+        """
+        if not self._timeout:
+            return False
+        state = self._state
+        if self.ended == ended:
+            if self._probing is None or self._probing.done():
+                watch = self._watch(why.removeprefix(NO_ANSWER), down=down)
+                self._probing = asyncio.get_running_loop().create_task(watch)
+            probing = self._probing
+            with not_counted():
+                await asyncio.wait([probing])
+            if probing.cancelled():
+                return False
+            state = probing.result()
+        if state is _State.LOST:
+            raise EngineUnreachableError(f"{self._server} has not answered for {self._timeout:g} s: {why.removeprefix(NO_ANSWER)}")
+        return state is _State.BACK
+
+    async def aclose(self) -> None:
+        """Stop waiting."""
+        if self._probing is not None and not self._probing.done():
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
+
+    async def _watch(self, why: str, *, down: bool) -> _State:
+        if not down and not (await self._probe()).down:
+            return _State.ANSWERS
+        if not self._waited:
+            logger.warning(
+                "%s does not answer (%s): waiting for it, up to %g s",
+                self._server,
+                why,
+                self._timeout,
+            )
+        while self._waited < self._timeout:
+            # After what was waited already: a router may be well, and have no worker each time.
+            pause = min(max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited)
+            await self._sleep(pause)
+            began = perf_counter()
+            health = await self._probe()
+            self._waited += pause + perf_counter() - began
+            if not health.down:
+                return self._end(_State.BACK)
+        return self._end(_State.LOST)
+
+    def _end(self, state: _State) -> _State:
+        self.ended += 1
+        self._state = state
+        return state

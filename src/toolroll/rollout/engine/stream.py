@@ -1,0 +1,122 @@
+"""The event stream of `/generate` with `stream: true`: progress while it runs, the last event as the answer.
+
+Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is checked
+like any other, and of those before it only the ids are read (their logprobs would make a stream
+quadratic); the ids that progress is told are checked, belong to this request, and are never taken
+back; an event that holds an error is a failure; a stream that ends without its last event is a broken
+connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.engine.errors import Failure, broken_stream, foreign, from_response
+from toolroll.rollout.errors import CompletionError
+
+Progress = Callable[[Sequence[int]], None]
+"""Called with all ids sampled so far, whenever there are more."""
+
+_DONE = b"[DONE]"
+# Neither is found in a JSON string: there the quote that ends the name would have a backslash before it.
+_IDS = re.compile(rb'"output_ids"\s*:\s*(\[[\d,\s]*\])')
+_UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
+
+
+class EventReader:
+    """Reads one stream: the answer to the request `rid`.
+
+    `check` raises `CompletionError` for ids that cannot be an answer.
+    """
+
+    def __init__(self, progress: Progress, rid: str, check: Callable[[Any], object]) -> None:
+        self._progress = progress
+        self._rid = rid
+        self._own = orjson.dumps(rid)
+        self._check = check
+        self._told: list[int] = []
+
+    async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
+        """Return the last event, or a `Failure` if the stream holds one or breaks off.
+
+        Raise `CompletionError` for an event that is not part of an answer.
+        """
+        buffer = b""
+        last: Mapping[str, Any] | None = None
+        async for chunk in chunks:
+            *events, buffer = (buffer + chunk).split(b"\n\n")
+            data = [event.partition(b"data:")[2].strip() for event in events if event.lstrip().startswith(b"data:")]
+            fresh = [item for item in data if item != _DONE]
+            if fresh:
+                found = self._take(fresh[-1])  # cumulative: those before it say nothing that it does not
+                if isinstance(found, Failure):
+                    return found
+                last = found
+            if _DONE in data:
+                break
+        if last is None or not _ended(last):
+            return broken_stream()
+        return last
+
+    def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
+        """Tell progress of one event; return it, None if it is not the last one."""
+        own = self._own in data or b'"id"' not in data
+        unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
+        if unfinished is not None:
+            self._tell(_decoded(unfinished[1]))
+            return None
+        event = _event(data)
+        failure = _failure(event) or foreign(event, self._rid)
+        if failure is None:
+            self._tell(event.get("output_ids") or [])
+        return failure or event
+
+    def _tell(self, ids: list[int]) -> None:
+        self._check(ids)
+        if ids[: len(self._told)] != self._told:
+            at = next((at for at, (old, new) in enumerate(zip(self._told, ids, strict=False)) if old != new), len(ids))
+            raise CompletionError(
+                f"the engine's stream takes ids back: output_ids[{at}] was {self._told[at]}, now it is "
+                f"{ids[at] if at < len(ids) else 'missing'} ({len(self._told)} ids before, {len(ids)} now)"
+            )
+        self._told = ids
+        self._progress(ids)
+
+
+def _event(data: bytes) -> Mapping[str, Any]:
+    event = _decoded(data)
+    if not (
+        isinstance(event, dict) and isinstance(event.get("meta_info") or {}, dict) and isinstance(event.get("output_ids") or [], list)
+    ):
+        raise CompletionError(f"an event of the engine's stream is no answer: {data[:200]!r}")
+    return event
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise CompletionError(f"an event of the engine's stream is no JSON: {error}: {data[:200]!r}") from error
+
+
+def _ended(event: Mapping[str, Any]) -> bool:
+    meta: Mapping[str, Any] = event.get("meta_info") or {}
+    return meta.get("finish_reason") is not None
+
+
+def _failure(event: Mapping[str, Any]) -> Failure | None:
+    """Errors come as events under a 200: `{"error": {..., "code": 400}}`, or an abort with a status code."""
+    if "error" in event:
+        error = event["error"]
+        code = error.get("code") if isinstance(error, Mapping) else None
+        return from_response(code if isinstance(code, int) else 400, orjson.dumps(event))
+    meta: Mapping[str, Any] = event.get("meta_info") or {}
+    finish = meta.get("finish_reason")
+    status = finish.get("status_code") if isinstance(finish, Mapping) and finish.get("type") == "abort" else None
+    if isinstance(finish, Mapping) and isinstance(status, int) and status >= 400:
+        return from_response(status, orjson.dumps({"error": {"message": finish.get("message")}}))
+    return None

@@ -1,0 +1,1 @@
+"""Engine, chat template and parser as one model, and the conversations with it."""

@@ -1,0 +1,282 @@
+"""`Dialogue`: one episode's conversation with a served model, message by message and token by token.
+
+Invariants: every prompt is the session's own ids, never text (I3); each environment message
+becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
+session forks and the reason is kept (I5). What takes long is not done on the event loop (I8).
+Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code
+with what made it; what a hook puts in place of the template's own tokens is compared too. A
+disagreement takes the episode's samples out of training (`mismatches`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.model.turn import ParseHook, read_reply
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
+
+T = TypeVar("T")
+
+LONG = 100_000
+"""Characters of a conversation above which it is rendered and encoded in a thread."""
+LONG_REPLY = 4096
+"""The same for a reply that is parsed, in tokens."""
+
+VerifyPolicy = Literal["off", "sample", "always"]
+"""When sequences are checked: never, each once when its episode has ended, or after every turn as well."""
+
+DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
+"""Given the conversation and the ids that would be served, gives the ids to serve."""
+GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One sampled turn: what the engine said, its text without the stop token, what the parser made of it, and the message that
+    stands for it in the conversation (every attempted call is in its `tool_calls`)."""
+
+    completion: Completion
+    text: str
+    parsed: ParsedReply
+    message: Message
+    node: Node
+
+
+class Dialogue:
+    """The conversation that begins with `messages` and `tools`.
+
+    `messages` grows as the conversation does, without the surrogates that no tokenizer reads; `session` holds its tokens.
+    `prompt_hook` and `delta_hook` replace the ids of the first prompt and of the deltas (published hooks of the agent mixin): what
+    they give is served, compared and counted.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        session_id: str,
+        template: ChatTemplate | None = None,
+        verify: VerifyPolicy = "sample",
+        generate: GenerateHook | None = None,
+        parse: ParseHook | None = None,
+        prompt_hook: DeltaHook | None = None,
+        delta_hook: DeltaHook | None = None,
+    ) -> None:
+        self.served = served
+        self.template = template or served.template
+        self.session = Session(session_id)
+        self.messages: list[Message] = [without_surrogates(dict(message)) for message in messages]
+        self.tools: list[Tool] = without_surrogates(list(tools))
+        self.mismatches: Counter[str] = Counter()
+        self.forks: list[str] = []
+        self.first_prompt: str = ""
+        self._verify = verify
+        self._generate: GenerateHook = generate or served.generate
+        self._parse = parse
+        self._prompt_hook = prompt_hook
+        self._delta_hook = delta_hook
+        self._pending: list[Message] = []
+        self._size = text_size(self.messages) + text_size(self.tools)
+        self._new_tools: list[Tool] | None = None
+        self._last: tuple[Sampled, IdArray] | None = None
+        self._observed = False  # the session holds the next prompt: its request may be sent again
+        self._served_text: str | None = None  # what the last turn was sampled after
+        self._turns: list[TurnSpan] = []  # of the current sequence
+        self._forked = self._preserved = False
+        self._finished: list[ServedSequence] = []  # sequences that a fork left
+        self._checks: set[asyncio.Task[None]] = set()
+
+    # --- the environment's side ----------------------------------------------------------------------------------------
+
+    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
+        """Add what the environment said; `tools` where the list changed. It becomes tokens with the next `reply`."""
+        new = [without_surrogates(dict(message)) for message in messages]
+        self.messages += new
+        self._pending += new
+        self._size += text_size(new)
+        if tools is not None:
+            wanted = without_surrogates(list(tools))
+            if wanted != (self.tools if self._new_tools is None else self._new_tools):
+                self._new_tools = wanted
+                self._size += text_size(wanted)
+
+    # --- the model's side ----------------------------------------------------------------------------------------------
+
+    async def reply(self, sampling_params: Mapping[str, Any]) -> Reply:
+        """Sample the next turn.
+
+        Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then), `TemplateError` where the
+        template refuses the conversation, `EngineError` where the engine fails.
+        """
+        if not self._observed:
+            await call_of_size(self._observe_pending, large=self._size > LONG)
+        elif self._pending:
+            reason = "messages were added after a request that failed"
+            await call_of_size(self._fork, reason, large=self._size > LONG)
+        self._observed = True
+        params = await self.served.effective_params(sampling_params, len(self.session), self.template)
+        request = GenerateRequest(
+            input_ids=self.session.input_ids,
+            sampling_params=params,
+            session_id=self.session.session_id,
+            input_ids_json=self.session.input_ids_json,
+            highest_id=self.session.highest_id,
+        )
+        completion = await self._generate(request)
+        node = self.session.sample(completion, params)
+        is_long = len(completion.output_ids) > LONG_REPLY
+        reply = await call_of_size(self._take, completion, node, params, large=is_long)
+        if self._verify == "always" and self._is_checked:
+            self._checks.add(asyncio.create_task(self._check(self._sequence())))
+        return reply
+
+    def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
+        reading = read_reply(
+            self.served,
+            self.template,
+            completion,
+            params,
+            tools=self.tools,
+            place=f"{self.session.session_id}/{node.start}",
+            parse=self._parse,
+        )
+        stopped = reading.sampled.stop is not None
+        self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
+        self.messages.append(reading.message)
+        self._size += len(reading.said)
+        self._last = (reading.sampled, completion.output_ids)
+        self._observed = False
+        return Reply(completion, reading.said, reading.parsed, reading.message, node)
+
+    # --- tokens of what is new -------------------------------------------------------------------------------------------
+
+    def _observe_pending(self) -> None:
+        if self._last is None:
+            self._observe_first()
+            return
+        new = self._pending
+        before = self.messages[: len(self.messages) - len(new)]
+        if self._new_tools is not None:
+            tools, self._new_tools = self._new_tools, None
+            if self._tools_reach_prompt(before[:-1], tools):
+                self._fork("the tool list changed, and the template shows it in what was already served", tools)
+                return
+            self.tools = tools
+        sampled, sampled_ids = self._last
+        try:
+            delta = self.template.delta_after(
+                before, new, tools=self.tools, sampled=sampled, sampled_ids=sampled_ids, served=self._served_text
+            )
+        except HistoryRewrittenError as error:
+            self._fork(error.reason)
+            return
+        self._served_text = delta.rendered
+        self._pending = []
+        if delta.preserved:
+            self._preserved = True
+            self.mismatches["preserved"] += 1
+        self.session.observe(self._hooked(self._delta_hook, delta.input_ids, "delta_hook"))
+
+    def _observe_first(self) -> None:
+        if self._new_tools is not None:
+            self.tools, self._new_tools = self._new_tools, None
+        text, ids = self.template.first_prompt(self.messages, self.tools)
+        self._pending = []
+        self._served_text = text
+        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        self.session.observe(served)
+        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
+
+    def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
+        if self._turns:
+            self._finished.append(self._sequence())
+        self.tools = self.tools if tools is None else tools
+        ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
+        self.session.fork(ids, reason)
+        self._served_text = None
+        self._pending = []
+        self._turns, self._forked, self._preserved = [], True, False
+        self.forks.append(reason)
+
+    def _tools_reach_prompt(self, served: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Whether the prompt that was served would have been another one with `tools`."""
+        render = self.template.renderer.render
+        return render(served, self.tools, generate=True) != render(served, tools, generate=True)
+
+    def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
+        if hook is None:
+            return ids
+        given = np.asarray(hook(self.messages, ids), dtype=np.int32)
+        if not np.array_equal(given, ids):
+            self._mismatch(kind)
+        return given
+
+    # --- verification ----------------------------------------------------------------------------------------------------
+
+    def _sequence(self) -> ServedSequence:
+        """Return the current sequence, up to its last sampled turn, as the verifier wants it."""
+        return ServedSequence(
+            self.session.input_ids,
+            tuple(self._turns),
+            self.messages[: self._turns[-1].message + 1],
+            self.tools,
+            forked=self._forked,
+            preserved=self._preserved,
+        )
+
+    @property
+    def _is_checked(self) -> bool:
+        """False if hooks replaced tokens: those were compared, and the samples are excluded already."""
+        return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
+
+    async def _check(self, sequence: ServedSequence) -> None:
+        kind = await asyncio.to_thread(self.template.verifier.check, sequence)
+        if kind is not None:
+            self._mismatch(kind)
+
+    def _mismatch(self, kind: str) -> None:
+        self.mismatches[kind] += 1
+        self.session.exclude(f"verification: {kind}")
+
+    async def settle(self) -> None:
+        """Check the sequences of the episode, and wait for the result; called once, when it has ended."""
+        if self._checks:
+            await asyncio.gather(*self._checks)
+        if self._verify == "sample" and self._is_checked:
+            for sequence in [*self._finished, *([self._sequence()] if self._turns else ())]:
+                await self._check(sequence)
+        for kind in self.mismatches:
+            if kind != "preserved":
+                self.session.exclude(f"verification: {kind}")
+
+    def cancel_checks(self) -> None:
+        """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
+        for check in self._checks:
+            check.cancel()
+
+
+def text_size(value: Any) -> int:
+    """Return how many characters the texts in `value` have, about."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0

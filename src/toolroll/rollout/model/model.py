@@ -1,0 +1,210 @@
+"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
+
+One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import jinja2
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
+from toolroll.rollout.errors import TemplateError, UsageError
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.model.identity import check_identity
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Completion, GenerateRequest
+
+T = TypeVar("T")
+
+
+class Generates(Protocol):
+    """What a `ServedModel` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
+
+    @property
+    def url(self) -> str:
+        """The address."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One call of `/generate`."""
+        ...
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a body as it is, and return the JSON of the answer."""
+        ...
+
+    async def facts(self) -> ModelFacts:
+        """Context length, vocabulary, weight version."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ServedModel:
+    """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
+    back. `threads`: how many blocking calls of environments and users run at once, one per concurrent episode."""
+
+    def __init__(
+        self,
+        engine: Generates,
+        template: ChatTemplate,
+        parser: ToolCallParser,
+        *,
+        name: str = "",
+        max_resumes: int = 0,
+        threads: int = 64,
+    ) -> None:
+        self.engine = engine
+        self.template = template
+        self.parser = parser
+        self.name = name
+        self._max_resumes = max_resumes
+        self.args: RolloutArgs | None = None
+        """The settings that it was opened with by `from_args`: an agent's, if it has none of its own."""
+        self._threads = Threads(threads)
+        self._closing = ExitStack()
+
+    @classmethod
+    def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
+        """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
+
+        `tool_call_parser="auto"` takes the parser that reads what the chat template writes; `UnknownParserError` where none does.
+        """
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
+        source, parser = read_template(args.chat_template), args.tool_call_parser
+        template = ChatTemplate(
+            tokenizer,
+            chat_template=source,
+            kwargs=args.apply_chat_template_kwargs,
+            history=args.history,
+        )
+        check_syntax(template, args.chat_template)
+        config = EngineConfig(
+            url=args.url,
+            context_length=args.context_length,
+            vocab_size=len(tokenizer),
+            use_http2=args.use_http2,
+            engine_timeout=args.engine_timeout,
+            allow_model_mismatch=args.allow_model_mismatch,
+            return_routed_experts=args.return_routed_experts,
+        )
+        served = cls(
+            Engine(config),
+            template,
+            get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
+            name=args.hf_checkpoint or "",
+            max_resumes=args.max_resumes,
+            threads=args.concurrency,
+        )
+        served.args = args
+        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return served
+
+    @property
+    def url(self) -> str:
+        """The engine's address."""
+        return self.engine.url
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a whole payload and return the engine's JSON (the published `_call_llm`; `generate` is the faster way)."""
+        return await self.engine.post(url, payload)
+
+    async def effective_params(self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate) -> dict[str, Any]:
+        """`sampling_params` as they will be sent: the template's stop tokens added, `max_new_tokens` clamped to the room left.
+
+        Raises `ContextOverflowError` where there is none.
+        """
+        params = dict(sampling_params)
+        params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *template.stop_token_ids})
+        return effective_params(params, prompt_length, await self.engine.facts())
+
+    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+        """One turn; an abort by the engine is resumed up to `max_resumes` times. `progress` hears of the ids as they are sampled."""
+        if isinstance(self.engine, Engine):
+            return await generate_resumed(self.engine, request, max_resumes=self._max_resumes, progress=progress)
+        completion = await self.engine.generate(request)
+        if progress is not None:
+            progress(completion.output_ids.tolist())
+        return completion
+
+    async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
+        """Return warnings; raise `UsageError` if the engine serves a model with another tokenizer.
+
+        `allow_mismatch`: return that as a warning, too.
+        """
+        if not isinstance(self.engine, Engine):
+            return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
+        return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
+
+    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+        """Run blocking `function` in a thread, as `Threads.off_loop` does."""
+        return await self._threads.off_loop(function, *args, begun=begun, what=what)
+
+    async def aclose(self) -> None:
+        """Close the engine's connections."""
+        try:
+            await self.engine.aclose()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close all but the engine: for whoever borrowed it."""
+        self._closing.close()
+
+    async def __aenter__(self) -> ServedModel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """The tokenizer `name`: a folder, a hub's model name, or `embedded` for the small one in this package."""
+    if not name:
+        raise UsageError("no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's folder or name")
+    if name == "embedded":
+        from toolroll.rollout.testing import load_embedded_tokenizer
+
+        return load_embedded_tokenizer()
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():  # no hub's name: none is asked
+        raise UsageError(f"no tokenizer can be loaded from {name!r} (--model): there is no such folder")
+    from transformers import AutoTokenizer  # 1-2 s: not at import
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+def check_syntax(template: ChatTemplate, given: str | None) -> None:
+    """Raises `UsageError` with the line where the Jinja of `template` cannot be read; `given`: a file or Jinja text, as in
+    `read_template`, None for the tokenizer's own."""
+    try:
+        template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
+    except TemplateError as error:  # a template may refuse this conversation for its own reasons
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            what = "the tokenizer's own" if given is None else "the given Jinja text" if "{%" in given or "{{" in given else given
+            said = error.__cause__
+            raise UsageError(f"the chat template ({what}) is no Jinja: line {said.lineno}: {said.message}") from error
+
+
+def read_template(value: str | None) -> str | None:
+    """A chat template given as a file's path, or as Jinja itself."""
+    if value is None or "{%" in value or "{{" in value:
+        return value
+    path = Path(value)
+    if not path.is_file():
+        raise UsageError(f"the chat template {value!r} is neither a file nor Jinja text")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,77 @@
+"""A completion read as a turn of the conversation: its text, its calls, and the message that stands for it.
+
+Used by everything that talks to a served model, so that the same tokens always become the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolroll.parsers.openai import to_openai
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.model.call_ids import with_call_ids
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.types import Completion, Message, Tool
+
+ParseHook = Callable[[str], ParsedReply]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one completion says: `sampled` as the template needs it for what comes next, `said` the text without the stop token (and
+    without a stop string), `message` in OpenAI's format with every attempted call."""
+
+    sampled: Sampled
+    said: str
+    parsed: ParsedReply
+    message: Message
+
+
+def read_reply(
+    served: ServedModel,
+    template: ChatTemplate,
+    completion: Completion,
+    sampling_params: Mapping[str, Any],
+    *,
+    tools: Sequence[Tool] | None,
+    place: str,
+    parse: ParseHook | None = None,
+    stop_strings: Sequence[str] = (),
+) -> Reading:
+    """Take `completion` apart. `place` seeds the ids of its calls. `tools` None: none were offered, so that text which looks like a
+    call is text. Behind one of `stop_strings` nothing is read, nor is the stop string itself."""
+    ids = completion.output_ids
+    sampled = template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=stop_ids(completion, sampling_params))
+    said = sampled.said
+    if isinstance(completion.matched, str) and completion.matched in stop_strings:
+        said = said.partition(completion.matched)[0]
+    if parse is not None:
+        parsed = parse(said)
+    else:
+        plain = ids[: len(ids) - bool(sampled.stop)].tolist()
+        offsets = template.encoder.offsets(plain, sampled.said)
+        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all the same.
+        opened = template.opens_reasoning or None
+        parsed = served.parser.parse(said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened)
+    if tools is None:
+        parsed = _as_text(parsed, said)
+    parsed = with_call_ids(parsed, place)
+    return Reading(sampled, said, parsed, to_openai(parsed))
+
+
+def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
+    """The stop tokens that were asked for, and the one that the engine says it stopped at."""
+    matched = [completion.matched] if isinstance(completion.matched, int) else []
+    return [*(sampling_params.get("stop_token_ids") or ()), *matched]
+
+
+def _as_text(parsed: ParsedReply, said: str) -> ParsedReply:
+    """`parsed` without calls: all that is not reasoning is content."""
+    if not parsed.tool_calls:
+        return parsed
+    begin = said.find("</think>") + len("</think>") if parsed.reasoning is not None else 0
+    return ParsedReply(said[begin:].strip(), parsed.reasoning, (), parsed.reasoning_closed)

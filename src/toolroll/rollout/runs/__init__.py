@@ -1,0 +1,1 @@
+"""Many episodes, and what they leave on disk."""

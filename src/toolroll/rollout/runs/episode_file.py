@@ -1,0 +1,299 @@
+"""The episode file: one JSON object a line, written so that a killed run loses at most the line in flight.
+
+Invariants: a line is written whole and flushed before the next episode is taken in; a torn last line is found and cut off when the
+file is opened again; what is read back equals what was written, arrays and NaN included (NaN is null in JSON).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from toolroll.rollout.runtime.disk import sync_folder, writing
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.jsonable import as_text, storable
+from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
+
+Sync = Literal["always", "end"]
+
+SCHEMA_VERSION = 1
+FILE_NAME = "episodes.jsonl"
+
+
+_GO_ON = "What is finished is kept; make room, and run the same command again to go on from there"
+
+
+class TurnRecord(BaseModel):
+    """One sampled span; positions count from the start of the sequence."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: int
+    stop: int
+    finish_reason: str
+    matched: int | str | None = None
+    weight_versions: list[tuple[str, int, int]] = []
+    sampling_params: dict[str, Any] = {}
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    latency: float = 0.0
+    excluded: str | None = None
+
+
+class TrajectoryRecord(BaseModel):
+    """One training sequence: three lists of equal length; logprobs null where the token was not sampled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float | None]
+    turns: list[TurnRecord]
+    prompt_length: int
+    source: Literal["engine", "transcript"] = "engine"
+    fork_reason: str | None = None
+    routed_experts: list[list[int]] | None = None
+
+
+class EpisodeRecord(BaseModel):
+    """One line of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    env: str
+    task_id: str
+    task_index: int
+    sample: int
+    seed: int
+    model: str = ""
+    status: Status
+    stop_reason: StopReason
+    reward: float | None
+    step_rewards: list[float] = []
+    prompt: str = ""
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    trajectories: list[TrajectoryRecord]
+    metrics: dict[str, float]
+    info: dict[str, Any]
+
+
+def to_line(episode: Episode) -> bytes:
+    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`storable`)."""
+    result = episode.result
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "env": episode.env,
+        "task_id": episode.task_id,
+        "task_index": episode.task_index,
+        "sample": episode.sample,
+        "seed": episode.seed,
+        "model": episode.model,
+        "status": result.status.value,
+        "stop_reason": result.stop_reason,
+        "reward": result.reward,
+        "step_rewards": list(result.step_rewards),
+        "prompt": result.prompt,
+        "messages": result.messages,
+        "tools": result.tools,
+        "trajectories": [_trajectory_data(trajectory) for trajectory in result.trajectories],
+        "metrics": result.metrics,
+        "info": result.info,
+    }
+    try:
+        return orjson.dumps(record, option=_OPTIONS, default=as_text)
+    except TypeError:  # a lone surrogate, an integer too long, a key that is not text, deep nesting
+        return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
+
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+"""OPT_NON_STR_KEYS would write 1 and "1" as one key."""
+
+
+def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
+    experts = trajectory.routed_experts
+    return ({} if experts is None else {"routed_experts": np.ascontiguousarray(experts)}) | {
+        "input_ids": np.ascontiguousarray(trajectory.input_ids),
+        "loss_mask": np.ascontiguousarray(trajectory.loss_mask),
+        "logprobs": np.ascontiguousarray(trajectory.logprobs),
+        "turns": [_turn_data(turn) for turn in trajectory.turns],
+        "prompt_length": trajectory.prompt_length,
+        "source": trajectory.source,
+        "fork_reason": trajectory.fork_reason,
+    }
+
+
+def _turn_data(turn: Turn) -> dict[str, Any]:
+    return {
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish_reason": turn.finish_reason,
+        "matched": turn.matched,
+        "weight_versions": [(span.version, span.start, span.stop) for span in turn.weight_versions],
+        "sampling_params": dict(turn.sampling_params),
+        "prompt_tokens": turn.prompt_tokens,
+        "cached_tokens": turn.cached_tokens,
+        "latency": turn.latency,
+        "excluded": turn.excluded,
+    }
+
+
+def from_line(line: bytes) -> Episode:
+    """The episode in one line. Raises `UsageError` for a line of another schema version, `pydantic.ValidationError` else."""
+    data = orjson.loads(line)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise UsageError(f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}")
+    record = EpisodeRecord.model_validate(data)
+    trajectories = tuple(_trajectory(item) for item in record.trajectories)
+    last = trajectories[-1] if trajectories else None
+    cut = last.prompt_length if last else 0
+    result = InteractionResult(
+        prompt=record.prompt,
+        reward=record.reward,
+        messages=record.messages,
+        info=record.info,
+        response="".join(str(m.get("content") or "") for m in record.messages if m.get("role") == "assistant"),
+        loss_mask=last.loss_mask[cut:] if last else None,
+        tokens=last.input_ids if last else None,
+        status=record.status,
+        response_length=last.response_length if last else 0,
+        logprobs=last.logprobs[cut:] if last else None,
+        weight_versions=last.weight_versions if last else (),
+        trajectories=trajectories,
+        stop_reason=record.stop_reason,
+        metrics=record.metrics,
+        step_rewards=tuple(record.step_rewards),
+        tools=record.tools,
+    )
+    return Episode(record.env, record.task_id, record.task_index, record.sample, record.seed, result, record.model)
+
+
+def _trajectory(record: TrajectoryRecord) -> Trajectory:
+    logprobs = np.array([np.nan if value is None else value for value in record.logprobs], dtype=np.float32)
+    return Trajectory(
+        np.array(record.input_ids, dtype=np.int32),
+        np.array(record.loss_mask, dtype=np.uint8),
+        logprobs,
+        tuple(_turn(turn) for turn in record.turns),
+        record.prompt_length,
+        record.source,
+        record.fork_reason,
+        routed_experts=None if record.routed_experts is None else np.array(record.routed_experts, dtype=np.int32),
+    )
+
+
+def _turn(record: TurnRecord) -> Turn:
+    data = record.model_dump()
+    data["weight_versions"] = tuple(WeightVersion(*span) for span in record.weight_versions)
+    return Turn(**data)
+
+
+class EpisodeStore:
+    """`episodes.jsonl` in `folder`, opened for appending. A context manager.
+
+    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes
+    the place of the opened file. After an error of the disk nothing more is written: a line after
+    a torn one could not be read.
+    """
+
+    def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
+        self.path = folder / FILE_NAME
+        self._sync = sync
+        self._failed = False
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            cut_torn_line(self.path)
+            self._file = file or self.path.open("ab")
+            sync_folder(folder)
+
+    def append(self, episode: Episode) -> None:
+        """Write one episode, flushed to the operating system: a killed process loses nothing that
+        was appended.
+
+        Raise `UsageError` if that fails.
+        """
+        line = to_line(episode)
+        if self._failed:
+            raise UsageError(f"{self.path} cannot be written any more. {_GO_ON}")
+        try:
+            with writing(self.path, _GO_ON):
+                self._file.write(line)
+                self._file.flush()
+                if self._sync == "always":
+                    os.fsync(self._file.fileno())
+        except UsageError:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
+        try:
+            with writing(self.path, _GO_ON):
+                try:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                finally:
+                    self._file.close()
+        except UsageError:
+            if not self._failed:
+                raise
+
+    def __enter__(self) -> EpisodeStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def cut_torn_line(path: Path) -> int:
+    """Cut a last line without a newline off `path`; how many bytes that were."""
+    if not path.exists():
+        return 0
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        keep = _behind_last_newline(file, size)
+        file.truncate(keep)
+    return size - keep
+
+
+def _behind_last_newline(file: Any, size: int) -> int:
+    block = 1 << 16
+    end = size
+    while end > 0:
+        begin = max(0, end - block)
+        file.seek(begin)
+        at = file.read(end - begin).rfind(b"\n")
+        if at >= 0:
+            return int(begin + at + 1)
+        end = begin
+    return 0
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Return the episodes of a file, or of the folder that holds it.
+
+    A torn last line is passed over, and so is a line that is there already; any other bad line
+    raises `UsageError` with its number.
+    """
+    file = path / FILE_NAME if path.is_dir() else path
+    seen: set[bytes] = set()
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            digest = hashlib.blake2b(line, digest_size=16).digest()
+            if not line.endswith(b"\n") or digest in seen:
+                continue
+            seen.add(digest)
+            try:
+                yield from_line(line)
+            except ValueError as error:  # no JSON, or no episode (pydantic's ValidationError is one)
+                raise UsageError(f"{file}, line {number}, is no episode: {error}") from error

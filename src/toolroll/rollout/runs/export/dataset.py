@@ -1,0 +1,100 @@
+"""`write_dataset`: training samples as Parquet files in a folder that Hugging Face's `datasets.load_dataset(folder)` reads.
+
+Invariants: rows are those of `sample_rows`; memory holds the rows of one file; a folder that is there is never written into.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from toolroll.rollout.runtime.disk import writing
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.types import Episode
+
+ROWS_OF_A_FILE = 2000
+
+_CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+---
+Training samples written by toolroll: one row for each training sequence. `loss_mask` is 1 on what the model sampled, `logprobs` are
+null elsewhere; `messages` and `tools` are JSON text.
+"""
+
+
+def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE) -> int:
+    """Write the samples of `episodes`; how many there are.
+
+    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there is nothing that may be trained on:
+    `datasets` reads no empty set.
+    """
+    parquet, schema, table_of = _arrow()
+    if folder.exists():
+        raise UsageError(f"{folder} is there already")
+    rows: Iterator[dict[str, Any]] = sample_rows(episodes)
+    first = next(rows, None)
+    if first is None:
+        raise UsageError("there is nothing to be trained on in this run: no graded episode with tokens of the engine")
+    data = folder / "data"
+    try:
+        data.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+    rows = chain([first], rows)
+    written: list[Path] = []
+    count = 0
+    try:
+        with writing(folder, "What was written of it is removed"):
+            while batch := list(islice(rows, rows_of_a_file)):
+                written.append(data / f"part-{len(written):05d}.parquet")
+                parquet.write_table(table_of(batch, schema), written[-1])
+                count += len(batch)
+            for number, part in enumerate(written):
+                part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
+            (folder / "README.md").write_text(_CARD, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # it was made here
+        raise
+    return count
+
+
+def _arrow() -> tuple[Any, Any, Any]:
+    """pyarrow's Parquet module, the schema of the rows, and what makes a table of them."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise UsageError('Parquet needs pyarrow: pip install "toolroll[export]"') from error
+    text, small, large = pyarrow.string(), pyarrow.int32(), pyarrow.int64()
+    span = pyarrow.struct([("version", text), ("start", small), ("stop", small)])
+    schema = pyarrow.schema(
+        [
+            ("env", text),
+            ("task_id", text),
+            ("task_index", small),
+            ("sample", small),
+            ("sequence", small),
+            ("seed", large),
+            ("model", text),
+            ("reward", pyarrow.float64()),
+            ("status", text),
+            ("stop_reason", text),
+            ("input_ids", pyarrow.list_(small)),
+            ("loss_mask", pyarrow.list_(pyarrow.int8())),
+            ("logprobs", pyarrow.list_(pyarrow.float32())),
+            ("prompt_length", small),
+            ("fork_reason", text),
+            ("weight_versions", pyarrow.list_(span)),
+            ("messages", text),
+            ("tools", text),
+        ]
+    )
+    return pyarrow.parquet, schema, lambda rows, schema: pyarrow.Table.from_pylist(rows, schema=schema)

@@ -1,0 +1,236 @@
+"""`ProcessRunner`: the episodes of a run spread over processes of this machine, for where one event loop is not enough.
+
+Each process has an event loop, an engine client, a template and environments of its own; finished episodes come back to the one that
+began the run, which alone writes. Invariants: as in `spread`; a process that died is started anew; the processes end with the one
+that began them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is aborted there first
+(SIGKILL of the processes themselves aside).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from typing import Any
+
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.runtime.event_loop import run
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
+from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.types import Episode, Task
+
+Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
+"""Opens what one process plays with: of the number of its episodes at once, and of a stack that closes it. It is pickled: a function
+of a module, or a `functools.partial` of one."""
+
+_GRACE, _LATE = 10.0, 1.0
+_LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
+_LENGTH = struct.Struct("!Q")
+_QUIET = (signal.SIGINT, signal.SIGTERM)
+
+
+class ProcessRunner:
+    """Plays a run in `processes` processes, with `concurrency` episodes at once in all of them together."""
+
+    def __init__(self, open_: Open, *, processes: int, concurrency: int, samples: int) -> None:
+        self._open = open_
+        self._shares = shares(concurrency, processes)
+        self._samples = samples
+
+    async def run(
+        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+    ) -> None:
+        """As `Runner.run`; raises `RolloutError` where processes keep dying."""
+        todo = left_over(tasks, self._samples, done)
+        players = [_Process(self._open, share) for share in self._shares[: len(todo)]]
+        try:
+            await spread(todo, [(player, player.share) for player in players], on_episode)
+        finally:
+            await asyncio.gather(*(player.close() for player in players))
+
+
+class _Process:
+    """One of the processes, seen from the one that began them. It is started at its first episode, and anew where it died."""
+
+    def __init__(self, open_: Open, share: int) -> None:
+        self.share = share
+        self._open = open_
+        self._waiting: dict[EpisodeKey, asyncio.Future[Episode]] = {}
+        self._life: asyncio.Task[None] | None = None
+        self._writer: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+
+    async def play(self, key: EpisodeKey) -> Episode:
+        """One episode."""
+        if self._life is None or self._life.done():
+            self._writer = asyncio.get_running_loop().create_future()
+            self._life = asyncio.create_task(self._live(self._writer))
+        writer = await asyncio.shield(self._writer)
+        future: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            _send(writer, key)
+            return await future
+        finally:
+            self._waiting.pop(key, None)
+
+    async def close(self) -> None:
+        """End it: it cancels what it plays, and is given a time to tell the engine."""
+        if self._life is not None:
+            with contextlib.suppress(Exception):  # that it could not be started was told to whoever played
+                (await asyncio.shield(self._writer)).close()
+            await self._life
+
+    async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
+        """One process, from its start to its end, which is seen by waiting for it: what it has forked may keep its socket open."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = _start(self._open, self.share, theirs)
+        except BaseException as error:
+            ours.close()
+            started.set_exception(RolloutError(f"a process cannot be started: {error!r}"))
+            raise
+        ended = _ending(process)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            started.set_result(writer)
+            listening = asyncio.create_task(self._listen(reader))
+            await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, listening}, timeout=_LATE if ended.done() else _GRACE)
+            listening.cancel()
+            writer.close()
+        finally:
+            process.kill()
+            ours.close()
+            if not started.done():
+                started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
+        await ended
+        gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(gone)
+        with contextlib.suppress(ValueError):  # where somebody else has reaped it, it seems to be running for ever
+            process.close()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what comes, until nothing more can."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                key, outcome = await _receive(reader)
+                future = self._waiting.get(key)
+                if future is not None and not future.done():
+                    future.set_result(outcome) if isinstance(outcome, Episode) else future.set_exception(outcome)
+
+
+def _ending(process: Any) -> asyncio.Future[None]:
+    """Done when the process has ended. In a thread of its own, so that they share no pool."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def wait() -> None:
+        process.join()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(ended.set_result, None)
+
+    threading.Thread(target=wait, name=f"toolroll-{process.pid}", daemon=True).start()
+    return ended
+
+
+def _start(open_: Open, share: int, channel: socket.socket) -> Any:
+    """Begin a process. A terminal's signals, and a scheduler's, reach all processes of a run: they are for the first one to heed."""
+    process = multiprocessing.get_context("spawn").Process(target=_main, args=(open_, share, channel), name="toolroll")
+    resource_tracker.ensure_running()  # which ends by unblocking these signals (Python 3.11)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def _main(open_: Open, share: int, channel: socket.socket) -> None:
+    """The process. Its own children get the signals as usual: neither a mask nor an ignored signal may be left to them."""
+    for number in _QUIET:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _QUIET)
+    run(_serve(open_, share, channel))
+
+
+async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
+    """Play what is asked for, until nobody is there any more."""
+    reader, writer = await asyncio.open_connection(sock=channel, limit=_LIMIT)
+    async with AsyncExitStack() as stack:
+        opening = asyncio.create_task(_opened(open_, share, stack))
+        playing: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                task = asyncio.create_task(_answer(await _receive(reader), opening, writer))
+                playing.add(task)
+                task.add_done_callback(playing.discard)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            for ending in (opening, *playing):
+                ending.cancel()
+            await asyncio.gather(opening, *playing, return_exceptions=True)
+
+
+async def _opened(open_: Open, share: int, stack: AsyncExitStack) -> tuple[Runner, dict[str, Task]]:
+    runner, tasks = await open_(share, stack)
+    stack.enter_context(paced_garbage(enabled=runner.settings.pace_gc))
+    return runner, {task.id: task for task in tasks}
+
+
+async def _answer(key: EpisodeKey, opening: asyncio.Task[tuple[Runner, dict[str, Task]]], writer: asyncio.StreamWriter) -> None:
+    task_id, sample = key
+    try:
+        runner, tasks = await asyncio.shield(opening)
+        outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
+    except asyncio.CancelledError:
+        _send(writer, (key, RolloutError("the episode was cancelled in its process")))  # heard only if nobody wanted that
+        raise
+    except UsageError as error:
+        outcome = UsageError(str(error))
+    except RunStoppedError as error:
+        outcome = RunStoppedError(str(error), plain(error.failure))
+    except Exception as error:  # noqa: BLE001 - the process's border: the one that began it ends the run
+        outcome = RolloutError(str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}")
+    _send(writer, (key, outcome))
+
+
+def _plain(episode: Episode) -> Episode:
+    """The episode with everything that an environment put into it as the episode file will have it: what is none of ours may be
+    impossible to send, or to take in on the other side."""
+    result = episode.result
+    sent = replace(
+        result,
+        messages=plain(result.messages),
+        tools=plain(result.tools),
+        info=plain(result.info),
+        metrics=plain(result.metrics),
+        step_rewards=plain(result.step_rewards),
+    )
+    return replace(episode, result=sent)
+
+
+def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    try:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - silence would be waited for for ever
+        data = pickle.dumps((message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}")))
+    if not writer.is_closing():  # else the other side is gone, which is said where this one reads
+        writer.write(_LENGTH.pack(len(data)) + data)
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))  # from a process of our own, over a pair of sockets

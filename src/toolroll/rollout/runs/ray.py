@@ -1,0 +1,139 @@
+"""`RayRunner`: the episodes of a run spread over a Ray cluster.
+
+Each worker is an actor with an engine client, a template and environments of its own, and plays its share of the concurrency; episodes
+come back as lines of the episode file, which the driver alone writes. Invariants: as in `spread`; workers come back on what is left of
+the cluster; a cancelled run cancels what is running, and with it the requests at the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from toolroll.rollout.runs.setup import open_runner, worker_settings
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.runs.runner import EpisodeKey, Runner
+from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.episode_file import from_line, to_line
+from toolroll.rollout.types import Episode, Task
+
+_GRACE, _TURNS_OF_GRACE = 5.0, 50
+
+
+class Worker:
+    """What an actor is. `settings`: those of `worker_settings`."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._runner: Runner | None = None
+        self._tasks: dict[str, Task] = {}
+        self._playing = 0
+
+    async def play(self, task_id: str, sample: int) -> bytes:
+        """One episode, as a line of the episode file."""
+        runner = await self._open()
+        self._playing += 1
+        try:
+            return to_line(await runner.play(self._tasks[task_id], sample))
+        finally:
+            self._playing -= 1
+
+    async def close(self) -> None:
+        """Close the connections, once the episodes that are being cancelled have told the engine."""
+        for _ in range(_TURNS_OF_GRACE):
+            if not self._playing:
+                break
+            await asyncio.sleep(_GRACE / _TURNS_OF_GRACE)
+        await self._stack.aclose()
+
+    async def _open(self) -> Runner:
+        async with self._opening:
+            if self._runner is None:
+                self._runner, tasks = await open_runner(self._settings, self._stack)
+                self._tasks = {task.id: task for task in tasks}
+            return self._runner
+
+
+class RayRunner:
+    """Plays a run on the cluster at `config.ray` (`local`: one on this machine) with `config.ray_workers` workers. Raises `UsageError`
+    where ray is not installed or no cluster is there."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._ray = _import_ray()
+        self._shares = shares(config.concurrency, config.ray_workers)
+
+    async def run(
+        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+    ) -> None:
+        """As `Runner.run`; raises `RolloutError` where workers keep dying."""
+        todo = left_over(tasks, self._config.samples, done)
+        if not todo:
+            return
+        self._connect()
+        players = [_Actor(self._ray, self._config, share) for share in self._shares[: len(todo)]]
+        try:
+            await spread(todo, [(player, player.share) for player in players], on_episode)
+        finally:
+            await self._end([player.worker for player in players])
+
+    async def _end(self, workers: Sequence[Any]) -> None:
+        closing = [asyncio.ensure_future(worker.close.remote()) for worker in workers]
+        await asyncio.wait(closing, timeout=2 * _GRACE)
+        for one in closing:
+            one.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
+        for worker in workers:
+            self._ray.kill(worker)
+
+    def _connect(self) -> None:
+        if self._ray.is_initialized():
+            return
+        address = None if self._config.ray == "local" else self._config.ray
+        try:
+            self._ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        except (ConnectionError, ValueError) as error:
+            raise UsageError(f"--ray {self._config.ray}: there is no Ray cluster: {error}") from error
+
+
+class _Actor:
+    """A worker, seen from the driver. Ray starts it anew where it died."""
+
+    def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
+        self.share = share
+        self._ray = ray
+        actor = ray.remote(Worker).options(max_concurrency=share, max_restarts=-1, num_cpus=0.01, scheduling_strategy="SPREAD")
+        self.worker = actor.remote(worker_settings(config, share))
+
+    async def play(self, key: EpisodeKey) -> Episode:
+        """One episode."""
+        reference = self.worker.play.remote(*key)
+        try:
+            return from_line(await reference)
+        except asyncio.CancelledError:
+            self._ray.cancel(reference)
+            raise
+        except self._ray.exceptions.RayActorError as error:
+            raise PlayerGoneError(type(error).__name__) from error
+        except self._ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
+
+
+def _cause(error: Any) -> Exception:
+    """What was raised in the worker, as far as it is one of ours."""
+    cause = error.cause
+    return cause if isinstance(cause, UsageError | RolloutError) else RolloutError(f"a worker failed: {cause!r}")
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError as error:
+        raise UsageError('--ray needs Ray: pip install "toolroll[ray]"') from error
+    return ray

@@ -1,0 +1,199 @@
+"""`summary.json`: everything that a table in a paper needs, from a `Summary`.
+
+Invariants: what was excluded is counted and warned of; a number that cannot be given without bias is null, and `warnings` says why;
+the same episodes give the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runs.pass_at_k import Estimate, UnequalSamplesError, mean_over_tasks, pass_estimates
+from toolroll.rollout.runs.run_directory import write_whole
+from toolroll.rollout.types import Status, StopReason, status_of
+
+FILE_NAME = "summary.json"
+SCHEMA_VERSION = 1
+
+
+def report(
+    summary: Summary,
+    *,
+    floor: Summary | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+    expected: int | None = None,
+    allow_unequal: bool = False,
+) -> dict[str, Any]:
+    """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on the same tasks.
+
+    `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a finished run has.
+    """
+    warnings = _warnings(summary)
+    if expected is not None and summary.episodes < expected:
+        warnings.insert(0, f"the run is not finished: {summary.episodes} of {expected} episodes")
+    rewards = summary.rewards
+    rates: dict[str, dict[int, Estimate]] | None = None
+    if summary.graded:
+        try:
+            rates = pass_estimates(rewards, allow_unequal=allow_unequal)
+        except UnequalSamplesError as error:
+            warnings.append(f"no pass@k and no pass^k: {error}")
+    task_means = [sum(found) / len(found) for found in rewards.values()]
+    return {
+        "trainable": summary.trainable,
+        "episodes": summary.episodes,
+        "graded": summary.graded,
+        "aborted": summary.statuses["aborted"],
+        "reruns": int(summary.totals["reruns"]),
+        "tasks": len(rewards),
+        "reward": _plain(mean_over_tasks(task_means)) if task_means else None,
+        "pass_at_k": _by_k(rates, "pass@k"),
+        "pass_hat_k": _by_k(rates, "pass^k"),
+        "do_nothing_floor": _floor(floor),
+        "statuses": dict(sorted(summary.statuses.items())),
+        "stop_reasons": {str(name): count for name, count in sorted(summary.stop_reasons.items())},
+        **usage(summary),
+        "by_task": by_task(summary),
+        "warnings": warnings,
+        "seconds": seconds,
+        "settings": dict(settings or {}),
+    }
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """Turns, tokens, calls and latencies."""
+    totals = summary.totals
+    attempts = int(totals["tool_calls"])
+    return {
+        "turns": _total(summary, "turns"),
+        "tokens": {
+            name: _total(summary, f"{name}_tokens") for name in ("prompt", "completion", "trained") if f"{name}_tokens" in totals
+        }
+        | {"cached_share": summary.cached_share},
+        "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
+        "invalid_calls": {
+            "total": int(totals["invalid_calls"]),
+            "rate": _share(totals["invalid_calls"], attempts),
+            "by_kind": {kind: {"count": n, "rate": _share(n, attempts)} for kind, n in sorted(summary.named("invalid_calls").items())},
+        },
+        "latency": {
+            "engine_turn": _spread(summary.turn_seconds),
+            "env_step_mean": _share(totals["env_seconds"] - totals["user_seconds"], totals["turns"] + summary.episodes),
+            "user_call_mean": _share(totals["user_seconds"], totals["user_calls"]),
+            "episode_mean": _share(totals["seconds"], summary.episodes),
+        },
+        "user_simulator": {
+            name: int(totals[f"user_{name}"]) for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
+        },
+        "token_mismatches": summary.mismatches,
+        "forks": int(totals["forks"]),
+    }
+
+
+def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
+    """For each tool: calls executed, how many gave an error, and the rate; null where the environment does not say."""
+    calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
+    told = bool(errors) or not summary.totals["tool_errors"]
+    return {
+        name: {"calls": count, "errors": errors.get(name, 0), "error_rate": errors.get(name, 0) / count}
+        if told
+        else {"calls": count, "errors": None, "error_rate": None}
+        for name, count in sorted(calls.items())
+    }
+
+
+def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Each task's graded rewards, in the order of their samples, and how many of its episodes were aborted."""
+    rewards = summary.rewards
+    names = sorted({*rewards, *summary.aborted}, key=_natural)
+    return {name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]} for name in names}
+
+
+def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write `summary.json`, whole or not at all; other environments' parts in it are kept."""
+    path = folder / FILE_NAME
+    known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
+    data = {"schema_version": SCHEMA_VERSION, "environments": known | {name: dict(part) for name, part in reports.items()}}
+    write_whole(path, data)
+    return path
+
+
+def _warnings(summary: Summary) -> list[str]:
+    found = []
+    if not summary.trainable:
+        found.append("a baseline behind an OpenAI-compatible endpoint: no tokens are recorded, nothing here can be trained on")
+    if summary.statuses["aborted"]:
+        kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _ABORTING)
+        found.append(f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count in no reward: {kinds}")
+    if reruns := int(summary.totals["reruns"]):
+        found.append(
+            f"attempts that failed outside the model (engine, environment, user, time limit), and were played again: {reruns}; the "
+            "log says why. Where the model's own actions make an environment fail, that chooses among samples (--reruns 0)"
+        )
+    lost = [name for name in summary.aborted if name not in summary.samples]
+    if lost:
+        found.append(f"{len(lost)} tasks have no graded episode and are in no rate: {', '.join(sorted(lost, key=_natural)[:5])}")
+    if summary.mismatches:
+        found.append(f"token mismatches, whose samples are excluded from training: {summary.mismatches}")
+    return found
+
+
+_ABORTING = frozenset(reason.value for reason in StopReason if status_of(reason) is Status.ABORTED)
+
+
+def _floor(floor: Summary | None) -> dict[str, Any] | None:
+    if floor is None:
+        return None
+    return {
+        "episodes": floor.episodes,
+        "passed": floor.passed,
+        "pass_rate": floor.pass_rate,
+        "reward_mean": floor.mean_reward,
+        "aborted": floor.statuses["aborted"],
+    }
+
+
+def _plain(estimate: Estimate) -> dict[str, float]:
+    return asdict(estimate)
+
+
+def _by_k(rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str) -> dict[str, dict[str, float]] | None:
+    return None if rates is None else {str(k): _plain(estimate) for k, estimate in rates[kind].items()}
+
+
+def _total(summary: Summary, name: str) -> dict[str, float]:
+    return {"total": int(summary.totals[name]), "mean": summary.mean(name)}
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    middle, high, top = np.percentile(seconds, [50, 95, 99])
+    return {"mean": float(np.mean(seconds)), "p50": float(middle), "p95": float(high), "p99": float(top)}
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    """`task-10` behind `task-9`."""
+    digits = ""
+    parts: list[tuple[int, object]] = []
+    for char in [*name, ""]:
+        if char.isdigit():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits)))
+            digits = ""
+        parts.append((1, char))
+    return tuple(parts)

@@ -1,0 +1,288 @@
+"""`Runner`: plays (task, sample) pairs of one environment, many at once, in one event loop.
+
+Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request behind at the engine and gives out no
+unfinished episode; the seed of an episode follows from the run's seed, its task and its sample, not from the order of play; an
+episode that infrastructure failed is played again under the same seed and session, and only its last attempt is given out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.rollout.errors import (
+    EngineUnreachableError,
+    EnvironmentFailure,
+    RolloutError,
+    TimeLimitError,
+    UsageError,
+    describe,
+    message_of,
+)
+from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.jsonable import finite, shown
+from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.runtime.time_limit import pausable
+from toolroll.rollout.types import (
+    Agent,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+    status_of,
+)
+
+logger = logging.getLogger(__name__)
+
+EpisodeKey = tuple[str, int]
+"""Task id and sample: what an episode of one environment is known by."""
+
+RERUN = frozenset(
+    {
+        StopReason.ENGINE_ABORT,
+        StopReason.ENGINE_ERROR,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.USER_ERROR,
+        StopReason.TIME_LIMIT,
+    }
+)
+"""What another attempt may mend. `token_error` and `internal_error` would come again."""
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+
+
+class RunStoppedError(RolloutError):
+    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is kept. `failure`: the last error as an
+    episode's `info` has it."""
+
+    def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.failure = dict(failure or {})
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each.
+
+    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an
+    episode that infrastructure failed is played again, after a pause that doubles from
+    `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns included, end
+    the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
+    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while
+    the run goes on.
+    """
+
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 1
+    max_num_steps: int = 30
+    concurrency: int = 64
+    seed: int = 0
+    model: str = ""
+    episode_timeout: float | None = None
+    reruns: int = 0
+    rerun_pause: float = _FIRST_PAUSE
+    give_up_after: int | None = None
+    sampling_seed: bool = False
+    pace_gc: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_num_steps", "concurrency"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.reruns < 0 or self.rerun_pause < 0:
+            raise UsageError(f"reruns and rerun_pause must be at least 0, not {self.reruns} and {self.rerun_pause}")
+        for name in ("episode_timeout", "give_up_after"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be above 0, or None for no limit, not {getattr(self, name)}")
+
+
+def episode_seed(seed: int, task_id: str, sample: int) -> int:
+    """The seed of one episode, in [0, 2^31)."""
+    digest = hashlib.blake2b(f"{seed}/{task_id}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 2**31
+
+
+def session_id(env: str, task_id: str, sample: int) -> str:
+    """The routing key of one episode."""
+    return f"{env}/{task_id}#{sample}"
+
+
+class Runner:
+    """Plays `factory`'s tasks; `make_agent()` gives the agent of one attempt at an episode."""
+
+    def __init__(
+        self,
+        factory: EnvironmentFactory,
+        make_agent: Callable[[], Agent],
+        settings: RunSettings,
+        options: EnvironmentOptions | None = None,
+    ) -> None:
+        self.factory = factory
+        self.settings = settings
+        self._make_agent = make_agent
+        self._options = options or EnvironmentOptions()
+        self._failed_in_a_row = 0
+
+    async def run(
+        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+    ) -> None:
+        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode in, in the order of finishing.
+
+        Raises `UsageError` as soon as one episode shows that the settings cannot work, and
+        `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
+        not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
+        at the engine. So are they when this call is cancelled.
+        """
+        for task in tasks:
+            _check_id(task)
+        todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
+        rest = iter(todo)
+        left = {(task.id, sample) for task, sample in todo}
+
+        def take(episode: Episode) -> None:
+            on_episode(episode)
+            left.discard((episode.task_id, episode.sample))
+
+        with paced_garbage(enabled=self.settings.pace_gc):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.settings.concurrency, len(todo))):
+                    group.create_task(self._work(rest, take))
+        check_all_played(left)
+
+    async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:
+        for task, sample in todo:
+            on_episode(await self.play(task, sample))
+
+    async def play(self, task: Task, sample: int) -> Episode:
+        """One episode: its first attempt that infrastructure did not fail, else its last; `metrics["reruns"]` counts the others."""
+        settings = self.settings
+        pause = settings.rerun_pause
+        for attempt in range(settings.reruns + 1):
+            episode = await self._attempt(task, sample)
+            self._watch(episode)
+            episode.result.metrics["reruns"] = float(attempt)
+            if episode.result.stop_reason not in RERUN or attempt == settings.reruns:
+                return episode
+            logger.info("episode %s is played again: %s", session_id(episode.env, task.id, sample), episode.result.stop_reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise AssertionError("the loop returns")
+
+    async def _attempt(self, task: Task, sample: int) -> Episode:
+        name, settings = self.factory.name, self.settings
+        seed = episode_seed(settings.seed, task.id, sample)
+        limit = asyncio.timeout(settings.episode_timeout)
+        try:
+            async with limit:
+                with pausable(limit), guarded():  # what cancels the task cancels no worker
+                    result = await asyncio.create_task(self._solve(task, sample, seed))
+        except ForeignExitError:
+            result = _failed(StopReason.ENVIRONMENT_ERROR, EnvironmentFailure("the episode's task was cancelled from within"))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            result = _failed(StopReason.TIME_LIMIT, TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"))
+        return Episode(name, task.id, task.index, sample, seed, result, settings.model)
+
+    async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
+        name, settings = self.factory.name, self.settings
+        params = {**settings.sampling_params, "sampling_seed": seed} if settings.sampling_seed else settings.sampling_params
+        reason = StopReason.ENVIRONMENT_ERROR
+        try:
+            with guarded():
+                env = self.factory.make(self._options)
+                reason = StopReason.INTERNAL_ERROR
+                result = await self._make_agent().asolve(
+                    env,
+                    None,
+                    params,
+                    task.index,
+                    settings.max_num_steps,
+                    task=task,
+                    seed=seed,
+                    session_id=session_id(name, task.id, sample),
+                )
+                return _checked(result)
+        except EngineUnreachableError as error:  # it is no failure of this episode
+            raise RunStoppedError(
+                f"{error}. What was finished is kept; with that server back, the same command goes on from there.",
+                describe(error),
+            ) from error
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
+            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            where = session_id(name, task.id, sample)
+            logger.warning("episode %s ended with %s: %s: %s", where, reason, type(cause).__name__, message_of(cause))
+            return _failed(reason, cause)
+
+    def _watch(self, episode: Episode) -> None:
+        """Count failures in a row; raises `RunStoppedError`."""
+        if episode.result.status is not Status.ABORTED:
+            self._failed_in_a_row = 0
+            return
+        self._failed_in_a_row += 1
+        limit = self.settings.give_up_after
+        if limit is not None and self._failed_in_a_row >= limit:
+            error = episode.result.info.get("error", {})
+            raise RunStoppedError(
+                f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with {episode.result.stop_reason}: "
+                f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there.",
+                error,
+            )
+
+
+def _check_id(task: Task) -> None:
+    """Raise `UsageError` for a task's id that the episode file cannot give back."""
+    if not isinstance(task.id, str) or without_surrogates(task.id) != task.id:
+        raise UsageError(f"the id of a task is {shown(task.id)}: it must be text without lone surrogates")
+
+
+def _checked(result: InteractionResult) -> InteractionResult:
+    """Return what an agent returned, as the episode file can hold it.
+
+    Raise `TypeError` or `ValueError` if it cannot be one's result.
+    """
+    if not isinstance(result, InteractionResult):
+        raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
+    given, result.reward = result.reward, finite(result.reward)
+    if given is not None and result.reward is None:
+        raise ValueError(f"asolve gave the reward {shown(given)}: it must be a finite number, or None for none")
+    result.info, result.metrics = dict(result.info), dict(result.metrics)
+    result.messages = [dict(message) for message in result.messages]
+    result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
+    if any(step is not None and finite(step) is None for step in result.step_rewards):
+        raise ValueError(f"asolve gave the step rewards {shown(result.step_rewards)}: they must be finite")
+    numbers = {name: finite(value) for name, value in result.metrics.items()}
+    wrong = [f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None]
+    if wrong:
+        message = f"metrics that are not finite numbers: {'; '.join(wrong)}"
+        result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
+        result.metrics = {name: value for name, value in numbers.items() if value is not None}
+    return result
+
+
+def check_all_played(left: Collection[EpisodeKey]) -> None:
+    """Raise `RolloutError` if episodes are `left` at the end of a run: none is lost silently."""
+    if left:
+        task_id, sample = min(left)
+        raise RolloutError(
+            f"the run ended although {len(left)} episodes were not played, "
+            f"the first one task {task_id}, sample {sample}: "
+            "whatever played them was cancelled. What is finished is kept; run again to play the others."
+        )
+
+
+def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
+    """The result of an episode of which nothing is left: no sample, no reward."""
+    info = {"error": describe(error)}
+    return InteractionResult("", None, [], info, status=status_of(reason), stop_reason=reason)

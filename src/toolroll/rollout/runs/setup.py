@@ -1,0 +1,124 @@
+"""`Plan`: what a run plays, opened from its settings.
+
+One in the command's own process, and one in each worker of a run that is spread over processes or a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.runs.usage_errors import named
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be played, and how. `identity`: the settings that the episodes follow from."""
+
+    config: RunConfig
+    factory: EnvironmentFactory
+    tasks: Sequence[Task]
+    make_agent: Callable[[], Agent]
+    options: EnvironmentOptions
+    identity: Mapping[str, Any]
+    served: ServedModel | None = None
+
+    @property
+    def total(self) -> int:
+        """How many episodes a finished run has."""
+        return len(self.tasks) * self.config.samples
+
+
+async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
+    """Open what a run needs; `stack` closes it."""
+    factory = load_environment(config.env)
+    tasks = choose_tasks(factory, config.split, config.tasks)
+    options = EnvironmentOptions()
+    if config.user_model is not None:
+        options = EnvironmentOptions(user=await _users(config, stack))
+    if config.endpoint is not None:
+        threads = Threads(config.concurrency)
+        agent = agent_maker(config.agent)(threads, config.agent_settings)
+        stack.push_async_callback(agent.aclose)
+        return Plan(config, factory, tasks, lambda: agent, options, config.identity)
+    with named():
+        served = ServedModel.from_args(rollout_args(config))
+    await stack.enter_async_context(served)
+    identity = config.identity | {"template": fingerprint(served.template)}
+    return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
+
+
+def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]:
+    """Makes the agents that play the served model."""
+    make = agent_maker(config.agent)
+    return lambda: make(served, config.agent_settings)
+
+
+async def open_runner(settings: Mapping[str, Any], stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """What one worker plays with, from its `worker_settings`."""
+    config = RunConfig.model_validate(settings)
+    plan = await prepare(config, stack)
+    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
+
+
+def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
+    """The settings of one worker, as plain data; `share`: how many episodes it plays at once."""
+    return config.model_dump(mode="json") | {"concurrency": share, "ray": None, "processes": 1, "out": None}
+
+
+def run_settings(config: RunConfig) -> RunSettings:
+    """The runner's part of the settings."""
+    return RunSettings(
+        sampling_params=config.sampling_params,
+        samples=config.samples,
+        max_num_steps=config.max_steps,
+        concurrency=config.concurrency,
+        seed=config.seed,
+        model=config.model,
+        episode_timeout=config.episode_timeout,
+        reruns=config.reruns,
+        give_up_after=config.give_up_after,
+        sampling_seed=config.sampling_seed,
+        pace_gc=config.gc,
+    )
+
+
+def rollout_args(config: RunConfig) -> RolloutArgs:
+    """The served model's part of the settings."""
+    return RolloutArgs(
+        engine_url=config.engine,
+        hf_checkpoint=config.model,
+        chat_template=config.chat_template,
+        apply_chat_template_kwargs=config.chat_template_kwargs,
+        tool_call_parser=config.parser,
+        context_length=config.context_length,
+        history=config.history,
+        verify=config.verify,
+        concurrency=config.concurrency,
+        engine_timeout=config.engine_timeout,
+        pace_gc=config.gc,
+        allow_model_mismatch=config.allow_model_mismatch,
+    )
+
+
+async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
+    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the engine itself, or the baseline's)."""
+    users = user_maker("openai")(
+        base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
+        model=config.user_model,
+        strategy=config.user_strategy,
+        engine_timeout=config.engine_timeout,
+        api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
+    )
+    await stack.enter_async_context(users)
+    return users.make

@@ -1,0 +1,95 @@
+"""`Summary`: what a run came to, summed up episode by episode.
+
+Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown apart (I9).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from toolroll.rollout.runs.pass_at_k import PASSED
+from toolroll.rollout.types import Episode, Status
+
+
+@dataclass(slots=True)
+class Summary:
+    """Sums over episodes, taken in one by one: a live display reads it while a run goes on."""
+
+    env: str = ""
+    episodes: int = 0
+    graded: int = 0
+    reward: float = 0.0
+    passed: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    stop_reasons: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=Counter)
+    samples: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """Graded rewards by task and sample."""
+    aborted: Counter[str] = field(default_factory=Counter)
+    """Aborted episodes by task."""
+    turn_seconds: list[float] = field(default_factory=list)
+    """The engine's latency of every turn."""
+    trainable: bool = True
+
+    def add(self, episode: Episode) -> None:
+        """Take one episode in."""
+        result = episode.result
+        self.episodes += 1
+        self.statuses[result.status.value] += 1
+        self.stop_reasons[result.stop_reason] += 1
+        for name, value in result.metrics.items():
+            self.totals[name] += value  # type: ignore[assignment]
+        # A fork's history holds turns of the sequence before it: "context".
+        self.turn_seconds += [turn.latency for part in result.trajectories for turn in part.turns if turn.excluded != "context"]
+        self.trainable = self.trainable and result.info.get("trainable", True) is not False
+        if result.reward is not None and result.status is not Status.ABORTED:
+            self.graded += 1
+            self.reward += result.reward
+            self.passed += result.reward >= PASSED
+            self.samples[episode.task_id][episode.sample] = result.reward
+        else:
+            self.aborted[episode.task_id] += 1
+
+    @property
+    def rewards(self) -> dict[str, list[float]]:
+        """Graded rewards by task, in the order of the samples; tasks by name, so that nothing hangs on the order of play."""
+        return {task: [found[sample] for sample in sorted(found)] for task, found in sorted(self.samples.items())}
+
+    def mean(self, name: str) -> float:
+        """A metric per episode."""
+        return self.totals[name] / self.episodes if self.episodes else 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the graded episodes, None where there are none."""
+        return self.reward / self.graded if self.graded else None
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The share of graded episodes that passed."""
+        return self.passed / self.graded if self.graded else None
+
+    @property
+    def cached_share(self) -> float:
+        """Which share of all prompt tokens came from the engine's prefix cache."""
+        prompts = self.totals["prompt_tokens"]
+        return self.totals["cached_tokens"] / prompts if prompts else 0.0
+
+    def named(self, prefix: str) -> dict[str, int]:
+        """The totals of `prefix/NAME`, by name."""
+        return {name[len(prefix) + 1 :]: int(count) for name, count in self.totals.items() if name.startswith(f"{prefix}/") and count}
+
+    @property
+    def mismatches(self) -> dict[str, int]:
+        """Verification mismatches by kind."""
+        return self.named("token_mismatches")
+
+
+def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
+    """A summary for each environment."""
+    summaries: dict[str, Summary] = {}
+    for episode in episodes:
+        summaries.setdefault(episode.env, Summary(episode.env)).add(episode)
+    return summaries

@@ -1,0 +1,5 @@
+"""`toolroll view`: a run as one HTML page that needs no network."""
+
+from toolroll.rollout.runs.viewer.page import write_page
+
+__all__ = ["write_page"]

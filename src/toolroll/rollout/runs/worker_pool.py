@@ -1,0 +1,82 @@
+"""Episodes dealt out to players of other processes, here or on a cluster.
+
+Invariants: an episode whose player is gone is given out again, and taken in once; players that go again and again end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.runs.runner import EpisodeKey, check_all_played
+from toolroll.rollout.types import Episode, Task
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 10
+"""How many players may go under one episode before the run is given up."""
+_PAUSE = 0.5  # seconds before an episode whose player is gone is given out again
+
+
+class PlayerGoneError(RolloutError):
+    """The process that played has ended without a word: killed, or out of memory."""
+
+
+class Player(Protocol):
+    """One process that plays episodes, several at once."""
+
+    async def play(self, key: EpisodeKey) -> Episode:
+        """One episode. Raises `PlayerGoneError`; another call may find the player come back."""
+        ...
+
+
+def left_over(tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]) -> list[EpisodeKey]:
+    """What is to be played, in the order of play: the first sample of all tasks, then the second."""
+    return [(task.id, sample) for sample in range(samples) for task in tasks if (task.id, sample) not in done]
+
+
+def shares(concurrency: int, players: int) -> list[int]:
+    """How many episodes each player has at once; no player has none."""
+    players = min(players, concurrency)
+    return [concurrency // players + (number < concurrency % players) for number in range(players)]
+
+
+async def spread(todo: Iterable[EpisodeKey], players: Iterable[tuple[Player, int]], on_episode: Callable[[Episode], None]) -> None:
+    """Play `todo`; each player comes with the number of its episodes at once.
+
+    Raise `RolloutError` if players keep dying.
+    """
+    keys = list(todo)
+    rest, left = iter(keys), set(keys)
+
+    def take(episode: Episode) -> None:
+        on_episode(episode)
+        left.discard((episode.task_id, episode.sample))
+
+    async with asyncio.TaskGroup() as group:
+        for player, share in players:
+            for _ in range(share):
+                group.create_task(_work(player, rest, take))
+    check_all_played(left)
+
+
+async def _work(player: Player, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:
+    for key in todo:
+        on_episode(await _play(player, key))
+
+
+async def _play(player: Player, key: EpisodeKey) -> Episode:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return await player.play(key)
+        except PlayerGoneError as error:
+            logger.warning("the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error)
+        if attempt < ATTEMPTS:
+            await asyncio.sleep(_PAUSE * attempt)
+    raise RolloutError(
+        f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory enough, and can a worker import what it "
+        "plays?"
+    )

@@ -1,0 +1,146 @@
+"""`storable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
+
+Invariants: it never raises, whatever an environment returned; what it gives is written and read
+back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
+replaced; an integer that needs more than 64 bits becomes its digits; keys become text; what is
+nested too deep, or contains itself, becomes text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from datetime import date, time
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import orjson
+from pydantic import BaseModel
+
+from toolroll.rollout.runtime.foreign import guarded
+from toolroll.rollout.runtime.unicode import without_surrogates
+
+_DEEPEST = 100
+"""orjson gives up at 254 levels."""
+_BITS = 10_000
+"""Python writes longer integers in decimal digits only up to a limit."""
+
+
+def storable(value: Any) -> Any:
+    """Return `value` with everything in it that orjson refuses as text."""
+    return _storable(value, ())
+
+
+def _storable(value: Any, around: tuple[int, ...]) -> Any:
+    """`around`: the ids of the containers that `value` is in."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, bool) or type(value) is float:
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**64 else _digits(value)
+    if isinstance(value, str):
+        return without_surrogates(str(value))
+    if len(around) >= _DEEPEST or id(value) in around:
+        return _text_of(value)
+    try:
+        with guarded():
+            return _parts(value, (*around, id(value)))
+    except Exception:  # noqa: BLE001 - the border to classes of others
+        return _text_of(value)
+
+
+def _parts(value: Any, around: tuple[int, ...]) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        kept = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.flags.c_contiguous
+        return value if kept and value.dtype.isnative else _storable(value.tolist(), around)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return _mapping(value, around)
+    if isinstance(value, list | tuple):
+        return [_storable(item, around) for item in value]
+    if isinstance(value, BaseModel):
+        return _storable(value.model_dump(), around)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: _storable(getattr(value, field.name), around) for field in fields}
+    return _storable(as_text(value), around)
+
+
+def _mapping(value: Mapping[Any, Any], around: tuple[int, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        name = key_text(key)
+        while name in found:  # 1 and "1"
+            name += "'"
+        found[name] = _storable(item, around)
+    return found
+
+
+def _digits(number: int) -> str:
+    return str(number) if number.bit_length() <= _BITS else hex(number)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON gives it back: dicts, lists, texts, numbers, and nothing else."""
+    try:
+        return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
+    except TypeError:
+        return orjson.loads(orjson.dumps(storable(value), option=_OPTIONS, default=as_text))
+
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+def as_text(value: Any) -> Any:
+    """Return what JSON does not know as text, or as something that JSON knows."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, set | frozenset):
+        return sorted(map(_text_of, value))
+    if isinstance(value, Mapping):
+        return _mapping(value, (id(value),))
+    return _text_of(value)
+
+
+def key_text(key: Any) -> str:
+    """Return a key of a mapping as the key of a JSON object."""
+    if isinstance(key, Enum):
+        key = key.value
+    if key is None or isinstance(key, bool):
+        return "null" if key is None else str(key).lower()
+    return _text_of(key)
+
+
+def _text_of(value: Any) -> str:
+    """Return the text of `value`, whatever its class does."""
+    try:
+        with guarded():
+            shown = str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
+            return without_surrogates(str(shown))
+    except Exception:  # noqa: BLE001 - the border to classes of others
+        return f"<{type(value).__name__}>"
+
+
+def finite(value: Any) -> float | None:
+    """Return `value` as a float, or None if it is not a finite number."""
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf":
+        return None  # NumPy would drop the imaginary part of a complex number
+    try:
+        with guarded():
+            number = float(value)
+    except Exception:  # noqa: BLE001 - the border to classes of others
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shown(value: Any, limit: int = 100) -> str:
+    """Return the beginning of `repr(value)` for a message."""
+    text = _text_of(value) if not isinstance(value, str) else repr(value[: 2 * limit])
+    return text if len(text) <= limit else f"{text[:limit]} ..."

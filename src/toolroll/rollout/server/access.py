@@ -1,0 +1,54 @@
+"""Who may ask the endpoint: keys, and without a key, programs of this machine but no web page.
+
+Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any web
+page can make a browser send requests: one with a foreign `Origin`, or for a host name that merely
+resolves to this machine (DNS rebinding), is refused before anything is read or changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.config import LOOPBACK
+
+
+def session_key(key: str, session_id: str) -> str:
+    """Return the key that opens one session only."""
+    return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
+
+
+def has_key(request: web.Request, key: str) -> bool:
+    """Return whether `request` was sent with `key`."""
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+
+
+def check_sender(request: web.Request) -> None:
+    """Refuse a request without a key that a web page may have made a browser send."""
+    host = request.headers.get("Host", "")
+    if _name_of(host) not in LOOPBACK:
+        words = (
+            f"without a key this endpoint answers to {', '.join(sorted(LOOPBACK))}, not to the host "
+            f"{host!r}: use one of those in the address, or serve with a key (--api-key-env)"
+        )
+        raise ApiError(403, "forbidden_host", words)
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
+        words = (
+            f"a web page of {origin!r} may not use this endpoint without a key: call it from a program "
+            "that sends no Origin, or serve with a key (--api-key-env)"
+        )
+        raise ApiError(403, "forbidden_origin", words)
+
+
+def _name_of(host: str) -> str | None:
+    """Return the host name of a `Host` header, None if it is not one."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

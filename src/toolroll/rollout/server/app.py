@@ -1,0 +1,376 @@
+"""The HTTP server: one class with handlers over `Endpoint`.
+
+Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry` whether trying again can help; a
+session is reached with the server's key or its own (`access`); nothing that a client sends becomes a file name, and only a checked
+session id becomes a header of a request to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from toolroll.rollout.server import http_log
+from toolroll.rollout.server.access import check_sender, has_key, session_key
+from toolroll.rollout.server.responses import Traced, trajectory_body
+from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.received import LONG, receive
+from toolroll.rollout.server.sampling import check_defaults
+from toolroll.rollout.server.sessions import LiveSession, check_id
+from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
+from toolroll.rollout.server.pending import Work
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.types import Tool
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER = "x-session-id"
+_RETRY_HEADER = "x-stainless-retry-count"
+_SESSION: ContextVar[str] = ContextVar("session")
+_NO_ANSWER = 499
+"""In the log: the client hung up before there was one."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EndpointServer:
+    """Serves `endpoint` on its settings' address while its context is open; `url` has the port that was taken."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.settings = endpoint.settings
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
+        self._spoke: set[web.RequestHandler] = set()
+
+    async def __aenter__(self) -> EndpointServer:
+        await self.endpoint.start()
+        app = web.Application(middlewares=[self._logged, self._errors, self._allowed])
+        app.add_routes(self._routes())
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_log.logger,
+            auto_decompress=False,  # `receive` does it, with a limit
+            keepalive_timeout=self.settings.receive,
+            lingering_time=min(10.0, self.settings.receive),
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
+        try:
+            await site.start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._sweepers = [asyncio.create_task(self._drop_idle()), asyncio.create_task(self._close_silent(self._runner))]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._runner is not None
+        for sweeper in self._sweepers:
+            sweeper.cancel()
+        await self.endpoint.aclose()
+        await self._runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.get("/health", self._health),
+            web.post("/sessions", self._create),
+            web.get("/sessions/{session}/trajectories", self._trajectories),
+            web.get("/sessions/{session}/trace", self._trace),
+            web.post("/sessions/{session}/reward", self._reward),
+            web.delete("/sessions/{session}", self._delete),
+        ]
+        for prefix in ("", "/sessions/{session}"):
+            routes += [
+                web.post(f"{prefix}/v1/chat/completions", self._chat),
+                web.post(f"{prefix}/v1/completions", self._text),
+                web.get(f"{prefix}/v1/models", self._models),
+                web.get(prefix + "/v1/models/{model:.+}", self._model),
+                web.post(f"{prefix}/tokenize", self._tokenize),
+                web.post(f"{prefix}/v1/tokenize", self._tokenize),
+            ]
+        return routes
+
+    async def _drop_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self.settings.idle / 2))
+            self.endpoint.sessions.drop_idle()
+
+    async def _close_silent(self, runner: web.AppRunner) -> None:
+        """Close connections that have sent no whole head of a request; aiohttp itself does since 3.14.4."""
+        silent: set[web.RequestHandler] = set()
+        while runner.server is not None:
+            await asyncio.sleep(self.settings.receive / 2)
+            live = set(runner.server.connections)
+            self._spoke &= live
+            for connection in (silent & live) - self._spoke:
+                connection.force_close()
+            silent = live - self._spoke
+
+    # --- around every handler --------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        self._spoke.add(request.protocol)
+        began = time.perf_counter()
+        status = _NO_ANSWER
+        _SESSION.set("-")
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            ms = (time.perf_counter() - began) * 1000
+            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, _SESSION.get(), ms)
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _refusal(_http_error(error, request))
+        except ConnectionError:
+            raise  # the client has gone: there is nobody to answer
+        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
+            found = api_error(error)
+            if found.code == "internal_error":
+                logger.exception("a request to %s failed", request.path)
+            return _refusal(found)
+
+    @web.middleware
+    async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        key = self.settings.api_key
+        if key is None:
+            check_sender(request)
+        elif request.path != "/health":
+            session_id = self._named(request)
+            owned = session_id is not None and has_key(request, session_key(key, session_id))
+            if not (has_key(request, key) or owned):
+                raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
+        return await handler(request)
+
+    def _only(self, request: web.Request) -> str | None:
+        """Return the one session that the request's key opens; None for the server's own key, or if none is needed."""
+        key = self.settings.api_key
+        return None if key is None or has_key(request, key) else self._named(request)
+
+    def _named(self, request: web.Request) -> str | None:
+        """The session that the path or the header names."""
+        named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
+        if len(named) > 1:
+            raise ApiError(400, "invalid_session_id", "the path and the header name two sessions", param="session_id")
+        if not named:
+            return None
+        session_id = check_id(str(next(iter(named))))
+        _SESSION.set(session_id)
+        return session_id
+
+    # --- completions -----------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, *await self._asked(request, self.endpoint.ask_chat))
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
+
+    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
+        """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
+        engine samples."""
+        body = await receive(request, self.settings)
+        await self.endpoint.refresh()
+        live = self._live(request, body.data)
+        return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+
+    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
+        """The request's session: by path, header or body; one that is forgotten at once where there is none."""
+        named = self._named(request)
+        given = body.get("session_id") if isinstance(body, dict) else None
+        if given is not None and named is not None and given != named:
+            raise ApiError(400, "invalid_session_id", "the body names another session than the path or header", param="session_id")
+        if given is not None and self._only(request) not in (None, given):
+            raise ApiError(401, "invalid_api_key", "the key is another session's")
+        session_id = named or given
+        if session_id is None:
+            return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+        _SESSION.set(check_id(str(session_id)))
+        return self.endpoint.sessions.of(str(session_id))
+
+    async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+        live.works.join(work)
+        try:
+            if asked.request.stream:
+                return await self._stream(request, asked, work)
+            await asyncio.wait([work.task])
+            return web.Response(body=self.endpoint.deliver(work).body, content_type="application/json")
+        finally:
+            live.works.leave(work)
+
+    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+        await opened(self.endpoint, work)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        async for line in event_lines(self.endpoint, asked, work):
+            await response.write(line)
+        await response.write_eof()
+        return response
+
+    # --- the model -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        await self.endpoint.refresh()
+        return _json({"object": "list", "data": [model_card(self.endpoint)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["model"]
+        await self.endpoint.refresh()
+        if name != self.endpoint.model:
+            raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
+        return _json(model_card(self.endpoint))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await receive(request, self.settings)
+        asked = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
+        template = self.endpoint.variants.get(asked.chat_template_kwargs)
+        ids = await call_of_size(_tokens, asked, template, body.data.get("tools") or [], large=body.large)
+        await self.endpoint.refresh()
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        return (await receive(request, self.settings)).data
+
+    # --- sessions --------------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        asked = read(SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False)
+        only = self._only(request)
+        if only is not None and asked.session_id != only:
+            raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
+        check_defaults(asked.sampling_params)
+        live = self.endpoint.sessions.create(asked.session_id or uuid.uuid4().hex, asked.sampling_params)
+        key = self.settings.api_key
+        made = {"session_id": live.id, "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1"}
+        return _json({**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201)
+
+    async def _trajectories(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        await self.endpoint.settle(live)
+        found = live.session.trajectories()
+        told = {
+            "session_id": live.id,
+            "reward": live.reward,
+            "info": live.info,
+            "forks": live.tree.forks,
+            "mismatches": dict(live.mismatches),
+            "in_flight": live.works.in_flight,
+        }
+        large = sum(len(one.input_ids) for one in found) > LONG
+        return await _json_of_size(lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large)
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        await self.endpoint.settle(live)
+        found = []
+        for node, kind in live.trace:
+            said = node.completion
+            assert said is not None
+            found.append(Traced(kind, live.session.path_ids(node.parent), said, node.excluded))
+        large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
+        return await _json_of_size(lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large)
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        asked = read(RewardRequest, await self._body(request), labels=False)
+        live.reward, live.info = asked.reward, asked.info
+        return _json({"session_id": live.id, "reward": live.reward})
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        session_id = request.match_info["session"]
+        await self.endpoint.sessions.drop(session_id)
+        return _json({"session_id": session_id, "deleted": True})
+
+
+def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
+    """Return the tokens that `asked` would be prompted with."""
+    if asked.messages is None:
+        return template.encoder.encode(asked.prompt or "")
+    developer = "developer" in template.renderer.source
+    messages = read_messages(asked.messages, developer=developer, answer=asked.add_generation_prompt)
+    return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
+
+
+def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    words = error.text or error.reason
+    if error.status == 404:
+        words = _instead_of(request.path)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        words = f"{request.path!r} is not served for {request.method!r}: use {' or '.join(sorted(error.allowed_methods))}"
+    return ApiError(error.status, codes.get(error.status, "http_error"), words)
+
+
+def _instead_of(path: str) -> str:
+    """Return what to use instead of `path`, which is not served."""
+    for name in ("/chat/completions", "/completions", "/models"):
+        base, found, _ = path.partition(name)
+        if found and not base.endswith("/v1"):
+            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
+    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
+    routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
+    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
+    return f"{words}. Served are {routes}; all but /health and /sessions also under /sessions/NAME"
+
+
+_SERVED = {
+    "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "GET": "/v1/models, /v1/models/MODEL, /health",
+}
+_CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
+_INSTEAD = {
+    "/responses": _CHAT_INSTEAD,
+    "/messages": f"Anthropic's API is not served: {_CHAT_INSTEAD}",
+    "/assistants": _CHAT_INSTEAD,
+    "/threads": _CHAT_INSTEAD,
+    "/embeddings": "this endpoint only generates",
+    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids as prompt",
+    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its text",
+}
+"""What to use instead of well-known routes."""
+
+
+def _refusal(error: ApiError) -> web.Response:
+    headers = {"x-should-retry": "true" if error.retry else "false"}
+    return _json(error.body, status=error.status, headers=headers)
+
+
+async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
+    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are `large`."""
+    body = await call_of_size(lambda: orjson.dumps(made()), large=large)
+    return web.Response(body=body, content_type="application/json")
+
+
+def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type="application/json")

@@ -1,0 +1,62 @@
+"""Prompts of text completions: which sampled node a text, or a list of ids, goes on from.
+
+Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a node only where it begins with the
+node's whole text and its rest, encoded by itself, is what the whole would have been encoded to at the seam ("4" is not the
+beginning of "42" where the tokenizer has one token for both).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import IdArray
+
+_SEAM = 8
+"""So many tokens on the left of a seam are encoded again to see whether it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """`input_ids` whole; `parent` the node that it extends, `delta` what comes behind."""
+
+    input_ids: IdArray
+    parent: Node | None
+    delta: IdArray
+    reason: str | None = None
+
+
+def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None) -> TextPrompt:
+    """The tokens of `prompt` in this session."""
+    if not prompt:
+        raise refused("prompt", "the prompt is empty", code="invalid_value")
+    reason = "another text of the same session" if live.session.nodes else None
+    if isinstance(prompt, str):
+        found = _extended_text(live, prompt, encoder)
+        if found is not None:
+            return found
+        ids = np.array(encoder.encode(prompt), dtype=np.int32)
+        return TextPrompt(ids, None, ids, reason)
+    limit = vocab_size if vocab_size is not None else 2**31
+    if not all(0 <= index < limit for index in prompt):
+        raise refused("prompt", f"the prompt holds an id outside the vocabulary of {limit}", code="invalid_value")
+    ids = np.array(prompt, dtype=np.int32)
+    node = live.texts.before_ids(ids)
+    return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)
+
+
+def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:
+    for node, length in live.texts.before_text(prompt, encoder):
+        before, behind = live.session.path_ids(node), prompt[length:]
+        rest = encoder.encode(behind, previous=int(before[-1]))
+        seam = before[-_SEAM:].tolist()
+        left = encoder.decode(seam)
+        if encoder.encode(left + behind) == [*encoder.encode(left), *rest]:
+            delta = np.array(rest, dtype=np.int32)
+            return TextPrompt(np.concatenate([before, delta]), node, delta)
+    return None

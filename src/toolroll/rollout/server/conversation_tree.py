@@ -1,0 +1,205 @@
+"""`ConversationTree`: which served turn a request goes on from, and the exact tokens of its prompt.
+
+Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps,
+whatever the client changed behind it; else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no
+turn is a new root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn
+exists once it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
+from toolroll.rollout.server.turn import Repeated, ServedTurn
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.encode import as_ids
+from toolroll.rollout.types import IdArray, Message, Tool
+
+EDITED = "the client changed what was served"
+TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
+SWITCHES_CHANGED = "the chat template's switches changed"
+NEW_ROOT = "another conversation of the same session"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A planned prompt: `input_ids` whole; `parent` the node that it shares, `delta` what comes behind. `messages` and `tools` as they
+    are served; `digest` of the messages. `fork_reason` where it is no plain continuation."""
+
+    template: ChatTemplate
+    messages: list[Message]
+    added: tuple[Message, ...]
+    tools: list[Tool]
+    tools_key: bytes
+    digest: Digest
+    input_ids: IdArray
+    parent: Node | None
+    delta: IdArray
+    repeated: Repeated | None
+    fork_reason: str | None = None
+    continues: bool = False
+    preserved: bool = False
+
+    @property
+    def turn(self) -> ServedTurn | None:
+        """The turn that it goes on from."""
+        return self.repeated.turn if self.repeated is not None else None
+
+
+class ConversationTree:
+    """The turns served in one session, over its token tree."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._turns: dict[Digest, list[ServedTurn]] = {}
+        self.forks: list[str] = []
+        self._tools_keys: dict[bytes, bytes] = {}
+
+    # --- planning ------------------------------------------------------------------------------------------------------
+
+    def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
+        """Return the prompt of a request. Raise `TemplateError` if the template refuses the conversation."""
+        echo = Echo()
+        digests = [echo.add(message) for message in messages]
+        repeated = self._longest(messages, digests)
+        tools_key = self._one_of(orjson.dumps(tools))
+        digest = echo.digest
+        if repeated is None:
+            return self._root(messages, tools, tools_key, digest, template)
+        length, served = repeated.length, repeated.served
+        new = with_served_ids(messages[length:], messages[:length], served)
+        edited = EDITED if any(message["role"] == "assistant" for message in new) else None
+        reason = self._why_fork(repeated, tools, tools_key, template)
+        if reason is None:
+            try:
+                return self._continued(repeated, new, tools, tools_key, digest, template, edited)
+            except HistoryRewrittenError as error:
+                reason = edited or error.reason
+        return self._forked(repeated, new, tools, tools_key, digest, template, reason)
+
+    def _one_of(self, tools_key: bytes) -> bytes:
+        """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
+        return self._tools_keys.setdefault(tools_key, tools_key)
+
+    def _longest(self, messages: Sequence[Message], digests: Sequence[Digest]) -> Repeated | None:
+        """Return the longest turn that `messages` repeat; `digests` are those up to each of them."""
+        for length in range(len(messages), 0, -1):
+            turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
+            if turn is not None:
+                return Repeated(turn, length, turn.messages())
+        return None
+
+    def _choose(self, turns: Sequence[ServedTurn], messages: Sequence[Message], length: int) -> ServedTurn | None:
+        """Of turns that say the same (siblings), return the one whose call ids the client repeats, else the
+        first; None if the client changed a thought."""
+        kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
+        if len(kept) <= 1:
+            return kept[0] if kept else None
+        given = messages[length - 1]
+        exact = (turn for turn in kept if _said(turn.reply) == _said(given))
+        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
+        return next(exact, None) or next(same_ids, None) or kept[0]
+
+    def _why_fork(self, repeated: Repeated, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
+        turn = repeated.turn
+        if template is not turn.template:
+            return SWITCHES_CHANGED
+        if tools_key != turn.tools_key:
+            before = repeated.served[:-1]
+            render = template.renderer.render
+            if render(before, orjson.loads(turn.tools_key), generate=True) != render(before, tools, generate=True):
+                return TOOLS_CHANGED
+        return None
+
+    def _root(self, messages: list[Message], tools: list[Tool], tools_key: bytes, digest: Digest, template: ChatTemplate) -> Prompt:
+        _, ids = template.first_prompt(messages, tools)
+        reason = NEW_ROOT if self._turns else None
+        return Prompt(template, messages, tuple(messages), tools, tools_key, digest, ids, None, ids, None, reason)
+
+    def _continued(
+        self,
+        repeated: Repeated,
+        new: list[Message],
+        tools: list[Tool],
+        tools_key: bytes,
+        digest: Digest,
+        template: ChatTemplate,
+        edited: str | None,
+    ) -> Prompt:
+        """Behind the turn, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
+        turn, served = repeated.turn, repeated.served
+        delta = template.delta_after(served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids)
+        ids = turn.ids_with(delta.input_ids, self.session)
+        return Prompt(
+            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, repeated,
+            edited if turn.node.children else None, continues=True, preserved=delta.preserved is not None,
+        )  # fmt: skip
+
+    def _forked(
+        self,
+        repeated: Repeated,
+        new: list[Message],
+        tools: list[Tool],
+        tools_key: bytes,
+        digest: Digest,
+        template: ChatTemplate,
+        reason: str,
+    ) -> Prompt:
+        node, whole = repeated.turn.node, [*repeated.served, *new]
+        ids = as_ids(template.fork_prompt(self.session.path_ids(node), whole, tools))
+        shared = self.session.shared_prefix(ids, node)
+        delta = ids[shared.stop if shared is not None else 0 :]
+        return Prompt(template, whole, tuple(new), tools, tools_key, digest, ids, shared, delta, repeated, reason)
+
+    # --- verifying -----------------------------------------------------------------------------------------------------
+
+    def unchecked(self) -> list[ServedTurn]:
+        """Return the turns that end a sequence that was not verified yet."""
+        turns = [turn for same in self._turns.values() for turn in same]
+        continued = {id(turn.parent) for turn in turns if turn.continues}
+        return [turn for turn in turns if not turn.checked and id(turn) not in continued]
+
+    # --- committing ----------------------------------------------------------------------------------------------------
+
+    def observe(self, prompt: Prompt) -> Node:
+        """Write the prompt's own tokens; the same prompt twice is one node."""
+        before = self.session.nodes
+        node = self.session.grow(prompt.parent, prompt.delta, reason=prompt.fork_reason)
+        if prompt.fork_reason is not None and self.session.nodes > before:
+            self.forks.append(prompt.fork_reason)
+        return node
+
+    def commit(self, prompt: Prompt, node: Node, reading: Reading) -> ServedTurn:
+        """Enter the turn that was sampled as `node`."""
+        echo = Echo(prompt.digest)
+        digest = echo.add(reading.message)
+        turn = ServedTurn(
+            prompt.turn,
+            prompt.added,
+            reading.message,
+            digest,
+            node,
+            reading.sampled,
+            prompt.tools_key,
+            prompt.template,
+            prompt.continues,
+            prompt.preserved,
+        )
+        self._turns.setdefault(digest, []).append(turn)
+        return turn
+
+
+def _call_ids(message: Message) -> list[str]:
+    return [call["id"] for call in message.get("tool_calls") or ()]
+
+
+def _said(message: Message) -> tuple[str, str | None, list[str]]:
+    return (message.get("content") or "", message.get("reasoning_content"), _call_ids(message))

@@ -1,0 +1,11 @@
+"""The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own state.
+
+Needs the package `openai` (2.8 or newer): pip install "toolroll[openai]". Nothing else of the library imports it.
+"""
+
+from toolroll.rollout.server.in_process.client import ToolrollClient
+from toolroll.rollout.server.in_process.managed import ManagedSession, managed_session
+from toolroll.rollout.server.in_process.nodes import SequenceNode
+from toolroll.rollout.server.in_process.texts_only import TextOnlySession
+
+__all__ = ["ManagedSession", "SequenceNode", "TextOnlySession", "ToolrollClient", "managed_session"]

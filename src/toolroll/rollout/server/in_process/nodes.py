@@ -1,0 +1,78 @@
+"""`SequenceNode`: a sequence in the form in which Atropos hands it out: masked tokens with -100, logprobs with 1.0 on prompts.
+
+Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0; a token with loss has the engine's own logprob;
+over all nodes of one state, a sampled token is unmasked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Trajectory
+
+MASKED = -100
+PROMPT_LOGPROB = 1.0
+
+
+class SequenceNode(BaseModel):
+    """One sequence: all lists are equally long."""
+
+    full_text: str
+    tokens: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    metadata: dict[str, Any] | None = None
+
+
+def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
+    """A whole trajectory as one node."""
+    trained = found.loss_mask.astype(bool)
+    last = found.turns[-1] if found.turns else None
+    metadata = {
+        "trainable": bool(trained.any()),
+        "finish_reason": last.finish_reason if last is not None else None,
+        "turns": len(found.turns),
+        "fork_reason": found.fork_reason,
+    }
+    return SequenceNode(
+        full_text=encoder.decode(found.input_ids),
+        tokens=found.input_ids.tolist(),
+        masked_tokens=np.where(trained, found.input_ids, MASKED).tolist(),
+        logprobs=np.where(trained, np.nan_to_num(found.logprobs), PROMPT_LOGPROB).tolist(),
+        metadata=metadata,
+    )
+
+
+def tree_nodes(session: Session, sampled: Sequence[Node], encoder: Encoder) -> dict[str, SequenceNode]:
+    """Each sampled node with its whole path, by its text; `metadata["parent"]` is the key of the sampled node that it goes on from.
+    Nodes of the same text (n answers that say the same) get "#2", "#3" behind it: none is lost."""
+    keys: dict[Node, str] = {}
+    found: dict[str, SequenceNode] = {}
+    for node in sampled:
+        ids = session.path_ids(node)
+        text = encoder.decode(ids)
+        key = next(name for name in (text, *(f"{text}#{at}" for at in range(2, len(sampled) + 2))) if name not in found)
+        keys[node] = key
+        completion = node.completion
+        assert completion is not None
+        trained = np.zeros(len(ids), dtype=bool)
+        trained[node.start :] = node.excluded is None
+        logprobs = np.full(len(ids), PROMPT_LOGPROB)
+        if completion.logprobs is not None and node.excluded is None:
+            logprobs[node.start :] = completion.logprobs
+        parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
+        found[key] = SequenceNode(
+            full_text=text,
+            tokens=ids.tolist(),
+            masked_tokens=np.where(trained, ids, MASKED).tolist(),
+            logprobs=logprobs.tolist(),
+            metadata={"trainable": bool(trained.any()), "finish_reason": completion.finish_reason, "parent": parent},
+        )
+    return found

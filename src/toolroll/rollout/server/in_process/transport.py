@@ -1,0 +1,137 @@
+"""`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event loop, without a socket.
+
+Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled call hangs up as a closed connection
+does (the grace time begins); nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import re
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.received import decoded
+from toolroll.rollout.server.sessions import LiveSession, check_id
+from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.pending import Work
+
+logger = logging.getLogger(__name__)
+
+BASE = "http://toolroll.invalid"
+"""A name that no resolver knows: a request that missed this transport would fail."""
+_PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
+
+
+class InProcessTransport:
+    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or the library that a newer SDK has in its place."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> InProcessTransport:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """One request of the SDK; the answer is of the HTTP library that the request is of."""
+        http = importlib.import_module(type(request).__module__.partition(".")[0])
+        try:
+            return await self._answer(http, request)
+        except http.TimeoutException:
+            raise  # the SDK's own time-out: it tries again, and joins the request that it gave up on
+        except Exception as error:  # the endpoint's border: every failure is an answer, as over HTTP
+            found = api_error(error)
+            if found.code == "internal_error":
+                logger.exception("a request to %s failed", request.url.path)
+            headers = {"x-should-retry": "true" if found.retry else "false"}
+            return _json(http, found.body, found.status, headers)
+
+    async def _answer(self, http: Any, request: Any) -> Any:
+        match = _PATH.fullmatch(request.url.path)
+        what = match["what"] if match else ""
+        await self._endpoint.refresh()
+        if request.method == "GET" and what == "models":
+            return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
+        if request.method == "GET" and what == f"models/{self._endpoint.model}":
+            return _json(http, model_card(self._endpoint))
+        ask = {"chat/completions": self._endpoint.ask_chat, "completions": self._endpoint.ask_text}.get(what)
+        if ask is None or match is None or request.method != "POST":
+            raise ApiError(404, "not_found", f"{request.method} {request.url.path} is not served in process")
+        body = await decoded(await request.aread(), settings=self._endpoint.settings)
+        live = self._live(match["session"])
+        asked, work = await ask(live, body, retry=retry_number(request.headers.get("x-stainless-retry-count")))
+        limit = request.extensions.get("timeout", {}).get("read")
+        live.works.join(work)
+        if asked.request.stream:
+            return await self._stream(http, live, asked, work)
+        try:
+            done, _ = await asyncio.wait([work.task], timeout=limit)
+            if not done:
+                raise http.ReadTimeout(f"no answer within {limit} s", request=request)
+            served = self._endpoint.deliver(work)
+            return http.Response(200, headers={"Content-Type": "application/json"}, content=served.body)
+        finally:
+            live.works.leave(work)
+
+    def _live(self, session: str | None) -> LiveSession:
+        if session is None:
+            return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+        return self._endpoint.sessions.of(check_id(session))
+
+    async def _stream(self, http: Any, live: LiveSession, asked: Asked, work: Work[Served]) -> Any:
+        try:
+            await opened(self._endpoint, work)
+        except BaseException:
+            live.works.leave(work)
+            raise
+        lines = _Lines(event_lines(self._endpoint, asked, work), live, work)
+        return http.Response(200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines))
+
+
+class _Lines:
+    """A stream's lines; whoever stops reading them hangs up, once."""
+
+    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: Work[Served]) -> None:
+        self.lines = lines
+        self._live = live
+        self._work: Work[Served] | None = work
+
+    def hang_up(self) -> None:
+        if self._work is not None:
+            self._live.works.leave(self._work)
+            self._work = None
+
+
+def _byte_stream(http: Any, lines: _Lines) -> Any:
+    """`lines` as the HTTP library's own stream, which its client insists on."""
+
+    class EventStream(http.AsyncByteStream):  # type: ignore[misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for line in lines.lines:
+                    yield line
+            finally:
+                lines.hang_up()
+
+        async def aclose(self) -> None:
+            lines.hang_up()
+
+    return EventStream()
+
+
+def _json(http: Any, data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+    return http.Response(status, headers={"Content-Type": "application/json", **(headers or {})}, content=orjson.dumps(data))

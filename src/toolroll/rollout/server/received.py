@@ -1,0 +1,143 @@
+"""`Received`: the JSON body of a request, as far as its limits allow.
+
+Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. What is
+larger than `LARGE`, and whatever is compressed, is decoded in a thread: it holds up no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.runtime.threads import call_of_size
+
+T = TypeVar("T")
+
+LARGE = 100_000
+"""Bytes of JSON that are read on the event loop at most."""
+LONG = LARGE // 4
+"""Tokens that are read as a reply, or written as JSON, on the event loop at most."""
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A body: a JSON object, and whether its text is larger than `LARGE`."""
+
+    data: dict[str, Any]
+    large: bool = False
+
+
+async def receive(request: web.Request, settings: EndpointSettings) -> Received:
+    """Return the body of `request`. Raise `ApiError` if it is too large, too slow, or not a JSON object."""
+    if request.content_type != "application/json":
+        words = f"send Content-Type: application/json, not {request.content_type!r}"
+        raise ApiError(415, "unsupported_media_type", words)
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise ApiError(415, "unsupported_media_type", f"Content-Encoding {encoding!r}: send gzip, deflate or identity")
+    return await decoded(await _raw(request, settings), compressed=encoding != "identity", settings=settings)
+
+
+async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
+    """Return `raw` decoded, in a thread if it may be large. Raise `ApiError` as `decode` does."""
+    call = partial(decode, raw, compressed=compressed, settings=settings)
+    return await call_of_size(call, large=compressed or len(raw) > LARGE)
+
+
+def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:
+    """Return `raw` decoded."""
+    text = _decompressed(raw, settings.max_body) if compressed else raw
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    if len(text) > settings.max_text:
+        _check_texts(data, settings.max_text)
+    return Received(data, len(text) > LARGE)
+
+
+async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(settings.receive):
+            async for chunk in request.content.iter_any():
+                raw += chunk
+                if len(raw) > settings.max_body:
+                    raise _too_large(settings.max_body)
+    except TimeoutError as error:
+        words = f"the request did not arrive within {settings.receive:g} s"
+        raise ApiError(408, "request_timeout", words, retry=True) from error
+    except web.RequestPayloadError as error:
+        raise ApiError(400, "invalid_body", "the body is not what its headers announce") from error
+    return bytes(raw)
+
+
+def _decompressed(raw: bytes, limit: int) -> bytes:
+    """Return `raw` decompressed: `limit` bytes at most are ever made of it."""
+    made = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        text = made.decompress(raw, limit + 1)
+    except zlib.error as error:
+        words = f"the body is not what its Content-Encoding says: {error}"
+        raise ApiError(400, "invalid_body", words) from error
+    if len(text) > limit:
+        raise _too_large(limit)
+    if not made.eof or made.unused_data:
+        raise ApiError(400, "invalid_body", "the compressed body is cut off, or goes on after its end")
+    return text
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"the body is larger than {limit} bytes, the limit (--max-body)")
+
+
+def _check_texts(data: Any, limit: int) -> None:
+    """Refuse the first text of `data` that is longer than `limit` bytes, and name its place.
+
+    Only the way to the present item is kept, and no list of what is left: a body may hold millions.
+    """
+    steps: list[str] = []
+    inner = [_entries(data)]
+    while inner:
+        step, item = next(inner[-1], (None, None))
+        if step is None:
+            inner.pop()
+            continue
+        steps[len(inner) - 1 :] = [step]
+        if isinstance(item, (dict, list)):
+            inner.append(_entries(item))
+        elif _longer(item, limit):
+            place = "".join(steps).removeprefix(".")[:200]
+            words = f"{place} is longer than {limit} bytes, the limit of one text (--max-text)"
+            raise ApiError(413, "text_too_large", words, param=place)
+
+
+def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield what `data` holds, the names of an object too, each with the step that leads to it."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield f".{name[:200]}", name
+            yield f".{name[:200]}", value
+    else:
+        for index, value in enumerate(data):
+            yield f"[{index}]", value
+
+
+def _longer(item: Any, limit: int) -> bool:
+    """Return whether `item` is a text of more than `limit` bytes."""
+    if not isinstance(item, str) or len(item) * 4 <= limit:
+        return False
+    return len(item) > limit or len(item.encode(errors="surrogatepass")) > limit

@@ -1,0 +1,77 @@
+"""What one request came to: the prompt, the completions, and what they read as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.types import Completion, IdArray
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer. `reading` is None for a text completion; `text` is what the client is shown then."""
+
+    completion: Completion
+    text: str
+    reading: Reading | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`); `constrained` says by what the sampling
+    was, if it was. `commit` is called once, when the answers are handed out; `render` makes the body without the prompt's ids."""
+
+    id: str
+    created: int
+    model: str
+    prompt_ids: IdArray
+    choices: list[Choice]
+    sampling_params: Mapping[str, Any]
+    prompt_json: bytes
+    constrained: str | None = None
+    commit: Callable[[], None] | None = field(default=None, repr=False)
+    render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
+    _rest: bytes | None = field(default=None, repr=False)
+
+    @property
+    def body(self) -> bytes:
+        """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would have."""
+        self.write()
+        assert self._rest is not None
+        return b"".join((memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}"))
+
+    def write(self) -> None:
+        """Write the body, if it is not written yet."""
+        if self._rest is None:
+            assert self.render is not None
+            self._rest = orjson.dumps(self.render())
+            self.render = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage, with the cached tokens."""
+        prompt = len(self.prompt_ids)
+        said = sum(len(choice.completion.output_ids) for choice in self.choices)
+        cached = max((choice.completion.cached_tokens for choice in self.choices), default=0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": said,
+            "total_tokens": prompt + said,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def ids_json(*parts: IdArray | bytes) -> bytes:
+    """Ids as JSON text without brackets; each of `parts` ids, or such a text of them."""
+    texts = (part if isinstance(part, bytes) else _dumped(part) for part in parts)
+    return b",".join(text for text in texts if text)
+
+
+def _dumped(ids: IdArray) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

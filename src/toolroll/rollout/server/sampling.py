@@ -1,0 +1,170 @@
+"""A request's sampling: OpenAI's names into SGLang's, and what cannot be honoured refused by name.
+
+Invariants: what a request leaves open is the session's, then the endpoint's; nothing is shared between requests; a constrained turn
+is marked as one (its logprobs are those of the constrained distribution).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, NamedChoice, Sampling
+
+NO_LIMIT = 1 << 30
+"""Clamped to the room that the context leaves."""
+
+_UNKNOWN_CONTEXT_LIMIT = 8192
+
+_SAME_NAME = (
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty stop_token_ids ignore_eos logit_bias"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the engine and the way to it can do, found out at the start."""
+
+    deterministic: bool = False
+    behind_router: bool = False
+    context_length: int | None = None
+    vocab_size: int | None = None
+
+
+def sampling_params(
+    request: Sampling, settings: EndpointSettings, abilities: Abilities, session_params: Mapping[str, Any], limit: int | None
+) -> dict[str, Any]:
+    """SGLang's sampling parameters for `request`; `limit` the tokens that it asks for."""
+    params = {**settings.sampling_params, **session_params}
+    for name in _SAME_NAME:
+        value = getattr(request, name)
+        if value is not None:
+            params[name] = value
+    if request.stop_strings:
+        params["stop"] = request.stop_strings
+    if request.min_tokens:
+        params["min_new_tokens"] = request.min_tokens
+    if request.logit_bias is not None:
+        params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
+    if request.seed is not None:
+        if not abilities.deterministic and settings.seed == "refuse":
+            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would not repeat an answer"
+            raise refused("seed", f"{words}; to send it all the same, serve with --seed best_effort")
+        params["sampling_seed"] = request.seed
+    wanted = limit if limit is not None else settings.default_max_tokens
+    if wanted is not None:
+        params["max_new_tokens"] = wanted
+    elif "max_new_tokens" not in params:
+        params["max_new_tokens"] = NO_LIMIT if abilities.context_length else _UNKNOWN_CONTEXT_LIMIT
+    _check(request, settings, abilities, params)
+    return params
+
+
+def _check(request: Sampling, settings: EndpointSettings, abilities: Abilities, params: Mapping[str, Any]) -> None:
+    if request.n > settings.max_choices:
+        raise refused("n", f"n is {request.n}; this endpoint gives at most {settings.max_choices}", code="invalid_value")
+    if request.top_k is not None and request.top_k < 1 and request.top_k != -1:
+        raise refused("top_k", f"top_k is {request.top_k}; it must be -1 or at least 1", code="invalid_value")
+    vocab = abilities.vocab_size
+    if vocab is not None and any(not 0 <= index < vocab for index in request.stop_token_ids or ()):
+        raise refused("stop_token_ids", f"stop_token_ids holds an id outside the vocabulary of {vocab}", code="invalid_value")
+    if vocab is not None and any(not 0 <= index < vocab for index in request.logit_bias or ()):
+        raise refused("logit_bias", f"logit_bias holds an id outside the vocabulary of {vocab}", code="invalid_value")
+    if abilities.behind_router:
+        for name in DROPPED_BY_ROUTERS.intersection(params):
+            raise refused(name, f"the router drops {name!r} without a word: it cannot be honoured")
+
+
+def check_defaults(params: Mapping[str, Any]) -> None:
+    """Refuse sampling parameters of a session that SGLang does not know."""
+    for name in params:
+        if name not in KNOWN or name == "n":
+            raise refused(f"sampling_params.{name}", f"SGLang has no sampling parameter {name!r} that a session may set")
+
+
+# --- constraints ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; the
+    names of which one must be called, if a call is `forced`; and those whose arguments must follow their schema."""
+
+    tools: list[dict[str, Any]]
+    offered: bool
+    constrained: str | None = None
+    forced: tuple[str, ...] = ()
+    strict: tuple[str, ...] = ()
+
+
+def apply_tool_choice(
+    request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any], *, routed: bool
+) -> ToolUse:
+    """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into `params`."""
+    choice = request.tool_choice
+    names = [tool["function"]["name"] for tool in tools]
+    if not names and (choice == "required" or isinstance(choice, NamedChoice)):
+        raise refused("tool_choice", "tool_choice asks for a call, and there are no tools", code="invalid_value")
+    constrained = _response_format(request, params)
+    if not names or choice == "none":
+        return ToolUse([], False, constrained)
+    if isinstance(choice, NamedChoice):
+        if choice.function.name not in names:
+            words = f"tool_choice names {choice.function.name!r}; the tools are {', '.join(names)}"
+            raise refused("tool_choice", words, code="invalid_value")
+        names = [choice.function.name]
+    forced = choice == "required" or isinstance(choice, NamedChoice)
+    if forced and constrained:
+        raise refused("response_format", "response_format and a forced tool call exclude each other", code="invalid_value")
+    one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
+    callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
+    strict = tuple(tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict"))
+    if strict:
+        place = f"tools[{[tool['function']['name'] for tool in tools].index(strict[0])}].function.strict"
+        if constrained:
+            raise refused(place, f"{place} and response_format exclude each other", code="invalid_value")
+        if routed:
+            raise refused(place, f"the router drops the grammar that {place} needs: leave it out, or false")
+        params["structural_tag"] = strict_tag(parser, callable_tools, place, forced=forced, several=not one)
+        constrained = "strict"
+    elif forced:
+        params["ebnf"] = call_grammar(parser, names, several=not one)
+        constrained = "tool_choice"
+    elif one:
+        params["stop"] = [*_stops(params), call_closer(parser)]
+        params["no_stop_trim"] = True
+    return ToolUse(list(tools), True, constrained, tuple(names) if forced else (), strict)
+
+
+def _stops(params: Mapping[str, Any]) -> list[str]:
+    stop = params.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema: dict[str, Any] | None = {"type": "object"}
+    if wanted.type == "json_schema":
+        schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+        if schema is None:
+            raise refused("response_format", "response_format.json_schema.schema is missing", code="invalid_value")
+    params["json_schema"] = orjson.dumps(schema).decode()
+    return "response_format"
+
+
+def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
+    """How many likeliest tokens are asked for at each place."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs or 0
+    if request.top_logprobs and not request.logprobs:
+        raise refused("top_logprobs", "top_logprobs needs logprobs: true", code="invalid_value")
+    return request.top_logprobs or 0

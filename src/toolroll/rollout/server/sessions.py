@@ -1,0 +1,168 @@
+"""The sessions of an endpoint: made, found, limited, dropped.
+
+Invariants: an id is checked before it is used for anything; a session belongs to nobody else's key; a session that nobody used for
+the idle time is dropped with its requests; nothing of a request without a session is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.turn import ServedTurn
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.completion_index import TextEnds
+from toolroll.rollout.server.conversation_tree import ConversationTree
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.pending import Works
+from toolroll.rollout.session.session import Session
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+
+
+def check_id(session_id: str) -> str:
+    """`session_id`, if it is one."""
+    if not _ID.fullmatch(session_id):
+        words = "a session id is 1 to 128 letters, digits, and any of . _ : @ -, and begins with a letter or a digit"
+        raise ApiError(400, "invalid_session_id", words, param="session_id")
+    return session_id
+
+
+@dataclass(slots=True, eq=False)
+class LiveSession:
+    """One session: its tree, its requests in flight, what it was told of its reward. `trace`: the sampled nodes in the order in which
+    they were handed out, with the kind of request; `texts`: those of text completions; `answers`: how many each prompt got."""
+
+    session: Session
+    tree: ConversationTree
+    works: Works[Served]
+    texts: TextEnds
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    trace: list[tuple[Node, str]] = field(default_factory=list)
+    answers: Counter[bytes] = field(default_factory=Counter)
+    mismatches: Counter[str] = field(default_factory=Counter)
+    checks: dict[ServedTurn, asyncio.Task[None]] = field(default_factory=dict)
+    """The verifications under way."""
+    created: float = field(default_factory=time.time)
+    used: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> str:
+        """The id."""
+        return self.session.session_id
+
+    async def checked(self) -> None:
+        """Wait for the checks under way; a caller that is cancelled does not cancel them."""
+        if self.checks:
+            finished, _ = await asyncio.wait(self.checks.values())
+            for task in finished:
+                if task.cancelled():
+                    raise ApiError(409, "request_aborted", "the session was deleted while it was verified")
+                task.result()
+
+    def check_done(self, turn: ServedTurn, kind: str | None) -> None:
+        """Enter what a check of the sequence that ends with `turn` found; once, however many there were."""
+        if not turn.checked and kind is not None:
+            self.mismatches[kind] += 1
+        turn.checked = True
+
+    def exclude_wrong(self) -> None:
+        """Take everything out of training if a check found something wrong."""
+        for kind in self.mismatches:
+            if kind != "preserved":
+                self.session.exclude(f"verification: {kind}")
+
+
+class Sessions:
+    """All sessions of an endpoint, the longest unused one first."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self._settings = settings
+        self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def passing(self, session_id: str) -> LiveSession:
+        """A session for one request: nobody else finds it, and nothing of it is kept."""
+        session = Session(session_id)
+        return LiveSession(session, ConversationTree(session), Works(0.0), TextEnds(session))
+
+    def create(self, session_id: str, sampling_params: Mapping[str, Any] | None = None) -> LiveSession:
+        """A new session; refused where the id is taken or the endpoint is full."""
+        check_id(session_id)
+        self.drop_idle()
+        if session_id in self._sessions:
+            raise ApiError(409, "session_exists", f"the session {session_id!r} exists already", param="session_id")
+        if len(self._sessions) >= self._settings.max_sessions:
+            raise ApiError(429, "too_many_sessions", f"this endpoint holds {len(self)} sessions, its limit: delete some", retry=True)
+        session = Session(session_id)
+        live = LiveSession(session, ConversationTree(session), Works(self._settings.grace), TextEnds(session), sampling_params or {})
+        self._sessions[session_id] = live
+        return live
+
+    def of(self, session_id: str) -> LiveSession:
+        """The session, made where it is not there."""
+        live = self._sessions.get(session_id)
+        return self._touched(live) if live is not None else self.create(session_id)
+
+    def get(self, session_id: str) -> LiveSession | None:
+        """The session, None where there is none; looking at it is no use of it."""
+        return self._sessions.get(session_id)
+
+    def find(self, session_id: str) -> LiveSession:
+        """The session; a 404 where there is none."""
+        live = self._sessions.get(check_id(session_id))
+        if live is None:
+            raise ApiError(404, "session_not_found", f"there is no session {session_id!r}", param="session_id")
+        return self._touched(live)
+
+    def _touched(self, live: LiveSession) -> LiveSession:
+        live.used = time.monotonic()
+        self._sessions.move_to_end(live.id)
+        return live
+
+    def discard(self, session_id: str) -> None:
+        """Forget a session, if it is there; its requests in flight are told to end."""
+        live = self._sessions.pop(session_id, None)
+        if live is not None:
+            live.works.cancel()
+
+    async def drop(self, session_id: str) -> None:
+        """Forget a session; its requests in flight are aborted."""
+        live = self.find(session_id)
+        del self._sessions[session_id]
+        await end(live)
+
+    def drop_idle(self) -> None:
+        """Forget what nobody used for the idle time."""
+        limit = time.monotonic() - self._settings.idle
+        for session_id, live in list(self._sessions.items()):
+            if live.used > limit:
+                return
+            if not live.works.in_flight:
+                self.discard(session_id)
+
+    async def aclose(self) -> None:
+        """End all requests in flight."""
+        lives, self._sessions = list(self._sessions.values()), OrderedDict()
+        for live in lives:
+            await end(live)
+
+
+async def end(live: LiveSession) -> None:
+    """Abort what is in flight, and wait until it has ended."""
+    tasks: list[asyncio.Task[Any]] = [*live.works.cancel(), *live.checks.values()]
+    for check in live.checks.values():
+        check.cancel()
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)

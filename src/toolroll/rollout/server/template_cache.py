@@ -1,0 +1,65 @@
+"""The served chat template under other switches (`chat_template_kwargs`, `reasoning_effort`), a bounded number of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import orjson
+from jinja2 import meta
+
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.caches.sandbox import compile_template
+
+_KEPT = 16
+_RESERVED = frozenset({"messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "strftime_now", "conversation"})
+_EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
+"""Switches for how much a model thinks, as chat templates name them. The last two are on or off."""
+
+
+class Variants:
+    """Chat templates by their switches; one object per set of switches as long as it is in use."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
+
+    def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+        """Return `switches` with the one that `effort` (OpenAI's `reasoning_effort`) sets."""
+        if effort is None:
+            return switches
+        name = self._effort
+        if name is None:
+            words = f"the chat template has no switch for reasoning_effort (it would be {', '.join(_EFFORTS)})"
+            raise refused("reasoning_effort", f"{words}: leave it out")
+        if name in switches:
+            raise refused("reasoning_effort", f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one")
+        return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
+
+    @cached_property
+    def _effort(self) -> str | None:
+        """The template's switch for the effort, None if it has none."""
+        renderer = self._template.renderer
+        environment = compile_template(renderer.source, renderer.now).environment
+        names = meta.find_undeclared_variables(environment.parse(renderer.source))
+        return next((name for name in _EFFORTS if name in names), None)
+
+    def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
+        """The template with `switches` over its own."""
+        taken = _RESERVED.intersection(switches)
+        if taken:
+            name = f"chat_template_kwargs.{min(taken)}"
+            raise refused(name, f"{name} is not a switch of the template")
+        if all(name in self._template.renderer.kwargs and self._template.renderer.kwargs[name] == switches[name] for name in switches):
+            return self._template
+        key = orjson.dumps(switches, option=orjson.OPT_SORT_KEYS)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._template.with_kwargs(switches)
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return made

@@ -1,0 +1,138 @@
+"""Tool calls that must be made, or must follow their schema: grammars in the model's own wire format.
+
+A call is forced by EBNF, since that reaches the engine through every router (they drop `structural_tag`): a call of an offered tool
+with arguments of any kind, which the parser checks against the tool's schema. Arguments of `strict` tools are forced to follow their
+schema by a structural tag. One entry per wire format: a format that is not here cannot be forced, and the request is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Completion
+
+_JSON = r"""
+object ::= "{" ws (pair ("," ws pair)*)? "}"
+pair ::= string ":" ws value
+array ::= "[" ws (value ("," ws value)*)? "]"
+value ::= object | array | string | number | "true" | "false" | "null"
+string ::= "\"" character* "\""
+character ::= [^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+ws ::= " "?
+"""
+
+
+def _hermes(names: Sequence[str], *, several: bool) -> str:
+    alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
+    root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
+    opened, closed = _literal('<tool_call>\n{"name": '), _literal("}\n</tool_call>")
+    return f'{root}\ncall ::= {opened} name ", \\"arguments\\": " object {closed}\nname ::= {alternatives}{_JSON}'
+
+
+def _llama3(names: Sequence[str], *, several: bool) -> str:
+    alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
+    return f'root ::= "{{\\"name\\": " name ", \\"parameters\\": " object "}}"\nname ::= {alternatives}{_JSON}'
+
+
+def _marked_up(names: Sequence[str], *, several: bool, head: tuple[str, str], argument: tuple[str, str, str], tail: str) -> str:
+    """Calls whose arguments stand between tags, each a name and a text: `head` around the function's name, `argument` around its key
+    and its value, `tail` at the end."""
+    root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
+    before, between, after = (_literal(text) for text in argument)
+    return "\n".join(
+        [
+            root,
+            f"call ::= {_literal(head[0])} name {_literal(head[1])} argument* {_literal(tail)}",
+            f"name ::= {' | '.join(_literal(name) for name in names)}",
+            f"argument ::= {before} [a-zA-Z0-9_]+ {between} [^<]* {after}",
+        ]
+    )
+
+
+_qwen3_coder = partial(
+    _marked_up,
+    head=("<tool_call>\n<function=", ">\n"),
+    argument=("<parameter=", ">\n", "\n</parameter>\n"),
+    tail="</function>\n</tool_call>",
+)
+_glm45 = partial(
+    _marked_up,
+    head=("<tool_call>", "\n"),
+    argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    tail="</tool_call>",
+)
+_GRAMMARS: dict[str, Callable[..., str]] = {"hermes": _hermes, "llama3": _llama3, "qwen3_coder": _qwen3_coder, "glm45": _glm45}
+CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
+"""What a call ends with: a stop string where only one call is allowed."""
+
+
+def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
+    """EBNF of one call, or `several`, of one of the tools `names`, as the parser named `parser` reads it."""
+    make = _GRAMMARS.get(parser)
+    if make is None:
+        raise refused("tool_choice", f"calls in the format {parser!r} cannot be forced: leave tool_choice at auto")
+    return make(names, several=several)
+
+
+def strict_tag(parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool) -> str:
+    """Return a structural tag under which calls of `tools` that are strict follow their schema.
+
+    `forced`: there is nothing but a call, or `several`. `place` names the first strict tool, for the refusal of another format.
+    """
+    if parser != "hermes":
+        raise refused(place, f"{place} cannot be honoured for calls in the format {parser!r}: leave it out, or false")
+    tags = []
+    for function in (tool["function"] for tool in tools):
+        schema = (function.get("parameters") if function.get("strict") else None) or {"type": "object"}
+        begin = f'<tool_call>\n{{"name": {orjson.dumps(function["name"]).decode()}, "arguments": '
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"})
+    form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"]}
+    if forced:
+        form = {"type": "tags_with_separator", "separator": "\n"}
+    form |= {"tags": tags, "at_least_one": forced, "stop_after_first": not several}
+    return orjson.dumps({"type": "structural_tag", "format": form}).decode()
+
+
+def check_called(
+    forced: Sequence[str], strict: Sequence[str], reading: Reading, completion: Completion, template: ChatTemplate
+) -> None:
+    """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a call of one of the tools `strict`
+    that is against its schema.
+
+    The engine did not follow the grammar (one without a grammar backend ignores it), so the turn is not what was asked for, and
+    must not be marked as constrained. A reply that was cut, by its length or by a stop of the client's, may end before its call.
+    """
+    matched = completion.matched
+    cut = isinstance(matched, str) or (isinstance(matched, int) and matched not in template.stop_token_ids)
+    if completion.finish_reason != "stop" or cut:
+        return
+    calls = reading.parsed.tool_calls
+    words = None
+    if forced and not any(call.name in forced for call in calls):
+        words = f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
+    wrong = next((call for call in calls if call.name in strict and not call.ok), None)
+    if wrong is not None:
+        words = f"{wrong.name} is strict, and its call is not what its schema says ({wrong.error})"
+    if words is not None:
+        raise ApiError(502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent")
+
+
+def call_closer(parser: str) -> str:
+    """The stop string that ends a turn behind its first call."""
+    if parser not in CLOSERS:
+        raise refused("parallel_tool_calls", f"calls in the format {parser!r} cannot be kept to one: leave parallel_tool_calls open")
+    return CLOSERS[parser]
+
+
+def _literal(text: str) -> str:
+    """`text` as an EBNF string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,0 +1,108 @@
+"""`ServedTurn`: one turn that was served, and `Repeated`: how much of a request repeats one.
+
+Invariant: neither changes what it says of the conversation once it is made; a turn holds only the messages that it added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import ReferenceType
+
+import numpy as np
+import orjson
+
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.server.messages import Digest, same_reasoning
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.pending import Work
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.types import IdArray, Message
+
+
+@dataclass(slots=True, eq=False)
+class ServedTurn:
+    """One served turn: the messages that its prompt added, the reply, its node, and under what it was served."""
+
+    parent: ServedTurn | None
+    added: tuple[Message, ...]
+    reply: Message
+    digest: Digest
+    node: Node
+    sampled: Sampled
+    tools_key: bytes
+    template: ChatTemplate
+    continues: bool = False
+    """True if its tokens directly follow those of `parent`."""
+    preserved: bool = False
+    """True if the template would have rewritten what its prompt keeps."""
+    checked: bool = False
+    """True if the sequence that ends here was verified."""
+    source: ReferenceType[Work[Served]] | None = None
+    """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
+
+    def answered(self) -> Work[Served] | None:
+        """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
+        source, self.source = self.source, None
+        return source() if source is not None else None
+
+    def ids_with(self, delta: IdArray, session: Session) -> IdArray:
+        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
+        source = self.source  # read once: another request may take it while this one is planned in a thread
+        work = source() if source is not None else None
+        begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
+        return np.concatenate([*begun, delta])
+
+    def messages(self) -> list[Message]:
+        """Return the conversation up to and with the reply, as it was served."""
+        turns: list[ServedTurn] = []
+        turn: ServedTurn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return [message for step in reversed(turns) for message in (*step.added, step.reply)]
+
+    def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
+        """Return whether the first `length` messages of `given`, which say what was served up to here, leave its
+        reasoning alone, or out."""
+        turn: ServedTurn | None = self
+        while turn is not None:
+            start = length - len(turn.added) - 1
+            if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
+                return False
+            turn, length = turn.parent, start
+        return True
+
+
+def sequence_of(last: ServedTurn, session: Session) -> ServedSequence:
+    """Return the token sequence that ends with `last`, as the verifier wants it."""
+    chain = [last]
+    while chain[-1].continues and chain[-1].parent is not None:
+        chain.append(chain[-1].parent)
+    messages = last.messages()
+    at = len(messages)
+    spans: list[TurnSpan] = []
+    for turn in chain:
+        stopped = turn.sampled.stop is not None
+        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1, stopped))
+        at -= len(turn.added) + 1
+    return ServedSequence(
+        session.path_ids(last.node),
+        tuple(reversed(spans)),
+        messages,
+        orjson.loads(last.tools_key) or [],
+        forked=chain[-1].parent is not None,
+        preserved=any(turn.preserved for turn in chain),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The first `length` messages of a request repeat `turn`; `served`: the same messages as they were served."""
+
+    turn: ServedTurn
+    length: int
+    served: list[Message]

@@ -1,0 +1,5 @@
+"""The token tree of one session, and its single writer."""
+
+from toolroll.rollout.session.session import Session
+
+__all__ = ["Session"]

@@ -1,0 +1,258 @@
+"""`Session`: the token tree of one episode, and the single writer of ids, loss mask and logprobs.
+
+Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is begun (`fork`), so the prompt of
+turn n+1 begins with all tokens of turn n (I1); a node that was sampled is trained in the first path that holds it and is context
+in every later one (I2, I5); nodes hold only the tokens they add. `grow` and `grow_sampled` write at any node of the tree, for
+conversations that branch, and leave the current path alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.session.growable_array import GrownArray
+from toolroll.rollout.session.json_ids import IdText
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import NONE, TokenTree
+from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
+
+_INT32 = np.iinfo(np.int32)
+CONTEXT = "context"
+"""`Turn.excluded` of a sampled turn that an earlier path trains."""
+
+
+class Session:
+    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache.
+
+    What is no list of token ids is refused with `TokenError`, and so is a node of another session: nothing is written then.
+    """
+
+    __slots__ = ("__weakref__", "_head", "_observed", "_params", "_path", "_text", "_tree", "session_id")
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self._tree = TokenTree()
+        self._head = NONE
+        self._path = self._tree.ids  # the current path's ids: the tree's own, as long as that is one path
+        self._text = IdText()
+        self._observed: dict[tuple[int, bytes], int] = {}
+        self._params: Mapping[str, Any] = {}
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def observe(self, ids: Sequence[int] | IdArray) -> Node:
+        """Append tokens that the environment or the template wrote: mask 0."""
+        added = _checked(ids)
+        return self._append(added, self._tree.add(self._head, added))
+
+    def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
+        """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
+
+        Raises `TokenError` where the completion's logprobs do not belong to its ids.
+        """
+        ids = _checked_ids_of(completion)
+        if self._head == NONE:
+            raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
+        return self._append(ids, self._tree.add_sampled(self._head, ids, completion, self._shared(sampling_params)))
+
+    def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
+        """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
+
+        The shared nodes are whole ones; what was sampled in them stays trained in the first path.
+        """
+        ids = _checked(input_ids)
+        shared = self.shared_prefix(ids)
+        stop = shared.stop if shared else 0
+        self._head = shared.index if shared else NONE
+        self._path, self._text = GrownArray(np.intc), IdText()
+        self._path.append(ids[:stop])
+        self._text.append(ids[:stop])
+        node = self.observe(ids[stop:])
+        self._tree.fork_reasons[node.index] = reason
+        return node
+
+    def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
+        """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
+        for index in range(len(self._tree)) if nodes is None else map(self._index, nodes):
+            if self._tree.completed(index):
+                self._tree.excluded.setdefault(index, reason)
+
+    def _append(self, ids: IdArray, index: int) -> Node:
+        """Lengthen the current path by the node `index`, which holds `ids`."""
+        self._head = index
+        if self._path is not self._tree.ids:
+            self._path.append(ids)
+        elif len(self._path) != len(self._text) + len(ids):  # the tree has grown elsewhere too
+            self._path = GrownArray(np.intc)
+            self._path.append(self._tree.ids_along(self._tree.path(index)))
+        self._text.append(ids)
+        return Node(self._tree, index)
+
+    def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A copy of `sampling_params`; the last one where they are the same, as they are for nearly every turn."""
+        if self._params != sampling_params:
+            self._params = dict(sampling_params)
+        return self._params
+
+    # --- writing anywhere in the tree ------------------------------------------------------------------------------------
+
+    def grow(self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None) -> Node:
+        """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were added there before, that node is
+        given back: several answers to one prompt are siblings behind one node. `reason`: why a path is begun anew here."""
+        added, behind = _checked(ids), self._index(parent)
+        key = (behind, blake2b(added.tobytes(), digest_size=16).digest())
+        index = self._observed.get(key)
+        if index is None:
+            index = self._observed[key] = self._tree.add(behind, added)
+            if reason:
+                self._tree.fork_reasons[index] = reason
+        return Node(self._tree, index)
+
+    def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
+        """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
+        ids = _checked_ids_of(completion)
+        return Node(self._tree, self._tree.add_sampled(self._index(parent), ids, completion, self._shared(sampling_params)))
+
+    def _index(self, node: Node | None) -> int:
+        """The place of `node` in the tree; `NONE` for None."""
+        if node is None:
+            return NONE
+        if node.tree is not self._tree:
+            raise TokenError(f"this node is of another session, not of {self.session_id!r}")
+        return node.index
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    @property
+    def head(self) -> Node | None:
+        """The last node of the current path."""
+        return None if self._head == NONE else Node(self._tree, self._head)
+
+    @property
+    def input_ids(self) -> IdArray:
+        """The current path's ids: the next request's prompt. A view that refuses to be written, and that never changes."""
+        return self._path.view(0, len(self._text))
+
+    @property
+    def highest_id(self) -> int:
+        """The highest of them, as an unsigned number; 0 for none."""
+        return self._text.highest
+
+    @property
+    def input_ids_json(self) -> bytes:
+        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
+        return self._text.json
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the tree has."""
+        return len(self._tree)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the nodes hold, each counted once."""
+        return len(self._tree.ids)
+
+    def path_ids(self, node: Node | None) -> IdArray:
+        """The ids from the root to the end of `node`."""
+        return self._tree.ids_along(self._tree.path(self._index(node)))
+
+    def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
+        """The last node of the path to `end` (default: the current path) up to which `ids` agree with it token for token; None for
+        no whole node."""
+        tree, shared = self._tree, NONE
+        for index in tree.path(self._index(end) if end is not None else self._head):
+            if tree.stop(index) > len(ids) or not np.array_equal(tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]):
+                break
+            shared = index
+        return None if shared == NONE else Node(tree, shared)
+
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Every path from a root to a leaf, in the order in which they were begun.
+
+        Tokens behind the last sampled one are left out: nothing was sampled from them. A path on which nothing was sampled is
+        given only if the session has no other.
+        """
+        tree = self._tree
+        leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
+        paths = _maximal([path for path in (_trimmed(tree, tree.path(leaf)) for leaf in leaves) if path])
+        if not paths and leaves:
+            paths = [tree.path(leaves[0])]
+        trained: set[int] = set()
+        return tuple(_trajectory(tree, path, trained) for path in paths)
+
+
+def _checked(given: Sequence[int] | IdArray) -> IdArray:
+    """`given` as int32: nothing is written of what is no list of token ids."""
+    try:
+        ids = np.asarray(given)
+    except ValueError as error:  # lists of several lengths
+        raise TokenError(f"token ids must be one list of integers: {error}") from error
+    if ids.ndim != 1:
+        raise TokenError(f"token ids must be one list of integers: these have the shape {ids.shape}")
+    if ids.dtype == np.int32 or not ids.size:
+        return ids.astype(np.int32, copy=False)
+    if ids.dtype.kind not in "iu":
+        raise TokenError(f"token ids must be integers: these are {ids.dtype}")
+    if ids.min() < _INT32.min or ids.max() > _INT32.max:
+        raise TokenError(f"token ids must fit in 32 bits: these go from {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
+
+
+def _checked_ids_of(completion: Completion) -> IdArray:
+    ids, logprobs = _checked(completion.output_ids), completion.logprobs
+    if logprobs is not None and np.shape(logprobs) != ids.shape:
+        raise TokenError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs of the shape {np.shape(logprobs)}")
+    return ids
+
+
+def _maximal(paths: list[list[int]]) -> list[list[int]]:
+    """`paths` without those that are the beginning of another one, and without doubles (a path of which only a prompt that was
+    never answered is cut off)."""
+    inner = {index for path in paths for index in path[:-1]}
+    kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
+    return list(kept.values())[::-1]
+
+
+def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
+    while path and not tree.sampled(path[-1]):
+        path.pop()
+    return path
+
+
+def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
+    """The arrays of `path`; nodes in `trained` are context, and those it trains are added to it."""
+    length = tree.stop(path[-1])
+    loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
+    logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)
+    turns: list[Turn] = []
+    for index in path:
+        if not tree.sampled(index):
+            continue
+        excluded = CONTEXT if index in trained else tree.excluded.get(index)
+        trained.add(index)
+        turn = tree.turn(index, excluded=excluded)
+        if excluded is None:
+            loss_mask[turn.start : turn.stop] = 1
+        found = tree.logprobs_of(index)
+        if found is not None:
+            logprobs[turn.start : turn.stop] = found
+        turns.append(turn)
+    first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
+    return Trajectory(
+        tree.ids_along(path),
+        loss_mask,
+        logprobs,
+        tuple(turns),
+        first,
+        fork_reason=next((tree.fork_reasons[index] for index in reversed(path) if index in tree.fork_reasons), None),
+        routed_experts=tree.routed_experts.get(path[-1]),
+    )

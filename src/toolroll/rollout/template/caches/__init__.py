@@ -1,0 +1,1 @@
+"""What only saves time. Whoever wants to trust the tokens may skip it."""

@@ -1,0 +1,324 @@
+"""One chat template, rendered: messages and tools in, text out.
+
+Invariants: the text is what the installed `transformers` gives for the same messages with
+`tokenizer.apply_chat_template(tokenize=False)`, because it is `transformers`' own code that prepares
+the messages, the tools and the variables; only the compiled template is ours (`sandbox`), with one
+clock reading per `Renderer`, so that a template with the date in it renders the same prompt all
+session long. What the template can take (tool arguments as a dict or as JSON text, text parts or
+one string) is learned from fixed conversations, never from an episode's. No text has a surrogate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from types import FunctionType
+from typing import Any, Literal
+
+import jinja2
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.template.caches.sandbox import compile_template
+from toolroll.rollout.types import Message, Tool
+
+HeadHook = Callable[[str], str]
+ArgumentForm = Literal["dict", "text"]
+
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template or its sandbox may raise for messages that it does not take."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_FIRST, _SECOND = "Pq1zP", "Pq2zP"
+"""ASCII letters and digits: no template strips, escapes or splits them."""
+_USER: Message = {"role": "user", "content": "x"}
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "x",
+        "description": "x",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "x"}},
+        },
+    },
+}
+
+
+class Renderer:
+    """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
+
+    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a
+    template sees if it asks with `strftime_now` (default: the time of construction); a tokenizer
+    with an `apply_chat_template` of its own is left to read the clock itself. `head_hook` rewrites
+    the head of each render: the leading system messages and the tools, which the template's author
+    and the developer wrote, never a user's or a tool's text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+        head_hook: HeadHook | None = None,
+    ) -> None:
+        if chat_template is None and not tokenizer.chat_template:
+            raise TemplateError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with "
+                "chat_template=..., or take the tokenizer of an instruction-tuned model"
+            )
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.kwargs = dict(kwargs or {})
+        self.now = now or datetime.now()
+        self.head_hook = head_hook
+        self._variables = without_surrogates(self.kwargs)
+        self._apply = _applier(tokenizer, self.now)
+        self._heads: dict[str, tuple[str, str]] = {}
+        self._takes_parts: dict[str, bool] = {}
+        self.argument_form: ArgumentForm | None = self._find_argument_form()
+        """How the template takes a call's arguments; None if it does not show them."""
+
+    @property
+    def source(self) -> str:
+        """The template's Jinja text (of the variant for tools, if the tokenizer has several)."""
+        return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+        """Return the conversation's text; with `generate`, the generation prompt at its end.
+
+        Raise `TemplateError` with the template's own message if it refuses the conversation.
+        """
+        form = self.argument_form or "dict"
+        prepared = [_with_arguments(self.with_content(message), form) for message in messages]
+        prepared = without_surrogates(prepared)
+        tools = without_surrogates(list(tools)) if tools else None
+        text = self._render(prepared, tools, generate=generate)
+        return text if self.head_hook is None else self._with_head(text, prepared, tools)
+
+    def _render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str:
+        try:
+            text = self._apply(
+                messages,
+                tools=tools,
+                chat_template=self.chat_template,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._variables,
+            )
+        except _RENDER_ERRORS as error:
+            roles = " ".join(str(message.get("role")) for message in messages[-8:])
+            raise TemplateError(
+                f"the chat template refuses this conversation of {len(messages)} messages "
+                f"(the last roles: {roles}): {str(error) or type(error).__name__}"
+            ) from error
+        return str(text)
+
+    def _with_head(self, text: str, messages: list[Message], tools: list[Tool] | None) -> str:
+        assert self.head_hook is not None
+        lead = list(itertools.takewhile(_is_lead, messages))
+        key = repr((lead, tools))
+        found = self._heads.get(key)
+        if found is None:
+            try:
+                head = self._render(lead, tools, generate=False)
+            except TemplateError:  # a template that asks for a user message has no head of its own
+                head = ""
+            found = head, self.head_hook(head)
+            self._heads = {key: found}  # as a whole: threads render too
+        head, hooked = found
+        return hooked + text[len(head) :] if text.startswith(head) else text
+
+    # --- what the template takes -----------------------------------------------------------------
+
+    def _shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
+        """Return the text of `messages` if the template renders it with all of `texts`."""
+        try:
+            text = self._render(messages, tools, generate=False)
+        except TemplateError:
+            return None
+        return text if all(part in text for part in texts) else None
+
+    def _find_argument_form(self) -> ArgumentForm | None:
+        """Return the form that shows the arguments of a call, a dict if both do."""
+        for talk, tools in itertools.product(_calls_in_context(), ([_TOOL], None)):
+            for form in ("dict", "text"):
+                if self._shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
+                    return form
+        return None
+
+    def with_content(self, message: Message) -> Message:
+        """Return `message` with text parts as the template takes them from its role."""
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            return message
+        parts = _text_parts(content)
+        role = str(message.get("role"))
+        if role not in self._takes_parts:
+            self._takes_parts[role] = self._shows_parts(role)
+        return {**message, "content": parts if self._takes_parts[role] else _joined(parts)}
+
+    def _shows_parts(self, role: str) -> bool:
+        """Return whether the template itself renders a list of text parts in a message of `role`.
+
+        It does not if it raises, if it drops a part, or if the list is only turned to text as
+        Python prints it (`{{ message.content }}`).
+        """
+        parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
+        printed = repr(parts[0])
+        for talk, tools in itertools.product(_parts_in_context(role, parts), ([_TOOL], None)):
+            form = self.argument_form or "dict"
+            talk = [_with_arguments(message, form) for message in talk]
+            text = self._shows(talk, tools, _FIRST, _SECOND)
+            if text is not None:
+                return printed not in text
+        return False
+
+
+def _is_lead(message: Message) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+# --- transformers' renderer with our compiled template -----------------------------------------------
+
+
+def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
+    """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`.
+
+    It is `transformers`' own code with one name bound otherwise. If the tokenizer has a method of
+    its own, or this version of `transformers` does not compile templates where the others do, the
+    tokenizer's method is returned as it is: right too, but slower, and the clock goes on.
+    """
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
+
+    given: Callable[..., Any] = tokenizer.apply_chat_template
+    function = PreTrainedTokenizerBase.apply_chat_template
+    if getattr(given, "__func__", None) is not function:
+        return given
+    compiler = partial(compile_template, now=now)
+    render = _rebound(chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler)
+    apply = _rebound(function, "render_jinja_template", render)
+    return given if render is None or apply is None else partial(apply, tokenizer)
+
+
+def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
+    """Return a copy of `function` that finds `value` under the global `name`; None if it has no
+    such name. The original is left alone: other threads use it."""
+    if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
+        return None
+    names = {**function.__globals__, name: value}
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# --- messages ----------------------------------------------------------------------------------------
+
+
+def _with_arguments(message: Message, form: ArgumentForm) -> Message:
+    """Return `message` with the arguments of its calls in `form`; `{}` for those that cannot be
+    read."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        arguments = function.get("arguments")
+        if form == "text" and not isinstance(arguments, str):
+            function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
+        elif form == "dict" and not isinstance(arguments, Mapping):
+            function["arguments"] = read_arguments(arguments)
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def read_arguments(arguments: Any) -> dict[str, Any]:
+    """Return tool arguments as an object: JSON text decoded; `{}` for what is not an object (a
+    malformed call that is kept in the history)."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {}
+    return dict(arguments) if isinstance(arguments, Mapping) else {}
+
+
+def plain_content(message: Message) -> Message:
+    """Return `message` with a content of text parts joined to one string.
+
+    Raise `TemplateError` for a part of another type.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    return {**message, "content": _joined(_text_parts(content))}
+
+
+def _text_parts(content: Any) -> list[dict[str, Any]]:
+    """Return the parts of a content, those of the Responses API as plain text parts.
+
+    Raise `TemplateError` with the field's name for anything but text parts.
+    """
+    if not isinstance(content, list):
+        raise TemplateError(f"messages[].content must be text or a list of text parts, not {type(content).__name__}")
+    parts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+            raise TemplateError(f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be rendered")
+        if not isinstance(part.get("text"), str):
+            raise TemplateError(f"messages[].content[{index}].text must be text")
+        parts.append({**part, "type": "text"})
+    return parts
+
+
+def _joined(parts: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts)
+
+
+# --- fixed conversations -----------------------------------------------------------------------------
+
+
+def _call(arguments: Mapping[str, Any], content: Any = "") -> Message:
+    function = {"name": "x", "arguments": arguments}
+    call = {"id": "callid000", "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def _result(content: Any = "x") -> Message:
+    return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
+
+
+def _calls_in_context() -> list[list[Message]]:
+    """Return conversations with a call, one of which every template takes that shows calls."""
+    call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
+    return [
+        [_USER, call, _result()],
+        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3 shows no call beside a text
+        [_USER, call],
+        [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
+    ]
+
+
+def _parts_in_context(role: str, parts: list[dict[str, str]]) -> list[list[Message]]:
+    """Return conversations that have a message of `role` with `parts` at its usual place."""
+    if role == "tool":
+        return [[_USER, _call({"x": "x"}), _result(parts)]]
+    message: Message = {"role": role, "content": parts}
+    if role == "assistant":
+        return [[_USER, message, _USER], [_USER, message]]
+    return [[message]] if role == "user" else [[message, _USER]]

@@ -1,0 +1,92 @@
+"""Which tokens end an assistant turn: the generation config's, the tokenizer's, and those that the template closes a turn with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.delta import NONCE
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.types import Message, Tool
+
+_BASE: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": NONCE}]
+_FOLLOW: list[Message] = [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "name": "x"}]
+_TOOL: Tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}}
+_RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id": "callid000"}
+
+
+def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
+    """Return the ids that end a turn."""
+    found = _configured(tokenizer)
+    for tools in (None, [_TOOL]):  # a tokenizer may have another template for conversations with tools
+        texts = _Closing(renderer, encoder, tools).texts()
+        found |= {encoder.control[text] for text in texts}
+    return found
+
+
+def _configured(tokenizer: Any) -> set[int]:
+    eos = tokenizer.eos_token_id
+    found = set() if eos is None else {int(eos)}
+    path = Path(str(tokenizer.name_or_path)) / "generation_config.json"
+    if path.is_file():
+        listed = orjson.loads(path.read_bytes()).get("eos_token_id")
+        found |= set(listed) if isinstance(listed, list) else ({int(listed)} if isinstance(listed, int) else set())
+    return found
+
+
+class _Closing:
+    """Finds what closes a turn in conversations with `tools`."""
+
+    def __init__(self, renderer: Renderer, encoder: Encoder, tools: list[Tool] | None) -> None:
+        self._renderer = renderer
+        self._encoder = encoder
+        self._tools = tools
+
+    def texts(self) -> set[str]:
+        """Return the last control token after a text turn, which is its close, and that of a turn with calls if it is another
+        one (Gemma 4, gpt-oss). If there is none (GLM: the stop token is the next role's marker), return the first one of the
+        user message or the tool result that follows."""
+        alone = self._after_nonce(_BASE)
+        if alone is None:
+            return set()
+        closing = self._encoder.pattern.findall(alone)
+        if closing:
+            return {closing[-1], *self._closing_calls()}
+        after = [self._after_nonce([*_BASE, message]) for message in _FOLLOW]
+        found = {match.group() for text in after if text is not None and (match := self._encoder.pattern.search(text))}
+        return found | self._marker_after_call()
+
+    def _closing_calls(self) -> set[str]:
+        """Return the last control token after a turn with calls, if it occurs once however many calls there are: it is not part
+        of a call."""
+        one, two = self._after_nonce(_calling(1)), self._after_nonce(_calling(2), first=True)
+        closing = self._encoder.pattern.findall(one or "")
+        return {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
+
+    def _marker_after_call(self) -> set[str]:
+        """Return the role marker with which a tool result begins, if nothing closes the turn before it."""
+        alone, then = self._after_nonce(_calling(1)), self._after_nonce([*_calling(1), _RESULT])
+        if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
+            return set()
+        match = self._encoder.pattern.match(then, len(alone.rstrip("\n")))
+        return {match.group()} if match else set()
+
+    def _after_nonce(self, messages: list[Message], *, first: bool = False) -> str | None:
+        """Return the text after the last nonce, or after the first; None if the template refuses the messages or omits it."""
+        try:
+            text = self._renderer.render(messages, self._tools, generate=False)
+        except TemplateError:
+            return None
+        at = text.find(NONCE) if first else text.rfind(NONCE)
+        return text[at + len(NONCE) :] if at >= 0 else None
+
+
+def _calling(count: int) -> list[Message]:
+    calls = [
+        {"id": f"callid{at:03d}", "type": "function", "function": {"name": "x", "arguments": {"x": NONCE}}} for at in range(count)
+    ]
+    return [_BASE[0], {"role": "assistant", "content": "", "tool_calls": calls}]

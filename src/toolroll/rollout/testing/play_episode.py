@@ -1,0 +1,39 @@
+"""`play_episode`: one whole episode of an environment against the embedded engine, for the tests of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.runs.registry import agent_maker
+from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.reference_policy import play_references, reference_policy
+from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, InteractionResult, Task
+
+
+async def play_episode(
+    factory: EnvironmentFactory,
+    task: Task,
+    replies: Sequence[str] | None = None,
+    *,
+    options: EnvironmentOptions | None = None,
+    max_num_steps: int = 30,
+) -> InteractionResult:
+    """Play `task` through everything that a real run goes through: HTTP, tokens, chat template, parser, environment.
+
+    The model says `replies` (calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), then a farewell; without them, the
+    task's reference actions, of which `ValueError` where there are none.
+    """
+    lines = (
+        {session_id(factory.name, task.id, 0): list(replies)} if replies is not None else play_references(factory, [task], samples=1)
+    )
+    async with EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines), context_length=131072) as engine:
+        args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes", concurrency=4)
+        async with ServedModel.from_args(args) as served:
+            make = agent_maker("tool-calling")
+            settings = RunSettings({"max_new_tokens": 4096}, max_num_steps=max_num_steps)
+            runner = Runner(factory, lambda: make(served, {"verify": "always"}), settings, options)
+            return (await runner.play(task, 0)).result

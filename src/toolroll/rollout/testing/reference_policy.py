@@ -1,0 +1,83 @@
+"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: what the demo's engine says.
+
+No weights are in it: it knows each task's solution and writes it as a model would (`<tool_call>` JSON), so that everything behind
+the engine can be seen at work. The mistakes make rewards differ: a wrong argument, a malformed call (mended in the next turn), and
+an early stop.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.testing.policy import Policy, script
+from toolroll.rollout.types import Action, EnvironmentFactory, Task
+
+_FAREWELL = "I am afraid that I cannot help you any further. Goodbye."
+
+
+def write_action(action: Action) -> str:
+    """The action as a model of the Hermes format writes it."""
+    calls = [
+        "<tool_call>" + json.dumps({"name": call.name, "arguments": call.arguments}) + "</tool_call>" for call in action.tool_calls
+    ]
+    return action.content + "".join(calls)
+
+
+def play_references(
+    factory: EnvironmentFactory, tasks: Sequence[Task], *, samples: int, mistakes: float = 0.0, seed: int = 0
+) -> dict[str, list[str]]:
+    """What to say in each episode (by its session id) of `tasks`: the reference actions, and with the chance `mistakes` for each
+    episode one mistake in them."""
+    lines: dict[str, list[str]] = {}
+    for task in tasks:
+        actions = factory.reference(task)
+        if actions is None:
+            raise ValueError(f"{factory.name} gives no reference actions for {task.id}")
+        texts = [write_action(action) for action in actions]
+        for sample in range(samples):
+            rng = random.Random(f"{seed}/{task.id}/{sample}")
+            spoiled = _spoil(texts, actions, rng) if rng.random() < mistakes else texts
+            lines[session_id(factory.name, task.id, sample)] = spoiled
+    return lines
+
+
+def reference_policy(lines: Mapping[str, Sequence[str]]) -> Policy:
+    """Says `lines` by session, and a farewell when they have run out."""
+    return script(lines, default=_FAREWELL)
+
+
+def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) -> list[str]:
+    calls = [at for at, action in enumerate(actions) if action.tool_calls]
+    if not calls:
+        return [_FAREWELL]
+    at = rng.choice(calls)
+    kind = rng.choice(("argument", "malformed", "early_stop"))
+    if kind == "early_stop":
+        return [*texts[:at], _FAREWELL]
+    if kind == "malformed":
+        return [*texts[:at], texts[at].replace("}</tool_call>", "</tool_call>", 1), *texts[at:]]
+    call = actions[at].tool_calls[0]
+    wrong = Action(actions[at].content, (type(call)(call.name, _wrong(call.arguments or {}, rng), call.raw),))
+    return [*texts[:at], write_action(wrong), *texts[at + 1 :]]
+
+
+def _wrong(arguments: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """`arguments` with one value of the same type changed; a stray one where there is none."""
+    changed = dict(arguments)
+    if not changed:
+        return {"unexpected": True}
+    name = rng.choice(sorted(changed))
+    value = changed[name]
+    if isinstance(value, bool):
+        changed[name] = not value
+    elif isinstance(value, int | float):
+        changed[name] = value + 1
+    elif isinstance(value, str):
+        changed[name] = value[::-1] + "x"
+    else:
+        changed[name] = value[:-1] if isinstance(value, list) else {}
+    return changed

@@ -1,0 +1,92 @@
+"""`Speaker`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang sends.
+
+Invariants: `output_ids` keep the stop token, `text` does not (unless told); a stop string cuts the text, never the ids; stops come in
+SGLang's order at each token: strings, then tokens, then the length.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from toolroll.rollout.testing.policy import Reply
+from toolroll.rollout.testing.token_splits import TokenSplitter
+
+_REMEMBERED_TEXTS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An answer before anything happens to it. `said`: all ids of the reply, those behind a stop or the length included."""
+
+    ids: list[int]
+    said: list[int]
+    finish: dict[str, Any]
+    text: str
+
+
+class Speaker:
+    """`tokenizer`: a fast one of `transformers`, or of `tokenizers` (then `stop_token_ids` must be given)."""
+
+    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] | None, split: Literal["canonical", "random"]) -> None:
+        self.backend: Tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        eos: int | None = None if isinstance(tokenizer, Tokenizer) else tokenizer.eos_token_id
+        stops = stop_token_ids if stop_token_ids is not None else [] if eos is None else [eos]
+        if not stops:
+            raise ValueError("the tokenizer names no end-of-sequence token: give the embedded engine stop_token_ids")
+        self.stops = frozenset(stops)
+        self.stop_id: int = eos if eos is not None and eos in self.stops else min(self.stops)
+        self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        self._splitter = TokenSplitter(tokenizer) if split == "random" else None
+        self.encode = lru_cache(_REMEMBERED_TEXTS)(self._encode)  # a benchmark says the same texts again and again
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of `ids`."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def said(self, reply: Reply, rng: random.Random) -> list[int]:
+        """All the ids of a reply."""
+        if reply.output_ids is not None:
+            return [int(index) for index in reply.output_ids]
+        ids = list(self.encode(reply.text))
+        if self._splitter is not None:
+            ids = self._splitter.split(ids, rng)
+        return [*ids, self.stop_id] if reply.stop else ids
+
+    def plan(self, said: list[int], params: Mapping[str, Any], limit: int) -> Planned:
+        """Where `said` ends, and why."""
+        strings = [params["stop"]] if isinstance(params.get("stop"), str) else list(params.get("stop") or ())
+        stops = frozenset() if params.get("ignore_eos") else self.stops | set(params.get("stop_token_ids") or ())
+        if strings and not any(string in self.decode(said[:limit]) for string in strings):
+            strings = []
+        window = max((len(string.encode()) for string in strings), default=0) + 1  # a token has at least one byte
+        for at, index in enumerate(said[:limit]):
+            tail = self.decode(said[max(0, at + 1 - window) : at + 1]) if strings else ""
+            matched = next((string for string in strings if string in tail), None)
+            ids = said[: at + 1] if matched is not None or index in stops else []
+            if matched is not None:
+                return Planned(ids, said, {"type": "stop", "matched": matched}, self._cut(ids, matched, params))
+            if index in stops:
+                shown = ids if params.get("no_stop_trim") else ids[:-1]
+                return Planned(ids, said, {"type": "stop", "matched": index}, self.text(shown, params))
+        ids = said[:limit]
+        return Planned(ids, said, {"type": "length", "length": len(ids)}, self.text(ids, params))
+
+    def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
+        """The text of `ids` as the request wants it shown."""
+        return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
+
+    def _cut(self, ids: list[int], matched: str, params: Mapping[str, Any]) -> str:
+        text = self.text(ids, params)
+        at = text.find(matched)
+        if at < 0:  # the match lies in control tokens that are not shown
+            return text
+        return text[: at + len(matched)] if params.get("no_stop_trim") else text[:at]
