@@ -26,8 +26,8 @@ import numpy as np
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer

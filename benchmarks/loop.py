@@ -28,9 +28,9 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.runs.episode_file import EpisodeStore
+from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Status
 

@@ -24,8 +24,8 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (

@@ -26,9 +26,9 @@ from benchmarks.stub import STEP, stub
 from benchmarks.tables import Table, number
 from benchmarks.world import RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import make_agent
-from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from toolroll.agents.trainable import TrainableAgentMixin
     from toolroll.parsers.registry import get_parser
     from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
-    from toolroll.rollout.model.config import RolloutArgs
     from toolroll.rollout.engine import Engine, EngineConfig
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
+    from toolroll.rollout.model.config import RolloutArgs
+    from toolroll.rollout.model.model import ServedModel
+    from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.runs.registry import load_environment
     from toolroll.rollout.runs.runner import Runner, RunSettings
-    from toolroll.rollout.model.model import ServedModel
     from toolroll.rollout.session.session import Session
-    from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.template import ChatTemplate
     from toolroll.rollout.types import (
         Action,

@@ -24,8 +24,8 @@ from support.adversarial.templates import Template
 from support.adversarial.zoo import EXACT, KINDS, Canon, tokenizer_of_kind
 from support.episodes import serving
 
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, UsageError
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Reply
 

@@ -21,8 +21,8 @@ from toolroll.agents.environments.tau2.grading import same
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 BYE = Action("Goodbye.")

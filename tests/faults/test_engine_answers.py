@@ -13,8 +13,8 @@ from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
 from support.ponds import PondFactory, look
 
-from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Episode, StopReason
 

@@ -17,10 +17,10 @@ from support.wire import Wire
 from support.worlds import TOOL
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template import ChatTemplate
 
 SESSIONS = 8

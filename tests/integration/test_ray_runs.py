@@ -15,8 +15,8 @@ from support.faults.tally import Tally, contents
 
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.runs.config import RunConfig
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references, serve_in_thread
 
 SAMPLES = 3

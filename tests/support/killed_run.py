@@ -21,9 +21,9 @@ from typing import Any
 from support.episodes import agent, serving
 from support.ponds import PondFactory, look
 
+from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.run_directory import RunFolder
 from toolroll.rollout.runs.runner import Runner, RunSettings
-from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Episode
 

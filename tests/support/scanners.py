@@ -14,9 +14,9 @@ from support.parsing import in_pieces, lost, tool
 
 from toolroll.parsers.reading.json_text import MAX_DEPTH, Scanned, scan_json
 from toolroll.parsers.reading.python_text import Unreadable, python_value, read_call
-from toolroll.parsers.registry import built_in_parsers, get_parser
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.reading.values import typed
+from toolroll.parsers.registry import built_in_parsers, get_parser
 
 _DECODER = json.JSONDecoder()
 _EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}

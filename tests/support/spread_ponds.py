@@ -17,8 +17,8 @@ from support.ponds import PondFactory
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Action, Episode, StepResult, Task

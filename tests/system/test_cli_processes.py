@@ -17,8 +17,8 @@ from openai import AsyncOpenAI
 from support.chat import completion, endpoint
 from support.patience import PATIENCE
 
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, play_references, reference_policy, serve_in_thread
 
 MAIN = "from toolroll.rollout.cli import main; main()"

@@ -20,8 +20,8 @@ from support.faults.tally import Tally
 from support.patience import PATIENCE
 from support.processes import answers, free_ports, kill_group
 
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.registry import find_environment
 
 pytestmark = pytest.mark.faults
 

@@ -27,12 +27,12 @@ from support.wire import until
 
 from toolroll.rollout import spread as spreading
 from toolroll.rollout.cli.run_command import run
-from toolroll.rollout.runs.config import RunConfig, load_config
 from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.runs.config import RunConfig, load_config
+from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer, play_references, serve_in_thread
 from toolroll.rollout.types import Episode
 

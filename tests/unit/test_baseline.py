@@ -12,15 +12,15 @@ from support.ponds import PondFactory
 from support.worlds import TOOL, ListedWorld
 from typer.testing import CliRunner
 
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.openai_baseline import BaselineAgent, ChatEndpoint, make_baseline
 from toolroll.agents.text_agent import DoNothingAgent
-from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
-from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
+from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
 from toolroll.rollout.types import Action, EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 
 

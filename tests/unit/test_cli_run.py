@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.garbage import THRESHOLD
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runtime.garbage import THRESHOLD
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 
 TASKS = 3

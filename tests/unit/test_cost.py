@@ -24,8 +24,8 @@ from support.worlds import TOOL
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan

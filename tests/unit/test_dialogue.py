@@ -14,8 +14,8 @@ from support.episodes import call, serving
 from support.worlds import TOOL
 
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template.delta import Derived
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs

@@ -10,9 +10,9 @@ from rich.console import Console
 from support.results import episode
 
 from toolroll.rollout.cli.display import RunDisplay, remarks, show_environments
-from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runs.registry import environment_names, find_environment
 from toolroll.rollout.runs.report import report
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import StopReason
 
 

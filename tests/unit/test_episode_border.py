@@ -15,9 +15,9 @@ from support.clock import skip
 from toolroll.agents.text_agent import PlainAgent, PlainReply
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine

@@ -15,9 +15,9 @@ from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, pl
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runs.worker_pool import spread
+from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
 

@@ -17,13 +17,13 @@ from support.results import content, episode
 from support.talking import Scripted, ScriptedFactory, Talker
 
 from toolroll.rollout.cli.app import main
-from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.runs.run_directory import RunFolder
 from toolroll.rollout.runs.runner import Runner, RunSettings
-from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 
 class Failing(io.BufferedIOBase):

@@ -10,8 +10,8 @@ import pytest
 from support.talking import Scripted, ScriptedFactory, play
 
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
 
 
 @pytest.fixture(autouse=True)

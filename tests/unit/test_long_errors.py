@@ -13,8 +13,8 @@ from support.http import completion, http_server
 from support.ponds import PondFactory, look
 
 from toolroll.rollout.errors import ActionError, EngineError, RolloutError, capped, describe
-from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.testing import Fault, fault_at
 from toolroll.rollout.types import Episode, Status
 

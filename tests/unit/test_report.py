@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.results import episode, trajectory
 
-from toolroll.rollout.runs.summary import Summary, summarize
 from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.summary import Summary, summarize
 from toolroll.rollout.types import Episode, StopReason
 
 

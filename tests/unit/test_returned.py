@@ -19,10 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.talking import Scripted, ScriptedFactory, play
 
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.runs.runner import Runner, RunSettings
-from toolroll.rollout.runtime.jsonable import storable
 from toolroll.rollout.runs.episode_file import from_line, to_line
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.jsonable import storable
 from toolroll.rollout.types import (
     Episode,
     InteractionResult,

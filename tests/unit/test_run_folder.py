@@ -9,8 +9,8 @@ import pytest
 from support.results import content, episode
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.run_directory import RunFolder, difference, read_settings
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.run_directory import RunFolder, difference, read_settings
 from toolroll.rollout.types import StopReason
 
 SETTINGS = {"temperature": 1.0, "seed": 0, "stop": None}

@@ -15,8 +15,8 @@ from support.ponds import PondFactory, look
 from support.results import content
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError, episode_seed
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError, episode_seed
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.episodes import serving
 
-from toolroll.rollout.model.config import read_args
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
+from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import ServedModel, load_tokenizer, read_template
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at

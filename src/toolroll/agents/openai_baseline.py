@@ -18,19 +18,19 @@ from typing import Any
 import aiohttp
 import orjson
 
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.text_agent import DEFAULT_POLICY, PlainAgent, PlainReply
-from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.parsers.openai import to_openai
 from toolroll.parsers.formats.plain import PlainParser
+from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine.address import split_credentials
-from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.engine.errors import Failure, from_exception, from_response
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.runtime.threads import RunsOffLoop
 from toolroll.rollout.types import Message, Tool
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.loop.call_policy import CallPolicy, in_call_order, told
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
 from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.runtime.foreign import guarded

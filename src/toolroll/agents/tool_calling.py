@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import ServedModel

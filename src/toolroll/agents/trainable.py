@@ -18,17 +18,17 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.published_hooks import generate_through, ids_in_play, in_play, parse_through
 from toolroll.agents.loop.call_policy import CallPolicy, in_call_order, told
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
-from toolroll.agents.loop.result import build_result
 from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.published_hooks import generate_through, ids_in_play, in_play, parse_through
+from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Dialogue, Reply
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
-from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     Action,

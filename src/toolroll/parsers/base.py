@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
-from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
 
 Tool = Mapping[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.beam import BeamParser
 from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
 from toolroll.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -20,7 +21,6 @@ from toolroll.parsers.formats.dsml import (
     KimiK3Parser,
     Step3Parser,
 )
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.gemma4 import Gemma4Parser
 from toolroll.parsers.formats.gigachat3 import GigaChat3Parser
 from toolroll.parsers.formats.glm import Glm45Parser, HunyuanParser, IQuestParser

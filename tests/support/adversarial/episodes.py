@@ -20,8 +20,8 @@ from support.adversarial.templates import Template
 from support.episodes import serving
 
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
 _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())

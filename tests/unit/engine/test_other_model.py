@@ -13,9 +13,9 @@ from aiohttp import web
 from support.client import client, request
 from support.http import completion, http_server, says
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion

@@ -15,20 +15,20 @@ from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
 
+from toolroll.agents.loop.environment_runner import World
 from toolroll.agents.openai_baseline import ChatEndpoint
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.agents.users.chat import ChatClient
-from toolroll.agents.loop.environment_runner import World
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
-from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
-from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Episode, Observation, Status, StepResult, StopReason, Task
 
 UP, DOWN = Health(True), Health(False, "no", down=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.engine.model_info import ModelFacts, read_facts
 from toolroll.rollout.engine.errors import from_exception, from_response, message_of
+from toolroll.rollout.engine.model_info import ModelFacts, read_facts
 from toolroll.rollout.engine.sampling_params import DEFAULT_MAX_NEW_TOKENS, check_names, effective_params
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 from toolroll.rollout.testing.wire import KNOWN_PARAMS

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.runs.episode_file import Episode, EpisodeStore, read_episodes
+from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import EnvironmentOptions, GenerateRequest
 

@@ -12,12 +12,12 @@ from support.memory import peak
 from support.work import CountedText, Work
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.hermes import HermesParser, InternParser
 from toolroll.parsers.formats.pythonic import PythonicParser
-from toolroll.parsers.registry import built_in_parsers
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.registry import built_in_parsers
 
 # What was found to be quadratic once, and what a reader might stumble over.
 UNITS = ("{", "[", " ", "[f(a='", "[f(a=[", '\\"', "</parameter>", "1")

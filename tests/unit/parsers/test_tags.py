@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.parsing import assert_same_in_pieces, tool
 
+from toolroll.parsers.reading.values import typed
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
-from toolroll.parsers.reading.values import typed
 
 TOOLS = [tool("f", {"x": {"type": "string"}}), tool("g", {"y": {"type": "integer"}})]
 SECOND = "<tool_call>\n<function=g>\n<parameter=y>\n2\n</parameter>\n</function>\n</tool_call>"

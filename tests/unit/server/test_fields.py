@@ -13,8 +13,8 @@ from support.episodes import call
 from support.worlds import TOOL
 
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.tool_choice import strict_tag
 from toolroll.rollout.server.sampling import Abilities
+from toolroll.rollout.server.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine
 

@@ -13,8 +13,8 @@ from support.worlds import TOOL
 
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.result import ids_json
 from toolroll.rollout.server.pending import request_key
+from toolroll.rollout.server.result import ids_json
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

@@ -7,10 +7,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
 
 
 def test_another_address_needs_a_key() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.server.completion_index import TextEnds
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion

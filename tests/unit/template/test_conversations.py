@@ -23,9 +23,9 @@ from support.tiers import by_tier, costly
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply

@@ -11,7 +11,13 @@ import toolroll.rollout.testing.engine as engine_module
 
 FOLDER = Path(engine_module.__file__ or "").parent
 ROOT = FOLDER.parents[1]  # the folder that `toolroll` names
-JUDGED = ("toolroll.rollout.template", "toolroll.rollout.session.session", "toolroll.agents", "toolroll.rollout.engine", "toolroll.parsers")
+JUDGED = (
+    "toolroll.rollout.template",
+    "toolroll.rollout.session.session",
+    "toolroll.agents",
+    "toolroll.rollout.engine",
+    "toolroll.parsers",
+)
 # What plays benchmarks stands above the engine: it knows tasks and sessions' names, but no tokens.
 ABOVE = {"__init__", "player", "serve"}
 

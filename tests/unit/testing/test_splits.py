@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.testing import TokenSplitter, random_split
 from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS, load_embedded_tokenizer
+from toolroll.rollout.testing import TokenSplitter, random_split
 
 pytestmark = pytest.mark.tokens
 

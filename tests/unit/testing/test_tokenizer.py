@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from toolroll.rollout.testing.make_tokenizer import VOCABULARY, build, corpus
 from transformers import AutoTokenizer
 
-from toolroll.rollout.testing import embedded_tokenizer_path
-from toolroll.rollout.testing.make_tokenizer import VOCABULARY, build, corpus
 from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS
+from toolroll.rollout.testing import embedded_tokenizer_path
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.environments.tau_style import NOT_EXECUTED
+from toolroll.agents.loop.call_policy import answer
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool

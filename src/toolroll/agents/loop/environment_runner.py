@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+from toolroll.agents.loop.call_policy import told
 from toolroll.agents.loop.validation import (
     MOST_BYTES,
     check_size,
@@ -27,7 +28,6 @@ from toolroll.agents.loop.validation import (
     checked_reward,
     checked_step,
 )
-from toolroll.agents.loop.call_policy import told
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,

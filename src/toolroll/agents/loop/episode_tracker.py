@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from toolroll.agents.loop.validation import checked_reward
 from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.model.conversation import Reply
 from toolroll.rollout.errors import (
     ContextOverflowError,
     EngineError,
@@ -23,6 +22,7 @@ from toolroll.rollout.errors import (
     UserSimulatorError,
     describe,
 )
+from toolroll.rollout.model.conversation import Reply
 from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 

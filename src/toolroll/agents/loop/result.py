@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
 from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.episode_tracker import EpisodeRecord
 from toolroll.rollout.model.conversation import Dialogue
 from toolroll.rollout.types import InteractionResult, StopReason, Tool, Trajectory, status_of
 

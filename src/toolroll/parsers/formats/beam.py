@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from toolroll.parsers.formats.blocks import Broken
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
 from toolroll.parsers.reading.values import typed
+from toolroll.parsers.types import CallStatus, ToolCall
 
 _OPEN, _KEY_END, _CLOSE = '<rfl:parameter name="', '">', "\n</rfl:parameter>"
 _NEXT = f"\n{_OPEN}"

@@ -7,8 +7,8 @@ from typing import Any
 
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.reading.source import Span
+from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.types import ToolCall
 
 

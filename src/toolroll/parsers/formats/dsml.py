@@ -3,8 +3,8 @@ or (Step 3) do not."""
 
 from __future__ import annotations
 
-from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.formats.tags import Shape, TagParser
+from toolroll.parsers.reasoning import Tags
 
 
 def _dsml(brand: str, block: str, invoke: str, parameter: str) -> Shape:

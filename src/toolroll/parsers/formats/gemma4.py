@@ -7,11 +7,11 @@ from typing import Any
 
 from toolroll.parsers.formats.blocks import BlockParser, Broken
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import ToolCall
 from toolroll.parsers.reading.values import guessed
+from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.types import ToolCall
 
 _QUOTE = '<|"|>'
 _MAX_DEPTH = 100

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.json_blocks import OpenJsonParser
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 

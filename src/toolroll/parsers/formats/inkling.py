@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.json_text import call_of
-from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.formats.tags import Shape, TagParser
+from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
 _CLOSE = "</ifm|tool_call>"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.json_blocks import OpenJsonParser
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, scan_json
-from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.reasoning import SAID
 
 _TAG = "<|python_tag|>"
 _MEANT = re.compile(r"""["']name["']\s*:""")

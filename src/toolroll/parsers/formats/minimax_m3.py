@@ -14,11 +14,11 @@ from typing import Any
 from toolroll.parsers.formats.blocks import BlockParser, Broken
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
-from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import ToolCall
 from toolroll.parsers.reading.values import kinds_of, typed
+from toolroll.parsers.reasoning import get_reasoning
+from toolroll.parsers.types import ToolCall
 
 _MARK = "]<]minimax[>["
 _OPEN, _END = "<tool_call>", "</invoke>"

@@ -4,12 +4,12 @@ with `[CALL_ID]id` between them in some versions; nothing closes a call."""
 from __future__ import annotations
 
 from toolroll.parsers.formats.blocks import Broken, json_arguments
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.json_blocks import OpenJsonParser, broken_open
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call, scan_json
-from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.reasoning import Tags
 
 _ID, _ARGS = "[CALL_ID]", "[ARGS]"
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.formats.tags import Shape, TagParser
 
 _BLOCK = ("<atem:function_calls>", "</atem:function_calls>")
 _ENDS = ("<|eom|>", "<|eot|>")

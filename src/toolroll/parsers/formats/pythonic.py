@@ -12,13 +12,13 @@ from typing import Any
 
 from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
 from toolroll.parsers.formats.blocks import Broken, json_arguments
-from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.formats.json_blocks import broken_open
+from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import call_of
 from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
-from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.types import ToolCall
 
 _START, _END = "<|python_start|>", "<|python_end|>"

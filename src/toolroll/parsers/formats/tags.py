@@ -16,8 +16,8 @@ from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import ToolCall
 from toolroll.parsers.reading.values import kinds_of, typed
+from toolroll.parsers.types import ToolCall
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
 

@@ -20,13 +20,13 @@ from toolroll.rollout.cli.new_env import new_env as write_new_env
 from toolroll.rollout.cli.run_command import Outcome, no_such_address
 from toolroll.rollout.cli.run_command import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.runs.config import RunConfig, default, json_object, load_config
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
-from toolroll.rollout.runtime.event_loop import run as run_loop
+from toolroll.rollout.runs.config import RunConfig, default, json_object, load_config
 from toolroll.rollout.runs.registry import environment_names, find_environment
 from toolroll.rollout.runs.runner import RunStoppedError
+from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.testing.serve import serve
 
 T = TypeVar("T")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from toolroll.rollout.runs.setup import Plan, rollout_args, served_agents
 from toolroll.rollout.cli.run_command import Outcome, play
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment
 from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
-from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.runs.episode_file import FILE_NAME
+from toolroll.rollout.runs.setup import Plan, rollout_args, served_agents
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.types import EnvironmentOptions

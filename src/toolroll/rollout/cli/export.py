@@ -7,10 +7,10 @@ from pathlib import Path
 
 import orjson
 
-from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import tau_bench_results, write_dataset
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.types import Episode
 
 FORMATS = ("parquet", "tau-bench")

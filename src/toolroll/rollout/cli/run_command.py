@@ -10,24 +10,24 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.cli.display import RunDisplay
-from toolroll.rollout.runs.do_nothing import play_floor
-from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
-from toolroll.rollout.runs.ray import RayRunner
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
 from toolroll.rollout.engine import Engine
+from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunFolder
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
 

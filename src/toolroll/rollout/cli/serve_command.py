@@ -10,13 +10,13 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.runs.usage_errors import named
-from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.runs.config import json_object
+from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.event_loop import run
-from toolroll.rollout.server.serve import serve as serve_endpoint
 from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.serve import serve as serve_endpoint
 
 console = Console()
 _FLAGS = {

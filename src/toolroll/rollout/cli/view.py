@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
-from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.viewer import write_page
 from toolroll.rollout.runs.viewer.pieces import Pieces
 

@@ -1,12 +1,12 @@
 """The client of SGLang's `/generate`."""
 
 from toolroll.rollout.engine.client import Engine
-from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.engine.config import EngineConfig
-from toolroll.rollout.engine.model_info import ModelFacts
 from toolroll.rollout.engine.health import Health
-from toolroll.rollout.engine.sampling_params import effective_params
+from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.sampling_params import effective_params
 from toolroll.rollout.engine.stream import Progress
 
 __all__ = [

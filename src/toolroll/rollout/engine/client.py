@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.config import EngineConfig
-from toolroll.rollout.engine.model_info import ModelFacts
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.model_info import ModelFacts
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
+from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.engine.config import EngineConfig
-from toolroll.rollout.engine.model_info import ModelFacts, read_facts
 from toolroll.rollout.engine.health import Health, check_health
+from toolroll.rollout.engine.model_info import ModelFacts, read_facts
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
 from toolroll.rollout.errors import UsageError
 

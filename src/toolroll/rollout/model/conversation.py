@@ -20,15 +20,15 @@ import numpy as np
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.model.turn import ParseHook, read_reply
 from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.session.session import Session
+from toolroll.rollout.model.turn import ParseHook, read_reply
+from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import Sampled
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
-from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")

@@ -15,13 +15,13 @@ import jinja2
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
-from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from toolroll.rollout.runs.usage_errors import complaints
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.usage_errors import complaints
 
 
 class RunConfig(BaseModel):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool
 

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import as_text, storable
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
 

@@ -23,10 +23,10 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runtime.event_loop import run
-from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runtime.event_loop import run
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task
 

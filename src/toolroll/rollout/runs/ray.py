@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from toolroll.rollout.runs.setup import open_runner, worker_settings
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.runner import EpisodeKey, Runner
-from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
+from toolroll.rollout.runs.runner import EpisodeKey, Runner
+from toolroll.rollout.runs.setup import open_runner, worker_settings
+from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
 from toolroll.rollout.types import Episode, Task
 
 _GRACE, _TURNS_OF_GRACE = 5.0, 50

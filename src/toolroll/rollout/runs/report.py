@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runs.pass_at_k import Estimate, UnequalSamplesError, mean_over_tasks, pass_estimates
 from toolroll.rollout.runs.run_directory import write_whole
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason, status_of
 
 FILE_NAME = "summary.json"

@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, Sync, cut_torn_line, read_episodes
+from toolroll.rollout.runs.runner import EpisodeKey
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.types import Episode, Status
 
 SETTINGS_NAME = "run.json"

@@ -26,8 +26,8 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
-from toolroll.rollout.runtime.unicode import without_surrogates
 from toolroll.rollout.runtime.time_limit import pausable
+from toolroll.rollout.runtime.unicode import without_surrogates
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.runs.usage_errors import named
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
-from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 

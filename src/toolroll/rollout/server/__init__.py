@@ -2,8 +2,8 @@
 
 from toolroll.rollout.server.access import session_key
 from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
+from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.config import EndpointSettings
 
 __all__ = ["SESSION_HEADER", "ApiError", "Endpoint", "EndpointServer", "EndpointSettings", "session_key"]

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.config import LOOPBACK
+from toolroll.rollout.server.errors import ApiError
 
 
 def session_key(key: str, session_id: str) -> str:

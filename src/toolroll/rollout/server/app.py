@@ -18,21 +18,21 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
-from toolroll.rollout.server.responses import Traced, trajectory_body
 from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.received import LONG, receive
+from toolroll.rollout.server.responses import Traced, trajectory_body
+from toolroll.rollout.server.result import Served
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
-from toolroll.rollout.server.result import Served
-from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
-from toolroll.rollout.server.pending import Work
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.types import Tool
 
 logger = logging.getLogger(__name__)

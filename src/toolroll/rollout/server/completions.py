@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.model.turn import Reading
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
 from toolroll.rollout.server.turn import Repeated, ServedTurn
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import as_ids

@@ -17,25 +17,25 @@ from typing import Any, Protocol
 from weakref import ref
 
 from toolroll.rollout.engine import Engine
-from toolroll.rollout.model.turn import Reading, read_reply
 from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.server.responses import chat_body, is_long, text_body
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.tool_choice import check_called
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
-from toolroll.rollout.server.turn import ServedTurn, sequence_of
-from toolroll.rollout.server.sessions import LiveSession, Sessions
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.completions import TextPrompt, plan_text
-from toolroll.rollout.server.conversation_tree import Prompt
-from toolroll.rollout.server.result import Choice, Served, ids_json
-from toolroll.rollout.server.template_cache import Variants
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
-from toolroll.rollout.server.pending import Work, request_key
-from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.model.turn import Reading, read_reply
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.completions import TextPrompt, plan_text
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.pending import Work, request_key
+from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
+from toolroll.rollout.server.received import LONG, Received
+from toolroll.rollout.server.responses import chat_body, is_long, text_body
+from toolroll.rollout.server.result import Choice, Served, ids_json
+from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
+from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.template_cache import Variants
+from toolroll.rollout.server.tool_choice import check_called
+from toolroll.rollout.server.turn import ServedTurn, sequence_of
+from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 

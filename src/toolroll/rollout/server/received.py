@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.errors import ApiError
 
 T = TypeVar("T")
 

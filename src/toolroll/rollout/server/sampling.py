@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
-from toolroll.rollout.server.errors import refused
-from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.errors import refused
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, NamedChoice, Sampling
+from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
 """Clamped to the room that the context leaves."""

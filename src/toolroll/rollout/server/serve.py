@@ -7,13 +7,13 @@ import logging
 import signal
 from collections.abc import Callable
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.server.app import EndpointServer
-from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.turn import ServedTurn
-from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.completion_index import TextEnds
+from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pending import Works
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.turn import ServedTurn
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")

@@ -13,15 +13,15 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.responses import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
-from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
+from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.endpoint import Asked, Endpoint, StreamNote, call_place
 from toolroll.rollout.server.errors import api_error
-from toolroll.rollout.server.sampling import top_logprobs
-from toolroll.rollout.server.result import Served
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.server.pending import Work
-from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
+from toolroll.rollout.server.responses import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.sampling import top_logprobs
+from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
 
 Event = dict[str, Any]
 

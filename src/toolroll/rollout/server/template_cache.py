@@ -11,8 +11,8 @@ import orjson
 from jinja2 import meta
 
 from toolroll.rollout.server.errors import refused
-from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.caches.sandbox import compile_template
+from toolroll.rollout.template.chat_template import ChatTemplate
 
 _KEPT = 16
 _RESERVED = frozenset({"messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "strftime_now", "conversation"})

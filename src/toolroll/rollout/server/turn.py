@@ -12,10 +12,10 @@ from weakref import ReferenceType
 import numpy as np
 import orjson
 
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.server.messages import Digest, same_reasoning
-from toolroll.rollout.server.result import Served
 from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.result import Served
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import Sampled

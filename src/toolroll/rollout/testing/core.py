@@ -19,12 +19,12 @@ import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from toolroll.rollout.testing.response import answer_body, queue_abort_body
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
+from toolroll.rollout.testing.generation import Run, RunAborted
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo
 from toolroll.rollout.testing.prefix_cache import PrefixCache
-from toolroll.rollout.testing.generation import Run, RunAborted
+from toolroll.rollout.testing.response import answer_body, queue_abort_body
 from toolroll.rollout.testing.sampler import Planned, Speaker
 from toolroll.rollout.testing.wire import Ask, Limits, RefusedError, queue_full, refused
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
+from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
-from toolroll.rollout.model.model import ServedModel
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
-from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, InteractionResult, Task
 
 

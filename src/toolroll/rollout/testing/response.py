@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toolroll.rollout.testing.generation import Run
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprobs
-from toolroll.rollout.testing.generation import Run
 from toolroll.rollout.testing.wire import Ask
 
 

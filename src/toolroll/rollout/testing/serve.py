@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.policy import Policy, echo, script
-from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 
 logger = logging.getLogger(__name__)
 

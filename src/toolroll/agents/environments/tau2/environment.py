@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.environments.tau2.domain import Domain, State
 from toolroll.agents.environments.tau2.grading import grade
+from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.users import OpenAIUser
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runtime.threads import RunsOffLoop

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
-from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.environments.tau_bench.grading import Bench
 from toolroll.agents.environments.tau_style import NOT_EXECUTED
+from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.users import OpenAIUser, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UserSimulatorError

@@ -19,11 +19,11 @@ from openai import BadRequestError
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
-from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
 

@@ -29,9 +29,9 @@ from toolroll.rollout.engine.resume import generate_resumed
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import check_identity
+from toolroll.rollout.model.model import Generates, ServedModel
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
-from toolroll.rollout.model.model import Generates, ServedModel
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
     Agent,

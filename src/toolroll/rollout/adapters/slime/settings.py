@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
 
 PREFIX = "toolroll_"
 

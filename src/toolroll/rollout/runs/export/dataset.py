@@ -11,9 +11,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from toolroll.rollout.runtime.disk import writing
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runtime.disk import writing
 from toolroll.rollout.types import Episode
 
 ROWS_OF_A_FILE = 2000

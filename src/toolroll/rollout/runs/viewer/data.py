@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from toolroll.rollout.types import Episode, Trajectory, Turn
 from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.types import Episode, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:

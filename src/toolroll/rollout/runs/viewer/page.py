@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from toolroll.rollout.runtime.disk import written_whole
-from toolroll.rollout.types import Episode
 from toolroll.rollout.runs.viewer.data import detail, row
 from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.types import Episode
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)

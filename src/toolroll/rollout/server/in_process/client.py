@@ -11,8 +11,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from toolroll.rollout.server.in_process.transport import BASE, InProcessTransport
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.in_process.transport import BASE, InProcessTransport
 from toolroll.rollout.server.sessions import check_id
 from toolroll.rollout.types import Trajectory
 

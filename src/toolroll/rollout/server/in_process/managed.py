@@ -17,12 +17,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Generates, ServedModel, load_tokenizer
-from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.in_process.client import ToolrollClient
+from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
 from toolroll.rollout.template import ChatTemplate
 
 

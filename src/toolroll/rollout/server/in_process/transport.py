@@ -18,11 +18,11 @@ import orjson
 
 from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.pending import Work
 from toolroll.rollout.server.received import decoded
+from toolroll.rollout.server.result import Served
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
-from toolroll.rollout.server.result import Served
-from toolroll.rollout.server.pending import Work
 
 logger = logging.getLogger(__name__)
 
