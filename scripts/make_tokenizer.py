@@ -1,4 +1,4 @@
-"""Makes `tokenizer/tokenizer.json`: `python -m toolroll.rollout.testing.make_tokenizer OUT.json`.
+"""Makes `tokenizer/tokenizer.json`: `python scripts/make_tokenizer.py OUT.json`.
 
 The corpus is generated from words of our own, so that the file can be made again by anybody, byte for byte (seen with tokenizers
 0.22). The chat template and `tokenizer_config.json` beside it are written by hand.

@@ -1,12 +1,11 @@
 """Token-exact multi-turn tool rollouts for SGLang.
 
-The names below are the public ones; each is loaded from its module at first use, so that `import toolroll` costs milliseconds.
-`toolroll.agents` and `toolroll.parsers` give the published names in the same way (docs/adr/0005-published-names.md).
+The names below are the public ones; each is loaded from its module at first use, so that `import
+toolroll` costs milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,28 +77,6 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_PUBLISHED = {
-    "toolroll.agents": {
-        "RESPOND_ACTION_FIELD_NAME": "toolroll.agents.environments.tau_actions",
-        "RESPOND_ACTION_NAME": "toolroll.agents.environments.tau_actions",
-        "TOOL_INSTRUCTION": "toolroll.agents.trainable",
-        "InteractionResult": "toolroll.rollout.types",
-        "Status": "toolroll.rollout.types",
-        "TauAction": "toolroll.agents.environments.tau_actions",
-        "TrainableAgentMixin": "toolroll.agents.trainable",
-        "TrainableToolCallingAgent": "toolroll.agents.tool_calling",
-        "agent_factory": "toolroll.agents.tool_calling",
-        "call_to_action_sglang": "toolroll.agents.environments.tau_actions",
-    },
-    "toolroll.parsers": {
-        "OpenAICompatibleToolCallAdapter": "toolroll.parsers.openai",
-        "create_openai_adapter": "toolroll.parsers.openai",
-        "get_parser": "toolroll.parsers.registry",
-        "parse_tools": "toolroll.parsers.openai",
-        "parser_names": "toolroll.parsers.registry",
-    },
-}
-
 __all__ = [
     "Action",
     "ActionError",
@@ -139,25 +116,10 @@ __all__ = [
 ]
 
 
-def _lazy(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that loads `name` from `homes[name]`."""
-
-    def load(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
-
-    return load
-
-
-def _give_folders_their_names() -> None:
-    # The folders have no `__init__.py`, in which this would otherwise stand.
-    for folder, homes in _PUBLISHED.items():
-        vars(import_module(folder)).update(__all__=sorted(homes), __getattr__=_lazy(folder, homes))
-
-
-_give_folders_their_names()
-__getattr__ = _lazy("toolroll", _HOME_OF)
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

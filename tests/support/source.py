@@ -38,10 +38,10 @@ class Module:
 
 
 def read_module(path: Path, root: Path = ROOT) -> Module:
-    """The module in `path`; its name follows from its place under `root`."""
-    parts = list(path.relative_to(root).with_suffix("").parts)
-    if parts[:2] == ["src", "toolroll"]:
-        parts = parts[2:]
+    """The module in `path`; its name follows from its place in the package."""
+    package = root / "src" / "toolroll"
+    inside = path.relative_to(package if path.is_relative_to(package) else root)
+    parts = list(inside.with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
     text = path.read_text(encoding="utf-8")
@@ -50,10 +50,7 @@ def read_module(path: Path, root: Path = ROOT) -> Module:
 
 def library(root: Path = ROOT) -> dict[str, Module]:
     """Every module of the library, by name."""
-    paths = [root / "src" / "toolroll" / "__init__.py"]
-    for floor in FLOORS:
-        paths += sorted((root / floor).rglob("*.py"))
-    found = [read_module(path, root) for path in paths if path.is_file()]
+    found = [read_module(path, root) for path in sorted((root / "src" / "toolroll").rglob("*.py"))]
     return {module.name: module for module in found}
 
 

@@ -49,7 +49,7 @@ class Work:
 
     def _count_searches(self, patch: pytest.MonkeyPatch) -> None:
         """Put a counting pattern in the place of each pattern that a module or class of the parsers holds."""
-        from toolroll.parsers import source
+        from toolroll.parsers.reading import source
 
         compiled = source._compiled  # type: ignore[attr-defined]
         patch.setattr(source, "_compiled", lambda markers: (CountedPattern(compiled(markers)[0], self), *compiled(markers)[1:]))

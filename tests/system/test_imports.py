@@ -35,7 +35,6 @@ def heavy_after(*modules: str) -> list[str]:
 
 
 def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
-    # The two folders that give published names are namespace packages: without a file, and without code.
     code = (
         "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"

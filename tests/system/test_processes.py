@@ -25,9 +25,9 @@ from support.ponds import PondFactory, look
 from support.results import content
 from support.wire import until
 
-from toolroll.rollout import spread as spreading
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.runs import worker_pool as spreading
 from toolroll.rollout.runs.config import RunConfig, load_config
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.processes import ProcessRunner

@@ -146,15 +146,13 @@ def test_the_library_keeps_the_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_rule_finds_what_breaks_it(rule: Rule, tmp_path: Path) -> None:
-    (tmp_path / "rollout").mkdir()
-    broken = tmp_path / "rollout" / "broken.py"
+    broken = tmp_path / "broken.py"
     broken.write_text(RULES[rule])
     assert len(list(rule(read_module(broken, tmp_path)))) == 1
 
 
 def test_a_handler_that_states_its_border_or_raises_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "rollout").mkdir()
-    fine = tmp_path / "rollout" / "fine.py"
+    fine = tmp_path / "fine.py"
     fine.write_text(
         "try:\n    f()\nexcept Exception as error:  # noqa: BLE001 - the episode's border\n    pass\n"
         "try:\n    f()\nexcept Exception as error:\n    raise ValueError from error\n"

@@ -43,19 +43,20 @@ def test_no_floor_imports_the_facade() -> None:
 
 
 def test_an_import_upwards_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "toolroll"
     for floor in FLOORS:
-        (tmp_path / floor).mkdir()
-    (tmp_path / "agents" / "player.py").write_text("from toolroll.rollout.session.session import Session\n")
-    (tmp_path / "rollout" / "session.py").write_text("def late():\n    from toolroll.agents.player import Session\n")
-    (tmp_path / "parsers" / "base.py").write_text("import toolroll.rollout.session.session\n")
+        (package / floor).mkdir(parents=True)
+    (package / "agents" / "player.py").write_text("from toolroll.rollout.session import Session\n")
+    (package / "rollout" / "session.py").write_text("def late():\n    from toolroll.agents.player import Session\n")
+    (package / "parsers" / "base.py").write_text("import toolroll.rollout.session\n")
     assert broken_floors(tmp_path) == [
-        "toolroll.parsers.base imports toolroll.rollout.session.session",
-        "toolroll.rollout.session.session imports toolroll.agents.player",
+        "toolroll.parsers.base imports toolroll.rollout.session",
+        "toolroll.rollout.session imports toolroll.agents.player",
     ]
     assert a_cycle(imports_of(tmp_path)) == [
-        "toolroll.rollout.session.session",
+        "toolroll.rollout.session",
         "toolroll.agents.player",
-        "toolroll.rollout.session.session",
+        "toolroll.rollout.session",
     ]
 
 
@@ -72,29 +73,28 @@ def test_rollout_reaches_agents_by_entry_point_only() -> None:
             assert f'"toolroll.{floor}.' not in module.text, f"{module.name} names toolroll.{floor}"
 
 
-def test_types_and_errors_stand_on_nothing_of_the_rollout() -> None:
+def test_types_and_errors_import_nothing_of_the_rollout() -> None:
     assert imports_of()["toolroll.rollout.errors"] == set()
     assert imports_of()["toolroll.rollout.types"] == {"toolroll.parsers.types"}
     assert imports_of()["toolroll.parsers.types"] == set()
 
 
-INSIDE_ROLLOUT = [
-    ("toolroll.rollout.engine", ("template", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.template", ("engine", "session", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.session.session", ("engine", "template", "served", "dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.model.model", ("dialogue", "runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.model.conversation", ("runner", "store", "server", "adapters", "cli")),
-    ("toolroll.rollout.runs.runner", ("server", "adapters", "cli")),
-]
+ROOMS = (
+    ("errors", "types"),
+    ("runtime",),
+    ("engine", "template", "session"),
+    ("model",),
+    ("runs", "server"),
+    ("adapters", "testing"),
+    ("cli",),
+)
+"""The rooms of `rollout` from the bottom up: each imports rooms below its own line only."""
 
 
-def test_the_floors_inside_rollout() -> None:
-    for below, above in INSIDE_ROLLOUT:
-        forbidden = tuple(f"toolroll.rollout.{name}" for name in above)
-        for name, targets in imports_of().items():
-            if name == below or name.startswith(f"{below}."):
-                wrong = [target for target in targets if any(target == stop or target.startswith(f"{stop}.") for stop in forbidden)]
-                assert wrong == [], f"{name} imports {wrong}"
+def room(name: str) -> str:
+    """The room of a module of `rollout`, "" for any other."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["toolroll", "rollout"] and len(parts) > 2 else ""
 
 
 def test_the_check_shares_no_code_with_what_it_checks() -> None:
@@ -111,13 +111,29 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
     assert {name for name in reached if name.startswith(template)} == checks
 
 
-def test_the_three_folders_are_no_packages() -> None:
-    """An `agents/__init__.py` at the top would shadow openai-agents for whoever runs from the repository's root."""
+def test_each_room_imports_only_the_rooms_below_it() -> None:
+    height = {name: at for at, rooms in enumerate(ROOMS) for name in rooms}
+    wrong = [
+        f"{name} imports {target}"
+        for name, targets in imports_of().items()
+        for target in targets
+        if room(name) and room(target) and room(name) != room(target)
+        if height[room(target)] >= height[room(name)]
+    ]
+    assert wrong == []
+
+
+def test_the_links_at_the_top_show_the_package() -> None:
+    """For people only: nothing that runs needs them."""
+    package = ROOT / "src" / "toolroll"
     for floor in FLOORS:
-        assert not (ROOT / floor / "__init__.py").exists()
-        assert (ROOT / floor / "py.typed").is_file()
-        link = ROOT / "src" / "toolroll" / floor
-        assert link.is_symlink() and link.resolve() == ROOT / floor
+        assert (package / floor / "py.typed").is_file()
+        assert (ROOT / floor).resolve() == package / floor
+
+
+def test_agents_has_no_init() -> None:
+    """`agents/__init__.py` at the top would hide openai-agents from whoever works there."""
+    assert not (ROOT / "src" / "toolroll" / "agents" / "__init__.py").exists()
 
 
 # --- what is public --------------------------------------------------------------------------------------------------

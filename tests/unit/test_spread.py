@@ -8,8 +8,8 @@ import pytest
 from support.ponds import PondFactory
 from support.results import episode
 
-from toolroll.rollout import spread as spreading
 from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.runs import worker_pool as spreading
 from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
 from toolroll.rollout.types import Episode
 

@@ -16,7 +16,7 @@ from support.published import episode, qwen
 from support.tau import MINI, SyncUser, scripted
 from support.worlds import ListedWorld
 
-from toolroll.agents import TrainableAgentMixin, TrainableToolCallingAgent, agent_factory, call_to_action_sglang
+from toolroll.agents.trainable_agents import TrainableAgentMixin, TrainableToolCallingAgent, agent_factory, call_to_action_sglang
 from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.model.config import read_args
 from toolroll.rollout.template import ChatTemplate

@@ -13,13 +13,13 @@ FOLDER = Path(engine_module.__file__ or "").parent
 ROOT = FOLDER.parents[1]  # the folder that `toolroll` names
 JUDGED = (
     "toolroll.rollout.template",
-    "toolroll.rollout.session.session",
+    "toolroll.rollout.session",
     "toolroll.agents",
     "toolroll.rollout.engine",
     "toolroll.parsers",
 )
 # What plays benchmarks stands above the engine: it knows tasks and sessions' names, but no tokens.
-ABOVE = {"__init__", "player", "serve"}
+ABOVE = {"__init__", "play_episode", "reference_policy", "serve"}
 
 
 def imported(path: Path) -> set[str]:

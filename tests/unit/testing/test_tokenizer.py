@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from toolroll.rollout.testing.make_tokenizer import VOCABULARY, build, corpus
+from make_tokenizer import VOCABULARY, build, corpus
 from transformers import AutoTokenizer
 
 from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS

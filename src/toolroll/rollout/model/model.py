@@ -175,7 +175,7 @@ def load_tokenizer(name: str | None) -> Any:
     if not name:
         raise UsageError("no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's folder or name")
     if name == "embedded":
-        from toolroll.rollout.testing import load_embedded_tokenizer
+        from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 
         return load_embedded_tokenizer()
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():  # no hub's name: none is asked

@@ -1,0 +1,28 @@
+"""The names of the published `trainable_agents` module, in one place.
+
+`toolroll.agents` itself has no `__init__.py`: the folder `agents` at the top of the repository would
+then hide the package `agents` of openai-agents from whoever works there.
+"""
+
+from toolroll.agents.environments.tau_actions import (
+    RESPOND_ACTION_FIELD_NAME,
+    RESPOND_ACTION_NAME,
+    TauAction,
+    call_to_action_sglang,
+)
+from toolroll.agents.tool_calling import TrainableToolCallingAgent, agent_factory
+from toolroll.agents.trainable import TOOL_INSTRUCTION, TrainableAgentMixin
+from toolroll.rollout.types import InteractionResult, Status
+
+__all__ = [
+    "RESPOND_ACTION_FIELD_NAME",
+    "RESPOND_ACTION_NAME",
+    "TOOL_INSTRUCTION",
+    "InteractionResult",
+    "Status",
+    "TauAction",
+    "TrainableAgentMixin",
+    "TrainableToolCallingAgent",
+    "agent_factory",
+    "call_to_action_sglang",
+]
