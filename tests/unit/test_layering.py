@@ -54,9 +54,9 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
         "toolroll.rollout.session imports toolroll.agents.player",
     ]
     assert a_cycle(imports_of(tmp_path)) == [
-        "toolroll.rollout.session",
         "toolroll.agents.player",
         "toolroll.rollout.session",
+        "toolroll.agents.player",
     ]
 
 
