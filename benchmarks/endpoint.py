@@ -26,7 +26,7 @@ import numpy as np
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
@@ -179,7 +179,7 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
     try:
         address = (await child.stdout.readline()).decode().strip()
         client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
-        async with ServedModel(client, template, get_parser("hermes", template.encoder.control)) as served:
+        async with Model(client, template, get_parser("hermes", template.encoder.control)) as served:
             core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
             async with EndpointServer(core) as server, AsyncExitStack() as stack:
                 stack.enter_context(paced_garbage())

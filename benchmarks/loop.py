@@ -28,7 +28,7 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.template import ChatTemplate
@@ -63,10 +63,10 @@ def warm_parser(tok: Any) -> ToolCallParser:
     return get_parser("hermes", warm_template(tok).encoder.control)
 
 
-def served_model(url: str, tok: Any, *, threads: int = 64) -> ServedModel:
+def served_model(url: str, tok: Any, *, threads: int = 64) -> Model:
     """Ours, on the stub."""
     engine = Engine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
-    return ServedModel(engine, warm_template(tok), warm_parser(tok), threads=threads)
+    return Model(engine, warm_template(tok), warm_parser(tok), threads=threads)
 
 
 async def ours(

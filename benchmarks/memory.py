@@ -24,7 +24,7 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
@@ -165,13 +165,13 @@ async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
     template = ChatTemplate(tok)
     parser = get_parser("hermes", template.encoder.control)
     engine = CountingEngine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
-    async with ServedModel(engine, template, parser) as served:
+    async with Model(engine, template, parser) as served:
         await _held_bytes(served, engine, given, 4)  # caches and imports
         used = await _held_bytes(served, engine, given, episodes)
     return used / sum(engine.lengths.values())
 
 
-async def _held_bytes(served: ServedModel, engine: CountingEngine, given: Material, episodes: int) -> int:
+async def _held_bytes(served: Model, engine: CountingEngine, given: Material, episodes: int) -> int:
     factory, engine.lengths = HeldFactory(given, TURNS), {}
     settings = RunSettings({"max_new_tokens": 512}, concurrency=episodes, max_num_steps=4 * TURNS)
     runner = Runner(factory, lambda: make_agent(served, {"parallel_calls": "first"}), settings)

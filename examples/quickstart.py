@@ -2,7 +2,7 @@
 
 import asyncio
 
-from toolroll import RolloutArgs, ServedModel, TrainableToolCallingAgent, load_environment
+from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, load_environment
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, play_references, reference_policy
 from toolroll.rollout.types import EnvironmentOptions
 
@@ -13,7 +13,7 @@ async def main() -> None:
     policy = reference_policy(play_references(desk, [task], samples=1))  # no weights here: the engine says the reference solution
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
         args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes")
-        async with ServedModel.from_args(args) as served:
+        async with Model.from_args(args) as served:
             agent = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 256})
             result = await agent.asolve(desk.make(EnvironmentOptions()), task=task, session_id=f"desk/{task.id}#0")
     [trajectory] = result.trajectories

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolroll.rollout.engine import Engine, EngineConfig
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
     from toolroll.rollout.model.config import RolloutArgs
-    from toolroll.rollout.model.model import ServedModel
+    from toolroll.rollout.model.model import Model
     from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.runs.registry import load_environment
     from toolroll.rollout.runs.runner import Runner, RunSettings
@@ -54,7 +54,7 @@ _HOMES = {
     "toolroll.rollout.errors": ("ActionError", "ToolrollError", "UsageError"),
     "toolroll.rollout.runs.registry": ("load_environment",),
     "toolroll.rollout.runs.runner": ("RunSettings", "Runner"),
-    "toolroll.rollout.model.model": ("ServedModel",),
+    "toolroll.rollout.model.model": ("Model",),
     "toolroll.rollout.session.session": ("Session",),
     "toolroll.rollout.runs.episode_file": ("read_episodes",),
     "toolroll.rollout.template": ("ChatTemplate",),
@@ -91,12 +91,12 @@ __all__ = [
     "EnvironmentOptions",
     "Episode",
     "InteractionResult",
+    "Model",
     "Observation",
     "ParsedReply",
     "RolloutArgs",
     "RunSettings",
     "Runner",
-    "ServedModel",
     "Session",
     "Status",
     "StepResult",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import TURNS, loop, mixed
-from support.adversarial.dialogues import Dialogue as Script
+from support.adversarial.dialogues import Conversation as Script
 from support.adversarial.judge import Inapplicable, Judge, Refused, Said
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.skeleton import filled
@@ -25,7 +25,7 @@ from support.adversarial.zoo import EXACT, KINDS, Canon, tokenizer_of_kind
 from support.episodes import serving
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, UsageError
-from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Reply
 
@@ -160,7 +160,7 @@ async def test_what_is_not_exact_is_never_trained(kind: str) -> None:
     replies: list[Reply] = []
     try:
         async with serving(tokenizer, lambda request: replies[-1]) as (engine, served):
-            dialogue = Dialogue(served, script.first, (), session_id="s", verify="always")
+            dialogue = Conversation(served, script.first, (), session_id="s", verify="always")
             for step in script.steps:
                 turn = canon.judge.say(dialogue.messages, step, None, random.Random(0))
                 prompt = canon.judge.text(dialogue.messages, None, generate=True)

@@ -1,4 +1,4 @@
-"""Adversarial templates in whole episodes: `Dialogue` against the embedded engine.
+"""Adversarial templates in whole episodes: `Conversation` against the embedded engine.
 
 A prompt that is not right must never be trained on, and a right episode must be trained. Under the
 default check there is nothing for it to find; with it off, there is nothing that it would have

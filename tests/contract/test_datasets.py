@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export import write_dataset
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 
 
 def load(folder: Path, cache: Path) -> Any:
@@ -54,7 +54,7 @@ def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run", "pond", {}) as folder:
+    with RunDirectory(tmp_path / "run", "pond", {}) as folder:
         for sample in range(4):
             folder.append(episode("t-0", sample))
     arguments = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "set")]

@@ -13,7 +13,7 @@ from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
 from support.ponds import PondFactory, look
 
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Episode, StopReason
@@ -50,7 +50,7 @@ def speak(request: PolicyRequest) -> Any:
     return Reply(output_ids=[7, 8, 9]) if request.routing_key.startswith("hostile/") else look(request)
 
 
-async def play(served: ServedModel, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
+async def play(served: Model, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
     """Play `tasks` ponds as the environment `name`."""
     factory, found = PondFactory(tasks, name=name), []
     settings = RunSettings(params, concurrency=16, max_num_steps=8)

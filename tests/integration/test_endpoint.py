@@ -18,7 +18,7 @@ from support.worlds import TOOL
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template import ChatTemplate
@@ -38,7 +38,7 @@ async def serving(url: str, **settings: Any) -> AsyncIterator[tuple[EndpointServ
     tokenizer = qwen3_tokenizer()
     template = ChatTemplate(tokenizer)
     engine = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
-    async with ServedModel(engine, template, get_parser("qwen25", template.encoder.control)) as served:
+    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
         core = Endpoint(served, EndpointSettings(**{"port": 0, "verify": "always", "default_max_tokens": 24, **settings}))
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             yield server, http

@@ -20,7 +20,7 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Task, Trajectory
 
@@ -32,16 +32,16 @@ NO_END_OF_TEXT = {"151643": -100.0}  # the grammar lets the model end with eithe
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[ServedModel]:
+async def serving(url: str) -> AsyncIterator[Model]:
     tokenizer = qwen3_tokenizer()
     template = ChatTemplate(tokenizer)
     engine = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
-    async with ServedModel(engine, template, get_parser("qwen25", template.encoder.control)) as served:
+    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
         yield served
 
 
 async def play(
-    served: ServedModel, session: str, *, users: int = 4, steps: int = 12, world: ListedWorld | None = None, **params: Any
+    served: Model, session: str, *, users: int = 4, steps: int = 12, world: ListedWorld | None = None, **params: Any
 ) -> InteractionResult:
     """An episode of several turns: the random model never stops by itself, so its turns are cut and go on."""
     player = TrainableToolCallingAgent(served=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"})

@@ -23,7 +23,7 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
 
@@ -31,10 +31,10 @@ PROMPT = [9707, 11, 1879]
 
 
 @asynccontextmanager
-async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[ServedModel]:
+async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[Model]:
     template = ChatTemplate(tokenizer)
     parser = get_parser("qwen25", template.encoder.control)
-    async with ServedModel(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
+    async with Model(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
         yield served
 
 

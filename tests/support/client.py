@@ -10,11 +10,11 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts
+from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.testing import EmbeddedEngine, echo
 from toolroll.rollout.types import GenerateRequest
 
-FACTS = ModelFacts(context_length=1000, vocab_size=5000)
+FACTS = ModelInfo(context_length=1000, vocab_size=5000)
 
 
 class Pauses(list[float]):
@@ -30,7 +30,7 @@ def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> Gener
 
 
 @asynccontextmanager
-async def client(url: str, *, facts: ModelFacts | None = FACTS, sleep: Any = None, **config: Any) -> AsyncIterator[Engine]:
+async def client(url: str, *, facts: ModelInfo | None = FACTS, sleep: Any = None, **config: Any) -> AsyncIterator[Engine]:
     async with Engine(EngineConfig(url=url, **config), facts=facts, sleep=Pauses() if sleep is None else sleep) as engine:
         yield engine
 

@@ -13,7 +13,7 @@ import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.episodes import serving
 
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.testing import EmbeddedEngine
 
@@ -23,7 +23,7 @@ class Bench:
     """What a test of the endpoint has at hand."""
 
     engine: EmbeddedEngine
-    served: ServedModel
+    served: Model
     endpoint: Endpoint
     server: EndpointServer
     http: aiohttp.ClientSession

@@ -12,7 +12,7 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprob
 from toolroll.rollout.types import InteractionResult, Trajectory
@@ -28,18 +28,18 @@ def call(name: str = "look", **arguments: Any) -> str:
 @asynccontextmanager
 async def serving(
     tokenizer: Any, policy: Any, *, max_resumes: int = 0, config: dict[str, Any] | None = None, **engine: Any
-) -> AsyncIterator[tuple[EmbeddedEngine, ServedModel]]:
+) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
     history = engine.pop("history", "fork")
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
         template = ChatTemplate(tokenizer, history=history)
         client = Engine(EngineConfig(url=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})))
-        served = ServedModel(client, template, get_parser("hermes", template.encoder.control), max_resumes=max_resumes)
+        served = Model(client, template, get_parser("hermes", template.encoder.control), max_resumes=max_resumes)
         async with served:
             yield embedded, served
 
 
-def agent(served: ServedModel, **settings: Any) -> TrainableToolCallingAgent:
+def agent(served: Model, **settings: Any) -> TrainableToolCallingAgent:
     """An agent that executes all calls; `settings` are `CallPolicy`'s fields."""
     verify = settings.pop("verify", "always")
     return TrainableToolCallingAgent(

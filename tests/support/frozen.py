@@ -27,7 +27,7 @@ from support.slime_trainer import serving as trainer
 from support.worlds import TOOL
 
 from toolroll.rollout.adapters.slime import generate
-from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.runner import Runner, RunSettings
@@ -65,7 +65,7 @@ async def conversations() -> Items:
     """Dialogues of ten kinds under templates of many styles."""
     found: Items = {}
 
-    def keep(dialogue: Dialogue) -> None:
+    def keep(dialogue: Conversation) -> None:
         found[dialogue.session.session_id] = {
             "trajectories": [of_trajectory(one) for one in dialogue.session.trajectories()],
             "messages": dialogue.messages,

@@ -22,7 +22,7 @@ from support.episodes import agent, serving
 from support.ponds import PondFactory, look
 
 from toolroll.rollout.runs.episode_file import FILE_NAME
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Episode
@@ -62,7 +62,7 @@ async def run(tokenizer: Any, folder: Path, episodes: int, moment: Moment) -> No
     """Play what is left of the run in `folder`."""
     factory = PondFactory(episodes // SAMPLES)
     moment.begin()
-    with RunFolder(folder, factory.name, {"episodes": episodes}) as kept:
+    with RunDirectory(folder, factory.name, {"episodes": episodes}) as kept:
 
         def keep(episode: Episode) -> None:
             moment.write()

@@ -17,7 +17,7 @@ from support.ponds import PondFactory
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -104,7 +104,7 @@ async def _open(factory: PondFactory, url: str, share: int, stack: AsyncExitStac
     tokenizer = load_embedded_tokenizer()
     template = ChatTemplate(tokenizer)
     client = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
-    served = ServedModel(client, template, get_parser("hermes", template.encoder.control))
+    served = Model(client, template, get_parser("hermes", template.encoder.control))
     await stack.enter_async_context(served)
     settings = RunSettings(PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.agents.text_agent import PlainAgent, PlainReply
+from toolroll.agents.text_agent import PlainReply, TextAgent
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runtime.threads import Threads
@@ -26,7 +26,7 @@ Act = Callable[[str, Task], Any]
 """Called with the method's name and the task; what it returns takes the place of the method's own result."""
 
 
-class Talker(PlainAgent):
+class Talker(TextAgent):
     """Says the same in every turn."""
 
     async def reply(
@@ -57,8 +57,8 @@ class Scripted(Environment):
         more = StepResult([{"role": "user", "content": "More."}], reward=float(done), done=done)
         return self._acted("step", more)
 
-    def verdict(self) -> float | None:
-        return self._acted("verdict", None)
+    def truncated_reward(self) -> float | None:
+        return self._acted("truncated_reward", None)
 
     def metrics(self) -> Mapping[str, float]:
         return self._acted("metrics", {"seen": 1.0})

@@ -10,7 +10,7 @@ from support.results import episode, trajectory
 
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.runs.report import report, write_summary
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> \u2028 <!-- & é"
@@ -47,7 +47,7 @@ def episodes() -> list[Episode]:
 
 def viewed_run(path: Path) -> Path:
     """Write the run and its page into `path`."""
-    with RunFolder(path, "pond", {"model": "embedded", "agent": "tool-calling", "note": HOSTILE}) as folder:
+    with RunDirectory(path, "pond", {"model": "embedded", "agent": "tool-calling", "note": HOSTILE}) as folder:
         for found in episodes():
             folder.append(found)
         write_summary(path, {"pond": report(folder.summary, floor=folder.summary)})

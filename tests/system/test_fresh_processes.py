@@ -12,7 +12,7 @@ from support.patience import PATIENCE
 from support.source import ROOT
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 
 
 def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
@@ -22,7 +22,7 @@ from toolroll.rollout.runtime.threads import Threads
 async def main():
     threads = Threads(2)
     try:
-        await asyncio.wait_for(threads.off_loop(time.sleep, 600), 0.1)
+        await asyncio.wait_for(threads.run_in_thread(time.sleep, 600), 0.1)
     except TimeoutError:
         print("late", flush=True)
 asyncio.run(main())
@@ -34,8 +34,8 @@ asyncio.run(main())
 HOLDER = """
 import sys
 from pathlib import Path
-from toolroll.rollout.runs.run_directory import RunFolder
-with RunFolder(Path(sys.argv[1]), "pond", {}):
+from toolroll.rollout.runs.run_directory import RunDirectory
+with RunDirectory(Path(sys.argv[1]), "pond", {}):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -46,10 +46,10 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match="another process is writing into"), RunFolder(tmp_path, "pond", {}):
+        with pytest.raises(UsageError, match="another process is writing into"), RunDirectory(tmp_path, "pond", {}):
             pass
         holder.kill()  # however it ends, the folder is free
-    with RunFolder(tmp_path, "pond", {}):
+    with RunDirectory(tmp_path, "pond", {}):
         pass
 
 

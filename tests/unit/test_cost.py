@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from toolroll.rollout.engine import parse_completion
-from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
@@ -211,7 +211,7 @@ async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, c
         with counting() as work:
             for _ in range(2):  # what a template takes is found out in the first episode
                 before = work.renders
-                dialogue = Dialogue(served, FIRST, [TOOL], session_id="s", verify=verify)
+                dialogue = Conversation(served, FIRST, [TOOL], session_id="s", verify=verify)
                 for at in range(5):
                     await dialogue.reply(PARAMS)
                     dialogue.extend([{"role": "user", "content": f"And {at}?"}])

@@ -1,4 +1,4 @@
-"""`Dialogue`: one conversation, message by message and token by token."""
+"""`Conversation`: one conversation, message by message and token by token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from support.worlds import TOOL
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
-from toolroll.rollout.model.conversation import Dialogue
-from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.template.delta import Derived
+from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template.delta import RenderedDelta
 from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 
@@ -34,14 +34,14 @@ def user(text: Any) -> Message:
 @asynccontextmanager
 async def talking(
     tokenizer: Any, said: Any = "Fine.", *, messages: Sequence[Message] = FIRST, tools: Sequence[Tool] = (TOOL,), **settings: Any
-) -> AsyncIterator[tuple[Dialogue, EmbeddedEngine, ServedModel]]:
+) -> AsyncIterator[tuple[Conversation, EmbeddedEngine, Model]]:
     engine = {key: settings.pop(key) for key in ("context_length", "split", "history", "faults") if key in settings}
     policy = said if callable(said) else lambda request: said
     async with serving(tokenizer, policy, **engine) as (embedded, served):
-        yield Dialogue(served, messages, tools, session_id="s", **settings), embedded, served
+        yield Conversation(served, messages, tools, session_id="s", **settings), embedded, served
 
 
-async def exchange(dialogue: Dialogue, turns: int, text: str = "And?") -> None:
+async def exchange(dialogue: Conversation, turns: int, text: str = "And?") -> None:
     for at in range(turns):
         await dialogue.reply(PARAMS)
         dialogue.extend([user(f"{text} {at}")])
@@ -196,7 +196,7 @@ async def test_how_many_checks_an_episode_has(tokenizer: Any, verify: Any, check
 
 def shift(change: int) -> Any:
     """Return a change of a derivation: text that is appended begins elsewhere."""
-    return lambda found: Derived(found.whole, found.cut + change, found.rewritten)
+    return lambda found: RenderedDelta(found.whole, found.cut + change, found.rewritten)
 
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
@@ -243,7 +243,7 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
 
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
 async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
-    async def run(change: Sequence[int]) -> tuple[Dialogue, EmbeddedEngine]:
+    async def run(change: Sequence[int]) -> tuple[Conversation, EmbeddedEngine]:
         given = {hook: lambda _, ids: [*ids.tolist(), *change]}
         async with talking(tokenizer, **given) as (dialogue, engine, _):
             await exchange(dialogue, 2)

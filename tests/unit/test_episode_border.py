@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from support.clock import skip
 
-from toolroll.agents.text_agent import PlainAgent, PlainReply
+from toolroll.agents.text_agent import PlainReply, TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
-from toolroll.rollout.model.conversation import Dialogue
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import Action, Environment, Message, Observation, Status, StepResult, StopReason, Task, Tool
@@ -41,8 +41,8 @@ class Talk(Environment):
         done = self.turns <= 0
         return StepResult([] if done else [{"role": "user", "content": self.more}], done=done, reward=1.0)
 
-    def verdict(self) -> float | None:
-        return self._or_fail("verdict", 0.5)
+    def truncated_reward(self) -> float | None:
+        return self._or_fail("truncated_reward", 0.5)
 
     def metrics(self) -> dict[str, float]:
         return self._or_fail("metrics", {"seen": 1.0})
@@ -57,14 +57,14 @@ class Talk(Environment):
 
 
 @asynccontextmanager
-async def serving(tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any) -> AsyncIterator[ServedModel]:
+async def serving(tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any) -> AsyncIterator[Model]:
     async with EmbeddedEngine(tokenizer, lambda _: "Fine.", context_length=context_length) as engine:
         client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
-        async with ServedModel(client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads) as served:
+        async with Model(client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads) as served:
             yield served
 
 
-def agent(served: ServedModel, **fields: Any) -> TrainableToolCallingAgent:
+def agent(served: Model, **fields: Any) -> TrainableToolCallingAgent:
     made = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 16})
     for name, value in fields.items():
         setattr(made, name, value)
@@ -101,7 +101,7 @@ async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fail
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
     async with serving(tokenizer, context_length=220) as served:
-        result = await agent(served).asolve(Talk(turns=50, fails="verdict"), task=TASK, max_num_steps=50)
+        result = await agent(served).asolve(Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50)
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
     assert "verdict is broken" in result.info["error"]["message"]
 
@@ -179,7 +179,7 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
     seen: list[str] = []
 
     class Watcher(TrainableToolCallingAgent):
-        async def _begin(self, *args: Any) -> Dialogue:
+        async def _begin(self, *args: Any) -> Conversation:
             dialogue = await super()._begin(*args)
             seen.append(dialogue._verify)
             return dialogue
@@ -191,7 +191,7 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
 
 async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
     async with serving(tokenizer) as served:
-        dialogue = Dialogue(served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s")
+        dialogue = Conversation(served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s")
         await dialogue.reply({"max_new_tokens": 8})
         dialogue.extend([{"role": "user", "content": "a"}], [])
         dialogue.extend([{"role": "user", "content": "b"}], [TOOL])
@@ -203,7 +203,7 @@ async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any
     measuring = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
     async with serving(tokenizer, chat_template=measuring) as served:
         for words in ["one", "two", "a question of many words", "another question of many words"]:
-            dialogue = Dialogue(served, [{"role": "user", "content": words}], [], session_id=words, verify="always")
+            dialogue = Conversation(served, [{"role": "user", "content": words}], [], session_id=words, verify="always")
             await dialogue.reply({"max_new_tokens": 8})
             await dialogue.settle()
             text = tokenizer.apply_chat_template(
@@ -262,7 +262,7 @@ async def test_a_slip_of_an_environments_author_is_named(tokenizer: Any, first: 
 async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
     async with EmbeddedEngine(tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>') as engine:
         client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
-        async with ServedModel(client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1) as served:
+        async with Model(client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1) as served:
             silent = Slip(Observation(FIRST.messages, tools=[TOOL]), StepResult())
             made = agent(served)
             made.sampling_params = {"max_new_tokens": 64}
@@ -271,11 +271,13 @@ async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
     assert "no tool message with the tool_call_id of the call of look" in result.info["error"]["message"]
 
 
-@pytest.mark.parametrize(("verdict", "reward"), [(0.5, 0.5), (None, 0.0)])
-async def test_a_first_prompt_that_does_not_fit_is_a_full_context(tokenizer: Any, verdict: float | None, reward: float) -> None:
+@pytest.mark.parametrize(("truncated_reward", "reward"), [(0.5, 0.5), (None, 0.0)])
+async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
+    tokenizer: Any, truncated_reward: float | None, reward: float
+) -> None:
     class Judged(Talk):
-        def verdict(self) -> float | None:
-            return verdict
+        def truncated_reward(self) -> float | None:
+            return truncated_reward
 
     async with serving(tokenizer, context_length=16) as served:
         trained = await agent(served).asolve(Judged(), task=TASK)
@@ -287,7 +289,7 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(tokenizer: Any
     assert sum(trajectory.trained_tokens for trajectory in trained.trajectories) == 0
 
 
-class Refused(PlainAgent):
+class Refused(TextAgent):
     """An endpoint that refuses the first prompt."""
 
     async def reply(self, *args: Any) -> PlainReply:

@@ -20,7 +20,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export import tau_bench_results
 from toolroll.rollout.runs.export.samples import sample_rows
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import summarize
 from toolroll.rollout.types import Episode, StopReason
 
@@ -78,7 +78,7 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
 def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for env in ("pond", "lake"):
-        with RunFolder(run, env, {}) as folder:
+        with RunDirectory(run, env, {}) as folder:
             for sample in range(2):
                 folder.append(episode("t-0", sample, env=env))
     arguments = ["export", str(run), "--format", "tau-bench", "--env", "pond", "--out", str(tmp_path / "tau.json")]

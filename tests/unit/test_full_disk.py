@@ -19,7 +19,7 @@ from support.talking import Scripted, ScriptedFactory, Talker
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.threads import Threads
@@ -115,7 +115,7 @@ def test_each_line_can_be_written_through_to_the_disk(tmp_path: Path, monkeypatc
 
 
 def test_a_doubled_line_counts_once(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", {}) as folder:
+    with RunDirectory(tmp_path, "pond", {}) as folder:
         for sample in range(3):
             folder.append(episode(sample=sample))
     file = tmp_path / FILE_NAME
@@ -124,7 +124,7 @@ def test_a_doubled_line_counts_once(tmp_path: Path) -> None:
     assert [found.sample for found in read_episodes(tmp_path)] == [0, 1, 2]
     again = episode(sample=1, reward=0.0)  # another line of the same episode
     file.write_bytes(file.read_bytes() + to_line(again))
-    with RunFolder(tmp_path, "pond", {}) as folder:
+    with RunDirectory(tmp_path, "pond", {}) as folder:
         assert (folder.summary.episodes, folder.summary.reward) == (3, 3.0)
         assert len(folder.done) == 3
 

@@ -10,7 +10,7 @@ import pytest
 from support.talking import Scripted, ScriptedFactory, play
 
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
 
 
@@ -87,14 +87,14 @@ async def test_a_served_model_that_is_opened_from_arguments_does_until_it_is_clo
     pace_gc: bool,
 ) -> None:
     args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes", pace_gc=pace_gc)
-    async with ServedModel.from_args(args):
+    async with Model.from_args(args):
         assert is_paced() is pace_gc
     assert not is_paced()
 
 
 async def test_the_first_model_to_close_leaves_the_other_ones_pace() -> None:
     args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes")
-    first, second = ServedModel.from_args(args), ServedModel.from_args(args)
+    first, second = Model.from_args(args), Model.from_args(args)
     await first.aclose()
     assert is_paced()
     await second.aclose()

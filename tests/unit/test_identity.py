@@ -24,7 +24,7 @@ from toolroll.rollout.cli.app import main
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import check_identity, probe_text
-from toolroll.rollout.model.model import ServedModel, load_tokenizer
+from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, serve_in_thread
 
@@ -64,10 +64,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @asynccontextmanager
-async def served_at(url: str, tokenizer: Any, name: str = "embedded") -> AsyncIterator[ServedModel]:
+async def served_at(url: str, tokenizer: Any, name: str = "embedded") -> AsyncIterator[Model]:
     template = ChatTemplate(tokenizer)
     parser = get_parser("hermes", template.encoder.control)
-    async with ServedModel(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
+    async with Model(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
         yield served
 
 

@@ -11,7 +11,7 @@ from support.episodes import agent, call, judge, serving
 from support.talking import Scripted, ScriptedFactory, play
 from support.worlds import ListedWorld
 
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
@@ -166,7 +166,7 @@ async def test_so_is_an_action_error_that_answers_several_calls() -> None:
         def step(self, action: Action) -> StepResult:
             raise ActionError("x" * (LIMIT // 2))
 
-    world = World(Refuses(lambda name, task: None), Task("t", 0), 0, Threads(1).off_loop)
+    world = EnvironmentRunner(Refuses(lambda name, task: None), Task("t", 0), 0, Threads(1).run_in_thread)
     call = ToolCall("look", {}, "{}", id="c")
     with pytest.raises(ActionError):
         await world.step(Action("", (call, call)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.agents.loop.call_policy import NO_PARALLEL, ONE_CALL, CallPolicy, in_call_order, told
+from toolroll.agents.loop.call_policy import NO_PARALLEL, ONE_CALL, CallPolicy, order_by_call, told
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action
@@ -89,7 +89,7 @@ def test_answers_stand_in_the_order_of_the_calls() -> None:
         {"role": "user", "content": "Well?"},
         {"role": "tool", "tool_call_id": "c0", "content": "zero"},
     ]
-    assert [message.get("tool_call_id") for message in in_call_order(calls, answers, env)] == ["c0", "c1", "c2", None]
+    assert [message.get("tool_call_id") for message in order_by_call(calls, answers, env)] == ["c0", "c1", "c2", None]
 
 
 def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
@@ -100,12 +100,12 @@ def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
 
     both = reply(twin("one"), twin("two"))
     answers = CallPolicy().decide(both, invalid_before=0).answers
-    assert [message["content"] for message in in_call_order(both.tool_calls, answers, [])] == ["Error: one", "Error: two"]
+    assert [message["content"] for message in order_by_call(both.tool_calls, answers, [])] == ["Error: one", "Error: two"]
 
     mixed = reply(twin("one"), good(0), good(1), twin("two"))
     answers = CallPolicy().decide(mixed, invalid_before=0).answers
     env: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"good {at}"} for at in (1, 0)]
-    told_so = [message["content"] for message in in_call_order(mixed.tool_calls, answers, env)]
+    told_so = [message["content"] for message in order_by_call(mixed.tool_calls, answers, env)]
     assert told_so == ["Error: one", "good 0", "good 1", "Error: two"]
 
 

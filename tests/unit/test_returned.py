@@ -22,7 +22,7 @@ from support.talking import Scripted, ScriptedFactory, play
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.runtime.jsonable import storable
+from toolroll.rollout.runtime.jsonable import to_jsonable
 from toolroll.rollout.types import (
     Episode,
     InteractionResult,
@@ -232,7 +232,7 @@ RETURNED = st.one_of(
         st.just("metrics"),
         st.dictionaries(st.text(max_size=3) | st.integers(), ANY, max_size=4) | ANY,
     ),
-    st.tuples(st.just("verdict"), ANY),
+    st.tuples(st.just("truncated_reward"), ANY),
 )
 
 
@@ -267,12 +267,12 @@ async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_epis
 @given(ANY)
 @example(WEIRD)
 def test_storable_never_raises(value: Any) -> None:
-    line = orjson.dumps(storable(value), option=orjson.OPT_SERIALIZE_NUMPY)
+    line = orjson.dumps(to_jsonable(value), option=orjson.OPT_SERIALIZE_NUMPY)
     assert orjson.dumps(orjson.loads(line)) == line
 
 
 def test_no_key_takes_the_place_of_another() -> None:
-    found = storable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
+    found = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
     assert sorted(found.values()) == ["a", "b", "c", "d", "e"]
 
 

@@ -10,20 +10,20 @@ from support.results import content, episode
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
-from toolroll.rollout.runs.run_directory import RunFolder, difference, read_settings
+from toolroll.rollout.runs.run_directory import RunDirectory, difference, read_settings
 from toolroll.rollout.types import StopReason
 
 SETTINGS = {"temperature": 1.0, "seed": 0, "stop": None}
 
 
 def test_a_run_goes_on(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         assert folder.done == frozenset()
         for sample in range(3):
             folder.append(episode(sample=sample, reward=float(sample == 0)))
     with (tmp_path / FILE_NAME).open("ab") as file:
         file.write(b'{"schema_version":1,"env":"po')
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         assert folder.done == {("t-0", 0), ("t-0", 1), ("t-0", 2)}
         assert (folder.repaired, folder.dropped) == (29, 0)
         assert (folder.summary.episodes, folder.summary.passed) == (3, 1)
@@ -33,21 +33,21 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_nothing_stands_there_twice(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
         with pytest.raises(UsageError, match=r"task t-0, sample 0 stands in .* already"):
             folder.append(episode())
 
 
 def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode("t-0"))
         folder.append(episode("t-1", reason=StopReason.ENGINE_ERROR))
         folder.append(episode("t-2"))
-    with RunFolder(tmp_path, "lake", SETTINGS) as other:
+    with RunDirectory(tmp_path, "lake", SETTINGS) as other:
         other.append(episode("t-0", env="lake", reason=StopReason.USER_ERROR))
     before = [content(found) for found in read_episodes(tmp_path)]
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         assert folder.done == {("t-0", 0), ("t-2", 0)}
         assert folder.dropped == 1
         assert folder.summary.episodes == 2
@@ -58,44 +58,44 @@ def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(UsageError) as refused, RunFolder(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}):
+    with pytest.raises(UsageError) as refused, RunDirectory(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}):
         pass
     assert 'stop: there not set, now ["a"]\n  temperature: there 1.0, now 0.7' in str(refused.value)
     assert (tmp_path / FILE_NAME).read_bytes() == before
-    with RunFolder(tmp_path, "lake", {"temperature": 0.7}):  # another environment's settings are its own
+    with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):  # another environment's settings are its own
         pass
     assert read_settings(tmp_path) == {"pond": SETTINGS, "lake": {"temperature": 0.7}}
-    with RunFolder(tmp_path, "pond", {"temperature": 1.0, "seed": 0}) as folder:  # not set and null are one
+    with RunDirectory(tmp_path, "pond", {"temperature": 1.0, "seed": 0}) as folder:  # not set and null are one
         assert len(folder.done) == 1
 
 
 def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None:
     for _ in range(2):
-        with RunFolder(tmp_path, "pond", {"stop": ("a", "b"), "path": Path("x")}):
+        with RunDirectory(tmp_path, "pond", {"stop": ("a", "b"), "path": Path("x")}):
             pass
     assert difference({"a": 1}, {"a": 1, "b": None}) == []
 
 
 def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", {"seed": 1}):
+    with RunDirectory(tmp_path, "pond", {"seed": 1}):
         pass
     new = {"seed": 1, "strategy": "llm"}
-    with RunFolder(tmp_path, "pond", new, defaults={"strategy": "llm", "seed": 0}):
+    with RunDirectory(tmp_path, "pond", new, defaults={"strategy": "llm", "seed": 0}):
         pass
     for settings in (new | {"strategy": "react"}, new | {"seed": 0}):
-        folder = RunFolder(tmp_path, "pond", settings, defaults={"strategy": "llm", "seed": 0})
+        folder = RunDirectory(tmp_path, "pond", settings, defaults={"strategy": "llm", "seed": 0})
         with pytest.raises(UsageError, match="was begun with other settings"), folder:
             pass
 
 
 def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, "pond", SETTINGS) as folder:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
-    with pytest.raises(UsageError, match=r"no run.json says how they came about"), RunFolder(tmp_path, "pond", SETTINGS):
+    with pytest.raises(UsageError, match=r"no run.json says how they came about"), RunDirectory(tmp_path, "pond", SETTINGS):
         pass
 
 
@@ -105,5 +105,5 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
 )
 def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UsageError, match=words), RunFolder(tmp_path, "pond", SETTINGS):
+    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
         pass

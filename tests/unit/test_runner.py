@@ -15,7 +15,7 @@ from support.ponds import PondFactory, look
 from support.results import content
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError, episode_seed
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
@@ -23,11 +23,11 @@ from toolroll.rollout.types import Action, Episode, InteractionResult, Status, S
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
-def runner(factory: PondFactory, served: ServedModel, **settings: Any) -> Runner:
+def runner(factory: PondFactory, served: Model, **settings: Any) -> Runner:
     return Runner(factory, lambda: agent(served), RunSettings(PARAMS, **settings))
 
 
-async def play(factory: PondFactory, served: ServedModel, *, done: Any = frozenset(), **settings: Any) -> list[Episode]:
+async def play(factory: PondFactory, served: Model, *, done: Any = frozenset(), **settings: Any) -> list[Episode]:
     episodes: list[Episode] = []
     await runner(factory, served, **settings).run(factory.tasks("test"), episodes.append, done=done)
     return sorted(episodes, key=lambda found: (found.task_index, found.sample))

@@ -1,4 +1,4 @@
-"""`ServedModel`: engine, template, parser and executor, made from arguments in any form."""
+"""`Model`: engine, template, parser and executor, made from arguments in any form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.episodes import serving
 
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.config import read_args
-from toolroll.rollout.model.model import ServedModel, load_tokenizer, read_template
+from toolroll.rollout.model.model import Model, load_tokenizer, read_template
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
 from toolroll.rollout.types import GenerateRequest
@@ -25,7 +25,7 @@ ASKED = GenerateRequest(np.array([5, 6, 7], dtype=np.int32), {"max_new_tokens": 
 @pytest.mark.parametrize("kind", [dict, lambda **given: Namespace(**given, rollout_batch_size=8, hf_model=None)])
 async def test_it_is_made_from_arguments_in_any_form(kind: Any) -> None:
     given = kind(sglang_router_ip="10.1.2.3", sglang_router_port=3001, hf_checkpoint="embedded", context_length=77)
-    async with ServedModel.from_args(read_args(given)) as served:
+    async with Model.from_args(read_args(given)) as served:
         assert served.url == "http://10.1.2.3:3001"
         assert served.name == "embedded"
         assert served.engine.config.context_length == 77  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_in_words() -> None:
     tokenizer = load_tokenizer("embedded")
     tokenizer.chat_template = None
     with pytest.raises(TemplateError, match="has no chat template: give one with chat_template="):
-        ServedModel.from_args(read_args({}), tokenizer=tokenizer)
+        Model.from_args(read_args({}), tokenizer=tokenizer)
 
 
 def test_a_template_is_a_file_or_jinja(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
 async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) -> None:
     together = threading.Barrier(8)
     async with serving(tokenizer, lambda r: "x") as (_, served):
-        found = await asyncio.gather(*(served.off_loop(together.wait, 30) for _ in range(8)))
+        found = await asyncio.gather(*(served.run_in_thread(together.wait, 30) for _ in range(8)))
         assert sorted(found) == list(range(8))
-        names = {await served.off_loop(lambda: threading.current_thread().name) for _ in range(3)}
+        names = {await served.run_in_thread(lambda: threading.current_thread().name) for _ in range(3)}
         assert all(name.startswith("toolroll") for name in names)
 
 

@@ -10,7 +10,7 @@ from support.results import episode
 
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool as spreading
-from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, left_over, shares, spread
 from toolroll.rollout.types import Episode
 
 Key = tuple[str, int]
@@ -38,7 +38,7 @@ class Mortal:
         self._now -= 1
         if self._deadly.get(key[0], 0):
             self._deadly[key[0]] -= 1
-            raise PlayerGoneError("killed")
+            raise WorkerDiedError("killed")
         return episode(*key)
 
 

@@ -31,7 +31,7 @@ async def ended(before: int) -> None:
 async def test_each_call_has_its_own_result() -> None:
     before = len(threads())
     calls = Threads(8)
-    found = await asyncio.gather(*(calls.off_loop(lambda at, more: (at, more), at, -at) for at in range(500)))
+    found = await asyncio.gather(*(calls.run_in_thread(lambda at, more: (at, more), at, -at) for at in range(500)))
     assert found == [(at, -at) for at in range(500)]
     await ended(before)
 
@@ -50,7 +50,7 @@ async def test_no_more_at_once_than_is_allowed_and_all_of_them() -> None:
 
     calls = Threads(4)
     for _ in range(3):
-        await asyncio.gather(*(calls.off_loop(call) for _ in range(12)))
+        await asyncio.gather(*(calls.run_in_thread(call) for _ in range(12)))
     assert most == 4
 
 
@@ -62,17 +62,17 @@ async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
     calls = Threads(1)
     outcome: BaseException | None = None
     try:
-        await calls.off_loop(call)
+        await calls.run_in_thread(call)
     except BaseException as raised:
         outcome = raised
     assert outcome is error
-    assert await calls.off_loop(lambda: "and the thread lives") == "and the thread lives"
+    assert await calls.run_in_thread(lambda: "and the thread lives") == "and the thread lives"
 
 
 async def test_a_stop_iteration_does_not_hang() -> None:
     calls = Threads(1)
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await asyncio.wait_for(calls.off_loop(next, iter(())), PATIENCE)
+        await asyncio.wait_for(calls.run_in_thread(next, iter(())), PATIENCE)
 
 
 async def test_what_was_cancelled_before_it_began_is_not_run() -> None:
@@ -83,10 +83,10 @@ async def test_what_was_cancelled_before_it_began_is_not_run() -> None:
         go.wait(20)
 
     calls = Threads(1)
-    first = asyncio.create_task(calls.off_loop(hold))
+    first = asyncio.create_task(calls.run_in_thread(hold))
     await asyncio.to_thread(begun.wait, 20)
-    second = asyncio.create_task(calls.off_loop(run.append, "cancelled"))
-    third = asyncio.create_task(calls.off_loop(run.append, "kept"))
+    second = asyncio.create_task(calls.run_in_thread(run.append, "cancelled"))
+    third = asyncio.create_task(calls.run_in_thread(run.append, "kept"))
     await asyncio.sleep(0)
     second.cancel()
     first.cancel()  # begun: nobody waits for it any more
@@ -108,11 +108,11 @@ async def test_nothing_that_is_over_is_held() -> None:
     gc.collect()
     gc.disable()
     try:
-        result: Any = await calls.off_loop(Thing)
+        result: Any = await calls.run_in_thread(Thing)
         given = Thing()
         with suppress(ValueError):
-            await calls.off_loop(fail, given)
-        await calls.off_loop(time.sleep, 0)
+            await calls.run_in_thread(fail, given)
+        await calls.run_in_thread(time.sleep, 0)
         seen = weakref.ref(result), weakref.ref(given)
         del result, given
         assert [one() for one in seen] == [None, None]
@@ -129,9 +129,9 @@ async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_do
     calls = Threads(1)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        await calls.off_loop(run.append, "refused")
+        await calls.run_in_thread(run.append, "refused")
     monkeypatch.setattr(threading.Thread, "start", before)
-    await asyncio.wait_for(calls.off_loop(run.append, "run"), PATIENCE)
+    await asyncio.wait_for(calls.run_in_thread(run.append, "run"), PATIENCE)
     assert run == ["run"]
 
 
@@ -140,12 +140,12 @@ def test_another_event_loop() -> None:
     calls, go = Threads(2), threading.Event()
 
     async def leave() -> None:
-        task = asyncio.create_task(calls.off_loop(go.wait, 20))
+        task = asyncio.create_task(calls.run_in_thread(go.wait, 20))
         await asyncio.sleep(0)
         task.cancel()
 
     async def play() -> int:
-        return await calls.off_loop(lambda: 7)
+        return await calls.run_in_thread(lambda: 7)
 
     asyncio.run(leave())
     assert asyncio.run(play()) == 7
@@ -167,18 +167,18 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
 
     calls = Threads(1, most_given_up=2, grace=0.0)
     for number in range(3):
-        hanging = asyncio.create_task(calls.off_loop(hang, number, what="Pond.step"))
+        hanging = asyncio.create_task(calls.run_in_thread(hang, number, what="Pond.step"))
         while len(running) <= number:
             await asyncio.sleep(0)
         hanging.cancel()
         await asyncio.wait([hanging])
         if number < 2:
-            assert await asyncio.wait_for(calls.off_loop(lambda: "done"), PATIENCE) == "done"
+            assert await asyncio.wait_for(calls.run_in_thread(lambda: "done"), PATIENCE) == "done"
     with pytest.raises(UsageError, match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Give what"):
-        await calls.off_loop(lambda: None)
+        await calls.run_in_thread(lambda: None)
     go.set()
     await ended(before)  # the threads of calls that were given up end with them
-    assert await calls.off_loop(lambda: "again") == "again"
+    assert await calls.run_in_thread(lambda: "again") == "again"
     await ended(before)
 
 
@@ -186,12 +186,12 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
     """Those that a trainer gives up when it has enough samples end a moment later."""
     before, go = len(threads()), [threading.Event() for _ in range(3)]
     calls = Threads(3, most_given_up=0, grace=PATIENCE)
-    slow = [asyncio.create_task(calls.off_loop(one.wait, PATIENCE)) for one in go]
+    slow = [asyncio.create_task(calls.run_in_thread(one.wait, PATIENCE)) for one in go]
     await asyncio.sleep(0)
     for task in slow:
         task.cancel()
     await asyncio.wait(slow)
-    waiting = [asyncio.create_task(calls.off_loop(lambda: "done")) for _ in range(4)]
+    waiting = [asyncio.create_task(calls.run_in_thread(lambda: "done")) for _ in range(4)]
     done, _ = await asyncio.wait(waiting, timeout=0.01)
     assert not done
     go[0].set()
@@ -204,8 +204,8 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
 async def test_what_waits_for_a_place_has_not_begun() -> None:
     go, begun = threading.Event(), list[str]()
     calls = Threads(1)
-    first = asyncio.create_task(calls.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("first")))
-    second = asyncio.create_task(calls.off_loop(go.wait, PATIENCE, begun=lambda: begun.append("second")))
+    first = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("first")))
+    second = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("second")))
     for _ in range(10):
         await asyncio.sleep(0)
     assert begun == ["first"]
@@ -218,13 +218,13 @@ async def test_no_place_is_lost_whenever_the_one_that_waits_is_cancelled() -> No
     for rounds in range(8):
         go = threading.Event()
         calls = Threads(1)
-        first = asyncio.create_task(calls.off_loop(go.wait, PATIENCE))
-        second = asyncio.create_task(calls.off_loop(lambda: None))
+        first = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE))
+        second = asyncio.create_task(calls.run_in_thread(lambda: None))
         await asyncio.sleep(0)
         go.set()
         asyncio.create_task(cancel_after(rounds, second))  # noqa: RUF006 - it ends before the test
         await asyncio.wait([first, second])
-        assert await asyncio.wait_for(calls.off_loop(lambda: "free"), PATIENCE) == "free"
+        assert await asyncio.wait_for(calls.run_in_thread(lambda: "free"), PATIENCE) == "free"
 
 
 async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:

@@ -20,7 +20,7 @@ import orjson
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.validation import MOST_BYTES
-from toolroll.agents.text_agent import DEFAULT_POLICY, PlainAgent, PlainReply
+from toolroll.agents.text_agent import DEFAULT_POLICY, PlainReply, TextAgent
 from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
@@ -31,7 +31,7 @@ from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
 from toolroll.rollout.model.call_ids import with_call_ids
-from toolroll.rollout.runtime.threads import RunsOffLoop
+from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
@@ -124,12 +124,12 @@ class ChatEndpoint:
         return kind(f"{self.url}: {words}", status=failure.status, body=body, attempts=attempts)
 
 
-class BaselineAgent(PlainAgent):
+class BaselineAgent(TextAgent):
     """Plays the model at `endpoint`. `extra_params`: send sampling parameters that OpenAI does not know (top_k, min_p ...)."""
 
     def __init__(
         self,
-        threads: RunsOffLoop,
+        threads: BlockingRunner,
         endpoint: ChatEndpoint,
         *,
         policy: CallPolicy = DEFAULT_POLICY,
@@ -205,7 +205,7 @@ def _sent(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
-def make_baseline(threads: RunsOffLoop, settings: Mapping[str, Any]) -> BaselineAgent:
+def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> BaselineAgent:
     """Make the agent `baseline` of the group `toolroll.agents`.
 
     `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes, and

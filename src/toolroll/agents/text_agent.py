@@ -1,4 +1,4 @@
-"""`PlainAgent`: an agent without tokens: it plays and is scored like any other, and nothing of it can be trained on.
+"""`TextAgent`: an agent without tokens: it plays and is scored like any other, and nothing of it can be trained on.
 
 Invariants: the loop, the policy for unreadable calls and the rewards are those of `TrainableAgentMixin`; there is no trajectory, and
 `info["trainable"]` is False.
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.call_policy import CallPolicy, in_call_order, told
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeRecord
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.runtime.foreign import guarded
-from toolroll.rollout.runtime.threads import RunsOffLoop
+from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class PlainReply:
     seconds: float = 0.0
 
 
-class PlainAgent(ABC):
+class TextAgent(ABC):
     """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
     of all that one call of it returns.
 
@@ -53,7 +53,7 @@ class PlainAgent(ABC):
 
     def __init__(
         self,
-        threads: RunsOffLoop,
+        threads: BlockingRunner,
         *,
         policy: CallPolicy = DEFAULT_POLICY,
         step_timeout: float | None = None,
@@ -84,11 +84,11 @@ class PlainAgent(ABC):
     ) -> InteractionResult:
         """Play one episode. Raises `UsageError` and `CancelledError`; everything else becomes the result's status."""
         task = task or Task(str(task_index), task_index or 0)
-        world = World(
+        world = EnvironmentRunner(
             as_environment(env),
             task,
             seed,
-            self._threads.off_loop,
+            self._threads.run_in_thread,
             self._step_timeout,
             max_observation_bytes=self._most_bytes,
         )
@@ -116,7 +116,7 @@ class PlainAgent(ABC):
 
     async def _interact(
         self,
-        world: World,
+        world: EnvironmentRunner,
         record: EpisodeRecord,
         messages: list[Message],
         tools: list[Tool],
@@ -137,7 +137,7 @@ class PlainAgent(ABC):
             step = StepResult() if decision.action is None else await self._act(world, record, decision.action)
             if not decision.invalid and not step.info.get("invalid_action"):
                 record.invalid_in_a_row = 0
-            messages += in_call_order(reply.parsed.tool_calls, decision.answers, step.messages)
+            messages += order_by_call(reply.parsed.tool_calls, decision.answers, step.messages)
             if step.tools is not None:
                 tools[:] = step.tools
             if step.done:
@@ -146,7 +146,7 @@ class PlainAgent(ABC):
                 return StopReason.INVALID_CALLS
         return StopReason.MAX_STEPS
 
-    async def _act(self, world: World, record: EpisodeRecord, action: Action) -> StepResult:
+    async def _act(self, world: EnvironmentRunner, record: EpisodeRecord, action: Action) -> StepResult:
         record.executed(action.tool_calls)
         try:
             step = await world.step(action)
@@ -169,7 +169,12 @@ def _count(record: EpisodeRecord, reply: PlainReply) -> None:
 
 
 def _result(
-    world: World, record: EpisodeRecord, messages: list[Message], tools: list[Tool], reason: StopReason, reward: float | None
+    world: EnvironmentRunner,
+    record: EpisodeRecord,
+    messages: list[Message],
+    tools: list[Tool],
+    reason: StopReason,
+    reward: float | None,
 ) -> InteractionResult:
     empty = np.zeros(0, dtype=np.int32)
     return InteractionResult(
@@ -189,7 +194,7 @@ def _result(
     )
 
 
-class DoNothingAgent(PlainAgent):
+class DoNothingAgent(TextAgent):
     """Says goodbye, and calls nothing: what it scores is a benchmark's floor."""
 
     async def reply(
@@ -202,7 +207,7 @@ class DoNothingAgent(PlainAgent):
 FAREWELL = "Goodbye."
 
 
-def make_do_nothing(threads: RunsOffLoop, settings: Mapping[str, Any]) -> DoNothingAgent:
+def make_do_nothing(threads: BlockingRunner, settings: Mapping[str, Any]) -> DoNothingAgent:
     """Return the agent `do-nothing` of the group `toolroll.agents`.
 
     `settings`: step_timeout, max_observation_bytes.

@@ -9,7 +9,7 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Tool
 
 DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {
@@ -41,7 +41,7 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
         sampling_params: Mapping[str, Any] | None = None,
         *,
         policy: CallPolicy = ONE_CALL_A_TURN,
-        served: ServedModel | None = None,
+        served: Model | None = None,
     ) -> None:
         self.tools_info = list(tools_info)
         self.wiki = wiki
@@ -87,7 +87,7 @@ def agent_factory(
 _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
-def make_agent(served: ServedModel, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
+def make_agent(served: Model, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
     """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
     `step_timeout`, `verify` and `max_observation_bytes`."""
     own = dict(settings)

@@ -18,16 +18,16 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.call_policy import CallPolicy, in_call_order, told
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeRecord
-from toolroll.agents.loop.published_hooks import generate_through, ids_in_play, in_play, parse_through
+from toolroll.agents.loop.published_hooks import proposed_ids, proposing, wrap_call_llm, wrap_parse_tool
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.model.config import RolloutArgs, read_args
-from toolroll.rollout.model.conversation import Dialogue, Reply
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.conversation import Conversation, Reply
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -60,7 +60,7 @@ def one_call_a_turn(text: str) -> str:
 class TrainableAgentMixin:
     """Subclasses give `tools_info`, `wiki`, `rollout_args`, `sampling_params`.
 
-    `served` shares one `ServedModel` between agents; without it the agent opens its own from `rollout_args`, and closes it with
+    `served` shares one `Model` between agents; without it the agent opens its own from `rollout_args`, and closes it with
     `aclose`. `on_length`: what a turn cut by max_new_tokens does: "stop" ends the episode (TRUNCATED), "continue" closes the
     turn, masked 0, and goes on. `step_timeout`: seconds that one call of the environment may take (user simulator included); beyond
     them the episode is aborted.
@@ -71,7 +71,7 @@ class TrainableAgentMixin:
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
     policy: CallPolicy = CallPolicy()
-    served: ServedModel | None = None
+    served: Model | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
     _own_template: ChatTemplate | None = None
@@ -98,16 +98,16 @@ class TrainableAgentMixin:
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
         args = self._settings(served, rollout_args)
-        world = World(
+        world = EnvironmentRunner(
             as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
             task,
             seed,
-            served.off_loop,
+            served.run_in_thread,
             self.step_timeout,
             max_observation_bytes=args.max_observation_bytes,
         )
         record = EpisodeRecord()
-        dialogue: Dialogue | None = None
+        dialogue: Conversation | None = None
         try:
             with guarded():  # overridden hooks are code of others
                 dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
@@ -130,15 +130,15 @@ class TrainableAgentMixin:
             await asyncio.shield(record.close(world))
         return self._finish(world, dialogue, record, reason, reward)
 
-    def _settings(self, served: ServedModel, rollout_args: Any) -> RolloutArgs:
+    def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
         """Return this episode's settings: those given, the agent's own, or those of the served model."""
         given = rollout_args if rollout_args is not None else self.rollout_args
         return served.args if given is None and served.args is not None else read_args(given)
 
     async def _interact(
         self,
-        world: World,
-        dialogue: Dialogue,
+        world: EnvironmentRunner,
+        dialogue: Conversation,
         record: EpisodeRecord,
         sampling_params: Mapping[str, Any],
         max_num_steps: int,
@@ -161,7 +161,7 @@ class TrainableAgentMixin:
                 step = await self._act(world, dialogue, record, reply, decision.action)
             if not decision.invalid and not step.info.get("invalid_action"):
                 record.invalid_in_a_row = 0
-            dialogue.extend(in_call_order(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
+            dialogue.extend(order_by_call(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
             if step.done:
                 return StopReason.DONE
             if record.invalid_in_a_row >= self.policy.max_invalid_in_a_row:
@@ -170,10 +170,10 @@ class TrainableAgentMixin:
 
     # --- its parts -------------------------------------------------------------------------------------------------------
 
-    def _open(self, rollout_args: Any) -> ServedModel:
+    def _open(self, rollout_args: Any) -> Model:
         """The shared served model, or one opened from `rollout_args`."""
         if self.served is None:
-            self.served = ServedModel.from_args(read_args(rollout_args if rollout_args is not None else self.rollout_args))
+            self.served = Model.from_args(read_args(rollout_args if rollout_args is not None else self.rollout_args))
         return self.served
 
     async def aclose(self) -> None:
@@ -182,7 +182,9 @@ class TrainableAgentMixin:
             await self.served.aclose()
             self.served = self._own_template = None
 
-    async def _begin(self, served: ServedModel, world: World, record: EpisodeRecord, session_id: str, rollout_args: Any) -> Dialogue:
+    async def _begin(
+        self, served: Model, world: EnvironmentRunner, record: EpisodeRecord, session_id: str, rollout_args: Any
+    ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
         first, info = await self._initialize_environment(world, world.task.index)
         record.info.update(info)
@@ -191,20 +193,22 @@ class TrainableAgentMixin:
         state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
         own_prompt = kind._prepare_prompt_tokens is not base._prepare_prompt_tokens
         own_delta = kind._get_token_delta is not base._get_token_delta
-        return Dialogue(
+        return Conversation(
             served,
             self._build_initial_messages(first),
             tools,
             session_id=session_id,
             template=self._template(served),
             verify=self._settings(served, rollout_args).verify,
-            generate=generate_through(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
-            parse=parse_through(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
-            prompt_hook=in_play(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
-            delta_hook=in_play(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
+            generate=wrap_call_llm(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
+            parse=wrap_parse_tool(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
+            prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
+            delta_hook=proposing(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
         )
 
-    async def _act(self, world: World, dialogue: Dialogue, record: EpisodeRecord, reply: Reply, action: Action) -> StepResult:
+    async def _act(
+        self, world: EnvironmentRunner, dialogue: Conversation, record: EpisodeRecord, reply: Reply, action: Action
+    ) -> StepResult:
         """Execute `action`; what the model did wrong in it is its answer."""
         record.executed(action.tool_calls)
         try:
@@ -215,12 +219,12 @@ class TrainableAgentMixin:
         record.step(step)
         return step
 
-    def _invalid(self, dialogue: Dialogue, record: EpisodeRecord, reply: Reply) -> None:
+    def _invalid(self, dialogue: Conversation, record: EpisodeRecord, reply: Reply) -> None:
         record.invalid_reply()
         if self.policy.mask_invalid:
             dialogue.session.exclude("invalid call", [reply.node])
 
-    def _template(self, served: ServedModel) -> ChatTemplate | None:
+    def _template(self, served: Model) -> ChatTemplate | None:
         """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
 
         None: the served one as it is. The rule's own is shared by all agents, an override's belongs to its agent.
@@ -233,8 +237,8 @@ class TrainableAgentMixin:
 
     def _finish(
         self,
-        world: World,
-        dialogue: Dialogue | None,
+        world: EnvironmentRunner,
+        dialogue: Conversation | None,
         record: EpisodeRecord,
         reason: StopReason,
         reward: float | None,
@@ -271,11 +275,11 @@ class TrainableAgentMixin:
         name = self._open(None).parser.name
         return create_openai_adapter(list(self.tools_info), parser_type=name).parse_response_to_openai_format(response)
 
-    async def _execute_tool(self, env: World, action: Action) -> StepResult:
+    async def _execute_tool(self, env: EnvironmentRunner, action: Action) -> StepResult:
         """Execute `action` in the environment."""
         return await env.step(action)
 
-    async def _initialize_environment(self, env: World, task_index: int | None) -> tuple[Observation, dict[str, Any]]:
+    async def _initialize_environment(self, env: EnvironmentRunner, task_index: int | None) -> tuple[Observation, dict[str, Any]]:
         """Reset the environment: its first observation, and info to keep."""
         first = await env.reset(task_index)
         return first, dict(first.info)
@@ -289,7 +293,7 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The first prompt: its text and its ids. Within an episode, those that will be served unless an override gives others."""
         template = self._open(None).template
-        served = ids_in_play()
+        served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
         return template.encoder.decode(ids), ids
 
@@ -300,7 +304,7 @@ class TrainableAgentMixin:
         never encodes what the model sampled: this is for transcripts. Called by an override within an episode, it gives the delta
         that will be served for the new messages, all of it 0.
         """
-        served = ids_in_play()
+        served = proposed_ids()
         if served is not None:
             return served, [0] * len(served)
         return last_message_delta(self._open(None).template, messages, self.tools_info)

@@ -278,7 +278,7 @@ class Environment(ABC):
 
     Its methods may be plain or `async`; plain ones run in a thread, off the event loop. An
     `ActionError` raised by `step` is the model's fault and goes back to it as the observation;
-    whatever else `reset`, `step` or `verdict` raise, `SystemExit` and `CancelledError` included,
+    whatever else `reset`, `step` or `truncated_reward` raise, `SystemExit` and `CancelledError` included,
     aborts the episode and no other one.
     """
 
@@ -296,7 +296,7 @@ class Environment(ABC):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. Not called again after `done`."""
 
-    def verdict(self) -> float | None:
+    def truncated_reward(self) -> float | None:
         """The reward of an episode that ran out of steps or of context; None: the runner takes 0.0."""
         return None
 

@@ -72,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class Conversation:
     """`kind` says what is peculiar to it."""
 
     name: str
@@ -178,7 +178,7 @@ class Writer:
         return TOOLS[:count] or None
 
 
-def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = False) -> Dialogue:
+def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = False) -> Conversation:
     """Turns of all kinds in a row."""
     writer = Writer(seed, control)
     rng = writer.rng
@@ -195,7 +195,7 @@ def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = Fals
             turn.pop("reasoning_content", None)
         steps.append(Step(turn, tuple(new), sampling))
     kind = "control" if control else "cut" if cuts else "mixed"
-    return Dialogue(f"{kind}/{seed}", kind, first, tools, tuple(steps))
+    return Conversation(f"{kind}/{seed}", kind, first, tools, tuple(steps))
 
 
 def loop(
@@ -207,7 +207,7 @@ def loop(
     published: bool = False,
     empty: str | None = "",
     sampling: Sampling = "alone",
-) -> Dialogue:
+) -> Conversation:
     """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`:
     only what the strictest published templates take: ids of nine letters or digits, no blank
     texts. `empty`: the content of a turn with calls alone."""
@@ -218,7 +218,7 @@ def loop(
         turn = writer.turn(calls, text=text, thought=thought)
         new = writer.results(turn) if calls else [writer.user()]
         steps.append(Step(turn, tuple(new), sampling))
-    return Dialogue(f"loop/{seed}", "loop", first, TOOLS, tuple(steps))
+    return Conversation(f"loop/{seed}", "loop", first, TOOLS, tuple(steps))
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -230,7 +230,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 
-def dialogues(seed: str, control: dict[str, str], *, each: int = 1) -> list[Dialogue]:
+def dialogues(seed: str, control: dict[str, str], *, each: int = 1) -> list[Conversation]:
     """A set of dialogues: `each` of every kind, and of every shape of loop."""
     made = []
     for at in range(each):

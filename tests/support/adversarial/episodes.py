@@ -1,4 +1,4 @@
-"""Plays whole dialogues through `Dialogue` and the embedded engine, and judges what was served.
+"""Plays whole dialogues through `Conversation` and the embedded engine, and judges what was served.
 
 The engine's request log says what was served and sampled; the judge says what was right; the
 session's trajectories say what would be trained."""
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Step, Tool
-from support.adversarial.dialogues import Dialogue as Script
+from support.adversarial.dialogues import Conversation as Script
 from support.adversarial.judge import Judge, Refused, Said, Unclear
 from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
@@ -21,7 +21,7 @@ from support.episodes import serving
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
 _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
@@ -87,7 +87,7 @@ class Scripted:
         self.tools = tools
         self.planned: Message = {}
 
-    def plan(self, dialogue: Dialogue, step: Step) -> None:
+    def plan(self, dialogue: Conversation, step: Step) -> None:
         """Make the line for the next turn of `dialogue`."""
         self.planned = step.turn | {"content": step.turn["content"] or None}
         planned = replace(step, turn=self.planned, new=())
@@ -111,10 +111,10 @@ async def play_episodes(
     *,
     tokenizer: Any = None,
     scripted: bool = False,
-    keep: Callable[[Dialogue], None] = lambda dialogue: None,
+    keep: Callable[[Conversation], None] = lambda dialogue: None,
     **settings: Any,
 ) -> list[Outcome]:
-    """Play `scripts` with one served model; `settings` are `Dialogue`'s (none: its defaults).
+    """Play `scripts` with one served model; `settings` are `Conversation`'s (none: its defaults).
     `scripted`: turns are said in the template's own format, else in that of Hermes. `keep` is
     called with each dialogue at its end."""
     if tokenizer is None:
@@ -129,7 +129,7 @@ async def play_episodes(
             prompter = Scripted(voice, TOOLS) if scripted else None
             voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
             more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
-            dialogue = Dialogue(served, script.first, TOOLS, session_id=script.name, **more, **settings)
+            dialogue = Conversation(served, script.first, TOOLS, session_id=script.name, **more, **settings)
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             keep(dialogue)
@@ -137,7 +137,7 @@ async def play_episodes(
     return found
 
 
-async def _play(dialogue: Dialogue, steps: Sequence[Step], prompter: Scripted | None) -> str:
+async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripted | None) -> str:
     """Play to the end; the words of the template's refusal if it came to one."""
     try:
         for step in steps:
@@ -157,7 +157,7 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
         yield ({**message, "tool_call_id": ids.pop(0)} if message["role"] == "tool" and ids else message)
 
 
-def _judged(judge: Judge, dialogue: Dialogue, engine: EmbeddedEngine, ended: str) -> Outcome:
+def _judged(judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended)
     log = [entry for entry in engine.log if entry.routing_key == name]
@@ -222,7 +222,7 @@ def _refuses(judge: Judge, messages: list[Message]) -> bool:
     return False
 
 
-def _count_trained(outcome: Outcome, dialogue: Dialogue, wrong: list[int]) -> None:
+def _count_trained(outcome: Outcome, dialogue: Conversation, wrong: list[int]) -> None:
     for trajectory in dialogue.session.trajectories():
         for turn in trajectory.turns:
             spoiled = bool(wrong) and trajectory.input_ids[: len(wrong)].tolist() == wrong

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from support.adversarial.dialogues import Dialogue, Message, Tool, dialogues
+from support.adversarial.dialogues import Conversation, Message, Tool, dialogues
 from support.adversarial.judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from support.adversarial.templates import Template
 from tokenizers import AddedToken
@@ -87,7 +87,7 @@ class Player:
             self.play(dialogue)
         return self.rows
 
-    def play(self, dialogue: Dialogue) -> None:
+    def play(self, dialogue: Conversation) -> None:
         """Play one dialogue; it ends if the template refuses to go on."""
         messages, tools = [dict(message) for message in dialogue.first], dialogue.tools
         rng = random.Random(dialogue.name)
@@ -120,7 +120,7 @@ class Player:
                     return
                 stream = forked
 
-    def _prompt(self, dialogue: Dialogue, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int] | None:
+    def _prompt(self, dialogue: Conversation, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int] | None:
         try:
             expected = self.judge.prompt(messages, tools)
         except (Refused, Unclear) as reason:
@@ -134,7 +134,7 @@ class Player:
 
     def _fork(
         self,
-        dialogue: Dialogue,
+        dialogue: Conversation,
         turn: int,
         stream: Sequence[int],
         messages: Sequence[Message],
@@ -167,7 +167,7 @@ class Player:
         same = " (the same text in other tokens)" if got == expected else ""
         return f"{truth.kind} {truth.why}: expected {expected!r:.300}, got {what} {got!r:.300}{same}"
 
-    def _add(self, dialogue: Dialogue, turn: int, verdict: str, detail: str = "") -> None:
+    def _add(self, dialogue: Conversation, turn: int, verdict: str, detail: str = "") -> None:
         self.rows.append(Row(self.template.name, dialogue.name, turn, verdict, detail))
 
 

@@ -51,8 +51,8 @@ class Trouble(Environment):
         if asyncio.iscoroutine(found):
             await found
 
-    def verdict(self) -> float | None:
-        return self._maybe("verdict", 0.0)
+    def truncated_reward(self) -> float | None:
+        return self._maybe("truncated_reward", 0.0)
 
     def metrics(self) -> Mapping[str, float]:
         return self._maybe("metrics", {"seen": 1.0})
@@ -281,8 +281,8 @@ class Mixed(Environment):
     def step(self, action: Action) -> Any:
         return self.inner.step(action)
 
-    def verdict(self) -> float | None:
-        return self.inner.verdict()
+    def truncated_reward(self) -> float | None:
+        return self.inner.truncated_reward()
 
     def metrics(self) -> Mapping[str, float]:
         return self.inner.metrics()

@@ -184,26 +184,28 @@ async def test_a18_a_request_that_fails_leaves_the_group_alone(tokenizer: Any) -
 class Paid(ListedWorld):
     """Gives a reward for each step."""
 
-    def __init__(self, reward_mode: Any, verdict: float | None = None) -> None:
+    def __init__(self, reward_mode: Any, truncated_reward: float | None = None) -> None:
         paid = iter([0.25, 0.5, 0.125])
         super().__init__(user_texts=["a"] * 9, on_step=self._pay)
-        self.reward_mode, self._verdict, self._paid = reward_mode, verdict, paid
+        self.reward_mode, self._verdict, self._paid = reward_mode, truncated_reward, paid
 
     def _pay(self, action: Action) -> StepResult:
         reward = next(self._paid)
         return StepResult([{"role": "user", "content": "more"}], reward, done=reward == 0.125)
 
-    def verdict(self) -> float | None:
+    def truncated_reward(self) -> float | None:
         return self._verdict
 
 
 @pytest.mark.parametrize(
-    ("mode", "verdict", "steps", "reward"),
+    ("mode", "truncated_reward", "steps", "reward"),
     [("sum", None, 9, 0.875), ("final", None, 9, 0.125), ("sum", None, 2, 0.75), ("final", None, 2, 0.0), ("final", 0.625, 2, 0.625)],
 )
-async def test_a19_no_step_s_reward_is_lost(tokenizer: Any, mode: str, verdict: float | None, steps: int, reward: float) -> None:
+async def test_a19_no_step_s_reward_is_lost(
+    tokenizer: Any, mode: str, truncated_reward: float | None, steps: int, reward: float
+) -> None:
     """The last or the sum, as the environment says; cut short, the environment's verdict where it gives one."""
-    result, _ = await episode(tokenizer, Paid(mode, verdict), ["1", "2", "3"], steps=steps)
+    result, _ = await episode(tokenizer, Paid(mode, truncated_reward), ["1", "2", "3"], steps=steps)
     assert result.reward == reward and result.step_rewards == (0.25, 0.5, 0.125)[:steps]
     assert result.status is (Status.COMPLETED if steps == 9 else Status.TRUNCATED)
 

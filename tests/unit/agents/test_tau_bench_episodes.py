@@ -13,7 +13,7 @@ from support.tau import STOP, TauBench
 from toolroll.agents.environments.tau_bench import TauBenchFactory
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.agents.users import OpenAIUsers, UserConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, play_references, reference_policy
 from toolroll.rollout.types import EnvironmentOptions, InteractionResult, Task
 
@@ -23,7 +23,7 @@ def _user(request: PolicyRequest) -> str:
     return STOP if request.text.count("<|turn|>assistant") > 1 else "I need help."
 
 
-async def _played(factory: TauBenchFactory, task: Task, served: ServedModel, users: OpenAIUsers) -> InteractionResult:
+async def _played(factory: TauBenchFactory, task: Task, served: Model, users: OpenAIUsers) -> InteractionResult:
     agent = TrainableToolCallingAgent(
         served=served, rollout_args={"verify": "off"}, sampling_params={"max_new_tokens": 2048, "temperature": 0.0}
     )

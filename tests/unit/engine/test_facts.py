@@ -12,7 +12,7 @@ from aiohttp import web
 from support.client import client, embedded
 from support.http import http_server, says
 
-from toolroll.rollout.engine import EngineConfig, ModelFacts
+from toolroll.rollout.engine import EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError
 
 # --- facts, workers, health, post -----------------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ async def test_facts_are_asked_once_and_the_configuration_overrides(tokenizer: A
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         async with client(engine.url, facts=None, vocab_size=77) as calls:
             told = await asyncio.gather(*(calls.facts() for _ in range(5)))
-        assert set(told) == {ModelFacts(2048, 77, "default", "embedded", 2042)}
+        assert set(told) == {ModelInfo(2048, 77, "default", "embedded", 2042)}
         async with client(engine.url, facts=None, context_length=512) as calls:
             assert (await calls.facts()).context_length == 512
 
@@ -41,7 +41,7 @@ async def test_five_callers_ask_once() -> None:
 
 async def test_facts_where_nobody_tells_them() -> None:
     async with http_server({}) as url, client(url, facts=None) as calls:
-        assert await calls.facts() == ModelFacts()
+        assert await calls.facts() == ModelInfo()
 
 
 async def test_facts_come_from_a_worker_behind_a_router(tokenizer: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(t
 async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -> None:
     async with client("http://127.0.0.1:9", facts=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
-        assert await calls.facts() == ModelFacts()
+        assert await calls.facts() == ModelInfo()
         assert calls._fleet._workers is None and calls._fleet._facts is None
 
 

@@ -13,7 +13,7 @@ from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
 from support.http import completion, http_server
 from support.worlds import ListedWorld
 
-from toolroll.rollout.engine import ModelFacts, parse_completion
+from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
 from toolroll.rollout.errors import CompletionError, EngineError, TokenError
 from toolroll.rollout.testing import Fault, fault_at
@@ -65,7 +65,7 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
     _, handle = flaky(completion([2**31 - 1], finish_reason={"type": "length", "length": 1}))
-    async with http_server({"/generate": handle}) as url, client(url, facts=ModelFacts()) as calls:
+    async with http_server({"/generate": handle}) as url, client(url, facts=ModelInfo()) as calls:
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 

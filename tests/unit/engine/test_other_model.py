@@ -13,10 +13,10 @@ from aiohttp import web
 from support.client import client, request
 from support.http import completion, http_server, says
 
-from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts
+from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
@@ -129,7 +129,7 @@ async def test_a_mismatch_that_is_allowed_is_a_warning(caplog: pytest.LogCapture
 
 def test_the_setting_reaches_the_client() -> None:
     args = RolloutArgs(hf_checkpoint="embedded", allow_model_mismatch=True, pace_gc=False)
-    engine = ServedModel.from_args(args, tokenizer=load_embedded_tokenizer()).engine
+    engine = Model.from_args(args, tokenizer=load_embedded_tokenizer()).engine
     assert isinstance(engine, Engine)
     assert engine.config.allow_model_mismatch
 
@@ -177,7 +177,7 @@ async def test_if_the_one_who_asks_is_cancelled_another_does() -> None:
 @asynccontextmanager
 async def held(model: Model) -> AsyncIterator[tuple[asyncio.Task[Completion], Engine]]:
     """Give a request whose question for the model has arrived, and its client, which knows "a"."""
-    facts = ModelFacts(context_length=1000, vocab_size=5000, model_path="a")
+    facts = ModelInfo(context_length=1000, vocab_size=5000, model_path="a")
     model.go.clear()
     async with http_server(model.routes) as url, client(url, facts=facts) as engine:
         first = asyncio.create_task(engine.generate(request()))

@@ -15,7 +15,7 @@ from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
 
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.openai_baseline import ChatEndpoint
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.agents.users.chat import ChatClient
@@ -24,7 +24,7 @@ from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.template import ChatTemplate
@@ -220,15 +220,15 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
 # --- whole runs ---------------------------------------------------------------------------------
 
 
-def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> ServedModel:
+def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     """A model behind `url` that waits for an engine that is gone."""
     settings = EngineConfig(url=url, vocab_size=len(tokenizer), **{"engine_timeout": 600, **config})
     template = ChatTemplate(tokenizer)
     engine = Engine(settings, facts=None, sleep=sleep)
-    return ServedModel(engine, template, get_parser("hermes", template.encoder.control))
+    return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
-async def run(model: ServedModel, count: int, episodes: list[Episode], done: Any = ()) -> None:
+async def run(model: Model, count: int, episodes: list[Episode], done: Any = ()) -> None:
     factory = PondFactory(count)
     settings = RunSettings({"temperature": 1.0, "max_new_tokens": 256}, concurrency=16)
     play = Runner(factory, lambda: agent(model, verify="off"), settings)
@@ -387,7 +387,7 @@ async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None
                 def step(self, action: Action) -> StepResult:
                     raise AssertionError("only the beginning is played")
 
-            world = World(Talk(), Task("t", 0), 0, asyncio.to_thread, time_limit=600)
+            world = EnvironmentRunner(Talk(), Task("t", 0), 0, asyncio.to_thread, time_limit=600)
             async with asyncio.timeout(700) as episode:
                 with pausable(episode):
                     found = await world.reset()

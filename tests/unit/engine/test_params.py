@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolroll.rollout.engine.errors import from_exception, from_response, message_of
-from toolroll.rollout.engine.model_info import ModelFacts, read_facts
+from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import DEFAULT_MAX_NEW_TOKENS, check_names, effective_params
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 from toolroll.rollout.testing.wire import KNOWN_PARAMS
@@ -23,7 +23,7 @@ from toolroll.rollout.testing.wire import KNOWN_PARAMS
     prompt=st.integers(0, 600),
 )
 def test_what_is_asked_for_always_fits(context: int | None, pool: int | None, wanted: int | None, prompt: int) -> None:
-    facts = ModelFacts(context_length=context, max_input_length=pool)
+    facts = ModelInfo(context_length=context, max_input_length=pool)
     given_params = {"temperature": 0.5} | ({} if wanted is None else {"max_new_tokens": wanted})
     refused = (context is not None and prompt >= context) or (pool is not None and prompt > pool)
     if refused:
@@ -49,28 +49,28 @@ def test_a_misspelt_name_is_refused_with_the_right_one(name: str, hint: str) -> 
 
 def test_facts_are_read_where_they_stand() -> None:
     models = {"data": [{"max_model_len": 4096}]}
-    assert read_facts({"weight_version": "w"}, {"max_req_input_len": 90, "model_path": "p"}, models) == ModelFacts(
+    assert read_model_info({"weight_version": "w"}, {"max_req_input_len": 90, "model_path": "p"}, models) == ModelInfo(
         4096, None, "w", "p", 90
     )
-    assert read_facts({}, {"context_length": 5, "weight_version": "s"}, {"data": []}) == ModelFacts(5, None, "s")
-    assert read_facts({}, {}, {}) == ModelFacts()
+    assert read_model_info({}, {"context_length": 5, "weight_version": "s"}, {"data": []}) == ModelInfo(5, None, "s")
+    assert read_model_info({}, {}, {}) == ModelInfo()
 
 
 @pytest.mark.parametrize("value", [True, 0, -1, "4096", None, 3.5])
 def test_a_context_length_that_is_none_is_unknown(value: Any) -> None:
-    assert read_facts({}, {"context_length": value}, {"data": [{"max_model_len": value}]}).context_length is None
+    assert read_model_info({}, {"context_length": value}, {"data": [{"max_model_len": value}]}).context_length is None
 
 
 @pytest.mark.parametrize(
     ("facts", "limit"),
     [
-        (ModelFacts(), None),
-        (ModelFacts(100), 100),
-        (ModelFacts(100, max_input_length=50), 51),
-        (ModelFacts(40, max_input_length=50), 40),
+        (ModelInfo(), None),
+        (ModelInfo(100), 100),
+        (ModelInfo(100, max_input_length=50), 51),
+        (ModelInfo(40, max_input_length=50), 40),
     ],
 )
-def test_the_first_prompt_that_is_refused(facts: ModelFacts, limit: int | None) -> None:
+def test_the_first_prompt_that_is_refused(facts: ModelInfo, limit: int | None) -> None:
     assert facts.prompt_limit == limit
 
 

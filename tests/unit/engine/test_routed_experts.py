@@ -14,7 +14,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import Episode, EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import EmbeddedEngine
@@ -30,7 +30,7 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(tokenizer: 
     task = desk.tasks("test")[0]
     async with EmbeddedEngine(tokenizer, lambda _: "Thank you.") as engine:
         args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes", return_routed_experts=True)
-        async with ServedModel.from_args(args) as served:
+        async with Model.from_args(args) as served:
             agent = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 64})
             result = await agent.asolve(desk.make(EnvironmentOptions()), task=task, session_id="s", max_num_steps=3)
     [trajectory] = result.trajectories

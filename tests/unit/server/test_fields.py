@@ -13,7 +13,7 @@ from support.episodes import call
 from support.worlds import TOOL
 
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.sampling import Abilities
+from toolroll.rollout.server.sampling import EngineCapabilities
 from toolroll.rollout.server.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault, Reply
 
@@ -261,7 +261,7 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honoured(tokenizer: Any
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         status, answer = await bench.post(CHAT, {**body, "response_format": {"type": "json_object"}})
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.abilities = Abilities(behind_router=True, context_length=1000)
+        bench.endpoint.abilities = EngineCapabilities(behind_router=True, context_length=1000)
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []
@@ -336,6 +336,6 @@ async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
 @pytest.mark.parametrize("index", [-1, 2**31, 2**40])
 async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(tokenizer: Any, index: int) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        bench.endpoint.abilities = Abilities(vocab_size=None, context_length=1000)
+        bench.endpoint.abilities = EngineCapabilities(vocab_size=None, context_length=1000)
         status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
         assert (status, answer["error"]["param"]) == (400, "prompt")

@@ -10,7 +10,7 @@ import pytest
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -25,11 +25,11 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def not_started(tokenizer: Any, port: int) -> ServedModel:
+def not_started(tokenizer: Any, port: int) -> Model:
     """A served model whose engine will listen on `port`."""
     template = ChatTemplate(tokenizer)
     engine = Engine(EngineConfig(url=f"http://127.0.0.1:{port}", backoff=0.001, attempts=1))
-    return ServedModel(engine, template, get_parser("hermes", template.encoder.control))
+    return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
 @pytest.mark.parametrize("first", ["v1/models", "v1/models/toolroll", "tokenize", "v1/chat/completions", "v1/completions"])

@@ -10,7 +10,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
-from toolroll.rollout.template.delta import Derived
+from toolroll.rollout.template.delta import RenderedDelta
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"
@@ -30,8 +30,8 @@ async def talked(bench: Bench, turns: int = 2) -> list[Any]:
     return messages
 
 
-def _late(found: Derived) -> Derived:
-    return Derived(found.whole, found.cut + 1, found.rewritten)
+def _late(found: RenderedDelta) -> RenderedDelta:
+    return RenderedDelta(found.whole, found.cut + 1, found.rewritten)
 
 
 @pytest.mark.parametrize("verify", ["sample", "always"])

@@ -1,4 +1,4 @@
-"""`TextEnds`: which sampled texts a prompt goes on from, and what finding them costs."""
+"""`CompletionIndex`: which sampled texts a prompt goes on from, and what finding them costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.server.completion_index import TextEnds
+from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.encode import Encoder
@@ -27,10 +27,10 @@ class CountingEncoder(Encoder):
         return super().decode(given)
 
 
-def ends(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[TextEnds, list[Node]]:
+def ends(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[CompletionIndex, list[Node]]:
     """Texts of a prompt and what was sampled behind it."""
     session = Session("s")
-    found, nodes = TextEnds(session), []
+    found, nodes = CompletionIndex(session), []
     for prompt, said in texts:
         ids = np.array(encoder.encode(said), dtype=np.int32)
         node = session.grow_sampled(session.grow(None, encoder.encode(prompt)), Completion(ids, None, "stop"), {})

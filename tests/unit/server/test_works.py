@@ -6,14 +6,14 @@ import asyncio
 
 from support.patience import PATIENCE
 
-from toolroll.rollout.server.pending import Work, Works
+from toolroll.rollout.server.pending import PendingRequest, PendingRequests
 
 
 async def test_a_work_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:
-    async def run(work: Work[int]) -> int:
+    async def run(work: PendingRequest[int]) -> int:
         raise AssertionError("it never begins")
 
-    work = Works[int](0.0).start(b"key", 1, run)
+    work = PendingRequests[int](0.0).start(b"key", 1, run)
     changed = work.changed
     work.task.cancel()
     await asyncio.wait_for(changed.wait(), PATIENCE)

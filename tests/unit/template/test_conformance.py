@@ -20,7 +20,7 @@ from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.delta import Deriver
+from toolroll.rollout.template.delta import DeltaRenderer
 from toolroll.rollout.template.render import plain_content
 
 pytestmark = pytest.mark.tokens
@@ -65,7 +65,7 @@ class UnderTest:
         assert found == by_nonce.derive(messages, case.new, case.tools, sampled), case
 
 
-class ByNonce(Deriver):
+class ByNonce(DeltaRenderer):
     """Finds every delta by comparing renders with a nonce in them."""
 
     def _end_of_turn(self, *args: Any) -> None:

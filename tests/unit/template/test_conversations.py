@@ -1,4 +1,4 @@
-"""Random conversations under every template: each prompt of a `Dialogue` is judged by the oracle.
+"""Random conversations under every template: each prompt of a `Conversation` is judged by the oracle.
 
 Where `test_conformance.py` judges single deltas, this judges what builds up: pieces encoded in one conversation and used in another,
 forks after forks, odd token splits in the middle of history (I1-I6). `Verifier` must agree with the oracle after every turn.
@@ -25,8 +25,8 @@ from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.model.conversation import Dialogue
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 
@@ -59,7 +59,7 @@ def subject(name: str) -> tuple[Oracle, ChatTemplate]:
 
 
 @asynccontextmanager
-async def serving(template: ChatTemplate, queued: list[Case]) -> AsyncIterator[tuple[EmbeddedEngine, ServedModel]]:
+async def serving(template: ChatTemplate, queued: list[Case]) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An engine that says the queued cases, and the model behind it."""
 
     def say(_: PolicyRequest) -> Reply:
@@ -68,7 +68,7 @@ async def serving(template: ChatTemplate, queued: list[Case]) -> AsyncIterator[t
 
     async with EmbeddedEngine(template.tokenizer, say) as engine:
         client = Engine(EngineConfig(url=engine.url, vocab_size=len(template.tokenizer)))
-        async with ServedModel(client, template, HermesParser(), threads=1) as served:
+        async with Model(client, template, HermesParser(), threads=1) as served:
             yield engine, served
 
 
@@ -95,7 +95,7 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, tu
     queued: list[Case] = []
     parsed: list[ParsedReply] = []
     async with serving(template, queued) as (engine, served):
-        dialogue = Dialogue(
+        dialogue = Conversation(
             served, [SYSTEM, ASK] if system else [ASK], TOOLS, session_id="s", parse=lambda _: parsed.pop(0), verify="always"
         )
         truth: Truth | None = None
@@ -125,7 +125,9 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, tu
     judge_tokens(dialogue.session.trajectories(), engine, "s")
 
 
-def judged(oracle: Oracle, dialogue: Dialogue, turn: dict[str, Any], new: list[Message], at: int) -> tuple[Case | None, Truth | None]:
+def judged(
+    oracle: Oracle, dialogue: Conversation, turn: dict[str, Any], new: list[Message], at: int
+) -> tuple[Case | None, Truth | None]:
     """What the model says next in the template's own words, and what is right behind it."""
     how: Sampling = "cut" if turn["cut"] and not turn["calls"] else "whole"
     history = tuple(dialogue.messages)
@@ -142,7 +144,7 @@ def closed_otherwise(oracle: Oracle, prompt: list[int], wanted: list[int]) -> bo
     return str(decode(prompt)).replace("<|return|>", "<|end|>") == decode(wanted)
 
 
-def judge_prompt(oracle: Oracle, dialogue: Dialogue, engine: EmbeddedEngine, truth: Truth | None, *, forked: bool) -> None:
+def judge_prompt(oracle: Oracle, dialogue: Conversation, engine: EmbeddedEngine, truth: Truth | None, *, forked: bool) -> None:
     """The last prompt is the stream and exactly what the oracle appends; or, where no append exists, the template's own render."""
     prompt = engine.log[-1].input_ids.tolist()
     wanted = oracle.prompt(dialogue.messages[:-1], dialogue.tools)

@@ -10,7 +10,7 @@ import pytest
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.delta import Deriver
+from toolroll.rollout.template.delta import DeltaRenderer
 from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens
@@ -111,7 +111,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting:
 def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under all real templates: `tests/unit/template/test_conformance.py`."""
     quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
-    monkeypatch.setattr(Deriver, "_end_of_turn", lambda *args: None)
+    monkeypatch.setattr(DeltaRenderer, "_end_of_turn", lambda *args: None)
     slow = counting.delta([*FIRST, TURN], COMPACT, NEW)
     assert counting.renders > 2
     assert slow.input_ids.tolist() == quick.input_ids.tolist()

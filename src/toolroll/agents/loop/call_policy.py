@@ -87,7 +87,7 @@ def answer(call: ToolCall, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": text}
 
 
-def in_call_order(calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]) -> list[Message]:
+def order_by_call(calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]) -> list[Message]:
     """The environment's `messages` and the agent's own `answers`, tool messages in the order of the calls, the rest behind."""
     tools = [message for message in messages if message.get("role") == "tool"]
     ordered: list[Message] = []

@@ -1,4 +1,4 @@
-"""`World`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
+"""`EnvironmentRunner`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
 
 Invariants: blocking calls run in threads (I8); whatever the environment raises that is
 neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
@@ -48,8 +48,8 @@ OffLoop = Callable[..., Awaitable[Any]]
 _CLOSE_LIMIT = 10.0
 
 
-class World:
-    """`env`, bound to `task` and `seed`; `off_loop`, as `Threads` has it, runs blocking calls.
+class EnvironmentRunner:
+    """`env`, bound to `task` and `seed`; `run_in_thread`, as `Threads` has it, runs blocking calls.
 
     Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
     call that is over its time runs on: Python cannot end it. So does a coroutine that does not end
@@ -62,7 +62,7 @@ class World:
         env: Environment,
         task: Task,
         seed: int,
-        off_loop: OffLoop,
+        run_in_thread: OffLoop,
         time_limit: float | None = None,
         *,
         max_observation_bytes: int = MOST_BYTES,
@@ -72,7 +72,7 @@ class World:
         self.seed = seed
         self.seconds = 0.0
         self.done = False
-        self._off_loop = off_loop
+        self._off_loop = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
@@ -98,9 +98,9 @@ class World:
         self.done = bool(result.done)
         return result
 
-    async def verdict(self) -> float | None:
+    async def truncated_reward(self) -> float | None:
         """The environment's reward for an episode that ran out of steps or of context."""
-        return checked_reward(f"{self._name}.verdict", await self._call("verdict"))
+        return checked_reward(f"{self._name}.truncated_reward", await self._call("truncated_reward"))
 
     async def measure(self) -> Exception | None:
         """Take the environment's numbers. Return the error if that fails: the episode stands."""

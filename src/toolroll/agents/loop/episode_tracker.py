@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import (
@@ -73,7 +73,7 @@ class EpisodeRecord:
         self.info["error"] = describe(error)
         return reason_of(error)
 
-    async def reward(self, reason: StopReason, world: World, penalty: float) -> float | None:
+    async def reward(self, reason: StopReason, world: EnvironmentRunner, penalty: float) -> float | None:
         """Return the episode's reward, None for an abort.
 
         It is the environment's last one (or the sum), or its verdict if the episode was cut short,
@@ -85,11 +85,11 @@ class EpisodeRecord:
         if reason is StopReason.DONE and self.rewards:
             reward = sum(self.rewards) if total else self.rewards[-1]
         else:
-            verdict = await world.verdict()
-            reward = verdict if verdict is not None else (sum(self.rewards) if total else 0.0)
+            truncated_reward = await world.truncated_reward()
+            reward = truncated_reward if truncated_reward is not None else (sum(self.rewards) if total else 0.0)
         return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
 
-    async def cut_short(self, reason: StopReason, world: World, penalty: float) -> tuple[StopReason, float | None]:
+    async def cut_short(self, reason: StopReason, world: EnvironmentRunner, penalty: float) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
         If the context was full, also for the first prompt, the reward is the environment's verdict.
@@ -103,7 +103,7 @@ class EpisodeRecord:
             return self.fail(error), None
         return reason, reward
 
-    async def close(self, world: World) -> None:
+    async def close(self, world: EnvironmentRunner) -> None:
         """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
         for what, error in (("metrics_error", await world.measure()), ("close_error", await world.close())):
             if error is not None:

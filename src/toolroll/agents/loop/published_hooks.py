@@ -1,4 +1,4 @@
-"""Overridden hooks of the agent mixin, in the form in which a `Dialogue` takes them."""
+"""Overridden hooks of the agent mixin, in the form in which a `Conversation` takes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
 
 _IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
@@ -17,7 +17,7 @@ _IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", defa
 CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
-def generate_through(served: ServedModel, call_llm: CallHook) -> Callable[[GenerateRequest], Awaitable[Completion]]:
+def wrap_call_llm(served: Model, call_llm: CallHook) -> Callable[[GenerateRequest], Awaitable[Completion]]:
     """A generate function that posts through an overridden `_call_llm`; its answer is checked like the engine's own."""
 
     async def generate(request: GenerateRequest) -> Completion:
@@ -33,8 +33,8 @@ def generate_through(served: ServedModel, call_llm: CallHook) -> Callable[[Gener
     return generate
 
 
-def in_play(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """`hook` for a `Dialogue`; while it runs, `ids_in_play` gives the ids that would be served, so that an override may build on what
+def proposing(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
+    """`hook` for a `Conversation`; while it runs, `proposed_ids` gives the ids that would be served, so that an override may build on what
     its base class gives."""
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
@@ -47,12 +47,12 @@ def in_play(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Seq
     return hooked
 
 
-def ids_in_play() -> list[int] | None:
-    """The ids that would be served; None outside of a hook that a `Dialogue` calls."""
+def proposed_ids() -> list[int] | None:
+    """The ids that would be served; None outside of a hook that a `Conversation` calls."""
     return _IN_PLAY.get()
 
 
-def parse_through(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
+def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
     """A parser made of an overridden `_parse_tool`, which returns `{parsed_result: {normal_text, calls}, success, error}`."""
 
     def parse(text: str) -> ParsedReply:

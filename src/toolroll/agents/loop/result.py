@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolroll.agents.loop.environment_runner import World
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeRecord
-from toolroll.rollout.model.conversation import Dialogue
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.types import InteractionResult, StopReason, Tool, Trajectory, status_of
 
 
 def build_result(
-    world: World,
-    dialogue: Dialogue | None,
+    world: EnvironmentRunner,
+    dialogue: Conversation | None,
     record: EpisodeRecord,
     reason: StopReason,
     reward: float | None,

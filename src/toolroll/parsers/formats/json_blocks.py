@@ -50,7 +50,7 @@ class JsonBlockParser(ToolCallParser):
         """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on. `name`: the
         tool's, where it stands before the opener too."""
         at = start
-        if source.text.startswith(self.opener, at) and source.is_real(self.opener, at):  # many in a row cost little
+        if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):  # many in a row cost little
             out.call(never_closed(name, "", (begin, at), self.closer))
             return at
         found: list[tuple[Any, int, int]] = []

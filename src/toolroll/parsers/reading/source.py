@@ -57,7 +57,7 @@ class Source:
         """Whether places of `marker` are known from the tokens, and not only from the text."""
         return self._starts is not None and marker in self._control
 
-    def is_real(self, marker: str, at: int) -> bool:
+    def is_control_token(self, marker: str, at: int) -> bool:
         """Whether `marker`, which is spelled at `at`, is a marker there: for a control token, whether it is that token."""
         if self._starts is None or marker not in self._control:
             return True
@@ -94,7 +94,7 @@ class Source:
         at = start
         while True:
             match = pattern.search(self.text, at)
-            while match is not None and not self.is_real(match.group(), match.start()):
+            while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
             # A marker may stand in a longer one that has only begun: it counts where that can no longer be.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
@@ -129,7 +129,7 @@ class Source:
         """Which of `prefixes` stands at `at`, "" for none; the longer of two that fit. `spelled`: also as ordinary text."""
         while True:
             rest = self.text[at : at + max(map(len, prefixes))]
-            fit = [prefix for prefix in prefixes if rest.startswith(prefix) and (spelled or self.is_real(prefix, at))]
+            fit = [prefix for prefix in prefixes if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, at))]
             open_ones = [prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)]
             if self.closed or not open_ones:
                 return max(fit, key=len, default="")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from toolroll.rollout.cli.run_command import Outcome, play
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment
@@ -47,7 +47,7 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
             config = RunConfig(
                 env=name, engine=engine.url, model="embedded", parser="hermes", samples=samples, max_steps=60, seed=seed, out=out
             )
-            async with ServedModel.from_args(rollout_args(config), tokenizer=tokenizer) as served:
+            async with Model.from_args(rollout_args(config), tokenizer=tokenizer) as served:
                 plan = Plan(config, factory, tasks, served_agents(config, served), EnvironmentOptions(), config.identity)
                 results.append(await play(plan, console))
         if results[-1].stopped is not None:

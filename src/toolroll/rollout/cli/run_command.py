@@ -16,14 +16,14 @@ from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import report, write_summary
-from toolroll.rollout.runs.run_directory import RunFolder
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
 from toolroll.rollout.runs.summary import Summary
@@ -62,7 +62,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset())
-    with RunFolder(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
+    with RunDirectory(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
         if folder.done:
             console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
         if folder.dropped:
@@ -166,22 +166,22 @@ async def _check_addresses(config: RunConfig) -> None:
             raise UsageError(f"{option}: {health.why}: is the server running there?")
 
 
-async def _check_engine(served: ServedModel) -> None:
+async def _check_engine(served: Model) -> None:
     if isinstance(served.engine, Engine):
         health = await served.engine.health()
         if not health.ok:
             raise UsageError(health.why)
 
 
-async def _check_identity(served: ServedModel, console: Console, *, allow_mismatch: bool) -> None:
+async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
     """Raise `UsageError` if the engine serves another model; show what else there is to say."""
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-async def _check_template(served: ServedModel, console: Console) -> None:
+async def _check_template(served: Model, console: Console) -> None:
     """Say what the chat template does to the tokens, where tool calling is not exact with it."""
-    found = await served.off_loop(certify, served.template)
+    found = await served.run_in_thread(certify, served.template)
     if found.exact:
         return
     console.print("[yellow]The chat template does not append tool results to what was served:[/]")

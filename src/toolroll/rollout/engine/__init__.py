@@ -3,7 +3,7 @@
 from toolroll.rollout.engine.client import Engine
 from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.health import Health
-from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.engine.resume import generate_resumed
 from toolroll.rollout.engine.sampling_params import effective_params
@@ -13,7 +13,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Health",
-    "ModelFacts",
+    "ModelInfo",
     "Progress",
     "effective_params",
     "generate_resumed",

@@ -26,7 +26,7 @@ from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
-from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
@@ -64,7 +64,7 @@ class _Deadline:
         return self.at - perf_counter()
 
 
-class _Told:
+class _ProgressGuard:
     """Passes progress on, and remembers whether there was any."""
 
     def __init__(self, progress: Progress) -> None:
@@ -79,7 +79,7 @@ class _Told:
 class Engine:
     """One engine or router. An async context manager; its calls share keep-alive connections without a limit."""
 
-    def __init__(self, config: EngineConfig | str, *, facts: ModelFacts | None = None, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, config: EngineConfig | str, *, facts: ModelInfo | None = None, sleep: Sleep = asyncio.sleep) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
@@ -126,7 +126,7 @@ class Engine:
         facts = await self._check(request)
         began, deaths = perf_counter(), 0
         deadline = _Deadline(began + self.config.deadline)
-        told = _Told(progress) if progress is not None else None
+        told = _ProgressGuard(progress) if progress is not None else None
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
@@ -160,7 +160,7 @@ class Engine:
         self,
         answer: Mapping[str, Any],
         request: GenerateRequest,
-        facts: ModelFacts,
+        facts: ModelInfo,
         *,
         latency: float,
         attempts: int,
@@ -189,7 +189,7 @@ class Engine:
             self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
         return completion
 
-    async def _check(self, request: GenerateRequest) -> ModelFacts:
+    async def _check(self, request: GenerateRequest) -> ModelInfo:
         """Return the facts by which `request` may be sent."""
         facts = await self._fleet.facts()
         ids = request.input_ids
@@ -233,7 +233,7 @@ class Engine:
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
-        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _Told | None, facts: ModelFacts
+        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _ProgressGuard | None, facts: ModelInfo
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
@@ -339,7 +339,7 @@ class Engine:
         """Return True if a router stands between, which drops some parameters without notice."""
         return await self.workers() != [self.url]
 
-    async def facts(self) -> ModelFacts:
+    async def facts(self) -> ModelInfo:
         """Return context length, vocabulary and weight version: the engine's, else the configuration's."""
         return await self._fleet.facts()
 

@@ -16,7 +16,7 @@ import orjson
 
 from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
-from toolroll.rollout.engine.model_info import ModelFacts, read_facts
+from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
 from toolroll.rollout.errors import UsageError
 
@@ -31,14 +31,14 @@ class Fleet:
     `facts`: those of the model; if None, the engine is asked for them.
     """
 
-    def __init__(self, config: EngineConfig, transport: Transport, *, facts: ModelFacts | None = None) -> None:
+    def __init__(self, config: EngineConfig, transport: Transport, *, facts: ModelInfo | None = None) -> None:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
         self._facts = facts
         self._facts_lock = asyncio.Lock()
         self._facts_asked = 0
-        self._facts_so_far = ModelFacts()
+        self._facts_so_far = ModelInfo()
         self._model = None if facts is None else facts.model_path
         self._tokenizer: str | None = None
         self._other_model = ""  # why its tokens are refused
@@ -62,7 +62,7 @@ class Fleet:
             self._workers = urls or [url]
         return self._workers
 
-    async def facts(self) -> ModelFacts:
+    async def facts(self) -> ModelInfo:
         """Return context length, vocabulary and weight version.
 
         They are the engine's if it tells them, else the configuration's.
@@ -77,7 +77,7 @@ class Fleet:
                         self._facts = self._facts_so_far
         return self._facts_so_far if self._facts is None else self._facts
 
-    async def _ask_facts(self) -> tuple[ModelFacts, bool]:
+    async def _ask_facts(self) -> tuple[ModelInfo, bool]:
         """Return the facts, and whether everybody answered who was asked for them."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
@@ -88,7 +88,7 @@ class Fleet:
             answer, told = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
             all_told = all_told and told
-        facts = read_facts(*answers)
+        facts = read_model_info(*answers)
         return replace(
             facts,
             context_length=self._config.context_length or facts.context_length,
@@ -138,7 +138,7 @@ class Fleet:
 
         Another path with the same tokenizer is an update of the weights from a disk.
         """
-        path, tokenizer = read_facts(info, {}, {}).model_path, info.get("tokenizer_path")
+        path, tokenizer = read_model_info(info, {}, {}).model_path, info.get("tokenizer_path")
         if path is None:
             return
         updated = tokenizer is not None and tokenizer == self._tokenizer

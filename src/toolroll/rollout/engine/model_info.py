@@ -1,4 +1,4 @@
-"""`ModelFacts`: what the client must know of the served model before it sends a prompt."""
+"""`ModelInfo`: what the client must know of the served model before it sends a prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PADDING = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """`context_length`: prompt and answer together, in tokens; None if it is unknown.
 
     `vocab_size`: the tokenizer's; an id at or above it kills the engine (SGLang 0.5.23 does not check),
@@ -41,14 +41,14 @@ class ModelFacts:
         return prompt + 1 if context is None else min(context, prompt + 1)
 
 
-def read_facts(model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]) -> ModelFacts:
+def read_model_info(model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]) -> ModelInfo:
     """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there is None.
 
     `/server_info` holds `context_length` only where it was set on the command line; `/v1/models` always has `max_model_len`.
     """
     cards = models.get("data")
     card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], Mapping) else {}
-    return ModelFacts(
+    return ModelInfo(
         context_length=_integer(card.get("max_model_len")) or _integer(server_info.get("context_length")),
         weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),

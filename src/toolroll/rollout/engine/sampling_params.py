@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from toolroll.rollout.engine.model_info import ModelFacts
+from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 
 # SGLang 0.5.23's own list, as its 400 for an unknown field prints it.
@@ -42,7 +42,7 @@ def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = Fa
             raise UsageError(f"the router drops the sampling parameter {name!r} without a word: call the worker directly for it")
 
 
-def effective_params(sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelFacts) -> dict[str, Any]:
+def effective_params(sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelInfo) -> dict[str, Any]:
     """`sampling_params` as they are to be sent for a prompt of `prompt_length` tokens.
 
     `max_new_tokens` is always there and never more than the context still holds (SGLang answers 400, it does not clamp). Raises

@@ -1,4 +1,4 @@
-"""`Dialogue`: one episode's conversation with a served model, message by message and token by token.
+"""`Conversation`: one episode's conversation with a served model, message by message and token by token.
 
 Invariants: every prompt is the session's own ids, never text (I3); each environment message
 becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
@@ -20,10 +20,10 @@ import numpy as np
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.model.turn import ParseHook, read_reply
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import ParseHook, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -58,7 +58,7 @@ class Reply:
     node: Node
 
 
-class Dialogue:
+class Conversation:
     """The conversation that begins with `messages` and `tools`.
 
     `messages` grows as the conversation does, without the surrogates that no tokenizer reads; `session` holds its tokens.
@@ -68,7 +68,7 @@ class Dialogue:
 
     def __init__(
         self,
-        served: ServedModel,
+        served: Model,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         *,
@@ -83,8 +83,8 @@ class Dialogue:
         self.served = served
         self.template = template or served.template
         self.session = Session(session_id)
-        self.messages: list[Message] = [without_surrogates(dict(message)) for message in messages]
-        self.tools: list[Tool] = without_surrogates(list(tools))
+        self.messages: list[Message] = [replace_surrogates(dict(message)) for message in messages]
+        self.tools: list[Tool] = replace_surrogates(list(tools))
         self.mismatches: Counter[str] = Counter()
         self.forks: list[str] = []
         self.first_prompt: str = ""
@@ -108,12 +108,12 @@ class Dialogue:
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
         """Add what the environment said; `tools` where the list changed. It becomes tokens with the next `reply`."""
-        new = [without_surrogates(dict(message)) for message in messages]
+        new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
         self._pending += new
         self._size += text_size(new)
         if tools is not None:
-            wanted = without_surrogates(list(tools))
+            wanted = replace_surrogates(list(tools))
             if wanted != (self.tools if self._new_tools is None else self._new_tools):
                 self._new_tools = wanted
                 self._size += text_size(wanted)
@@ -149,7 +149,7 @@ class Dialogue:
         return reply
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
-        reading = read_reply(
+        reading = parse_turn(
             self.served,
             self.template,
             completion,

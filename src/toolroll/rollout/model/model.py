@@ -1,4 +1,4 @@
-"""`ServedModel`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
+"""`Model`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
 
 One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
 """
@@ -15,7 +15,7 @@ import jinja2
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig, ModelFacts, Progress, effective_params, generate_resumed
+from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo, Progress, effective_params, generate_resumed
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.identity import check_identity
@@ -27,8 +27,8 @@ from toolroll.rollout.types import Completion, GenerateRequest
 T = TypeVar("T")
 
 
-class Generates(Protocol):
-    """What a `ServedModel` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
+class EngineClient(Protocol):
+    """What a `Model` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
 
     @property
     def url(self) -> str:
@@ -43,7 +43,7 @@ class Generates(Protocol):
         """Post a body as it is, and return the JSON of the answer."""
         ...
 
-    async def facts(self) -> ModelFacts:
+    async def facts(self) -> ModelInfo:
         """Context length, vocabulary, weight version."""
         ...
 
@@ -52,13 +52,13 @@ class Generates(Protocol):
         ...
 
 
-class ServedModel:
+class Model:
     """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
     back. `threads`: how many blocking calls of environments and users run at once, one per concurrent episode."""
 
     def __init__(
         self,
-        engine: Generates,
+        engine: EngineClient,
         template: ChatTemplate,
         parser: ToolCallParser,
         *,
@@ -77,7 +77,7 @@ class ServedModel:
         self._closing = ExitStack()
 
     @classmethod
-    def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> ServedModel:
+    def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> Model:
         """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
 
         `tool_call_parser="auto"` takes the parser that reads what the chat template writes; `UnknownParserError` where none does.
@@ -148,9 +148,11 @@ class ServedModel:
             return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
         return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
-        """Run blocking `function` in a thread, as `Threads.off_loop` does."""
-        return await self._threads.off_loop(function, *args, begun=begun, what=what)
+    async def run_in_thread(
+        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+    ) -> T:
+        """Run blocking `function` in a thread, as `Threads.run_in_thread` does."""
+        return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
         """Close the engine's connections."""
@@ -163,7 +165,7 @@ class ServedModel:
         """Close all but the engine: for whoever borrowed it."""
         self._closing.close()
 
-    async def __aenter__(self) -> ServedModel:
+    async def __aenter__(self) -> Model:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

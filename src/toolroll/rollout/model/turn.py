@@ -12,7 +12,7 @@ from typing import Any
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.call_ids import with_call_ids
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import Sampled
 from toolroll.rollout.types import Completion, Message, Tool
@@ -31,8 +31,8 @@ class Reading:
     message: Message
 
 
-def read_reply(
-    served: ServedModel,
+def parse_turn(
+    served: Model,
     template: ChatTemplate,
     completion: Completion,
     sampling_params: Mapping[str, Any],

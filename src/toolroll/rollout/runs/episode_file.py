@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import as_text, storable
+from toolroll.rollout.runtime.jsonable import as_text, to_jsonable
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
 
 Sync = Literal["always", "end"]
@@ -88,7 +88,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`storable`)."""
+    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`to_jsonable`)."""
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -112,7 +112,7 @@ def to_line(episode: Episode) -> bytes:
     try:
         return orjson.dumps(record, option=_OPTIONS, default=as_text)
     except TypeError:  # a lone surrogate, an integer too long, a key that is not text, deep nesting
-        return orjson.dumps(storable(record), option=_OPTIONS, default=as_text)
+        return orjson.dumps(to_jsonable(record), option=_OPTIONS, default=as_text)
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE

@@ -24,7 +24,7 @@ from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, left_over, shares, spread
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
@@ -116,7 +116,7 @@ class _Process:
             if not started.done():
                 started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
         await ended
-        gone = PlayerGoneError(f"process {process.pid} has ended with exit code {process.exitcode}")
+        gone = WorkerDiedError(f"process {process.pid} has ended with exit code {process.exitcode}")
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)

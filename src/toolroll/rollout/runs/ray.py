@@ -17,7 +17,7 @@ from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
 from toolroll.rollout.runs.setup import open_runner, worker_settings
-from toolroll.rollout.runs.worker_pool import PlayerGoneError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, left_over, shares, spread
 from toolroll.rollout.types import Episode, Task
 
 _GRACE, _TURNS_OF_GRACE = 5.0, 50
@@ -119,7 +119,7 @@ class _Actor:
             self._ray.cancel(reference)
             raise
         except self._ray.exceptions.RayActorError as error:
-            raise PlayerGoneError(type(error).__name__) from error
+            raise WorkerDiedError(type(error).__name__) from error
         except self._ray.exceptions.RayTaskError as error:
             raise _cause(error) from error
 

@@ -1,4 +1,4 @@
-"""`RunFolder`: a run on disk, which can be killed at any moment and goes on where it stopped.
+"""`RunDirectory`: a run on disk, which can be killed at any moment and goes on where it stopped.
 
 `episodes.jsonl` has one line for each finished (environment, task, sample), `run.json` the settings that the episodes follow from.
 Invariants: one process at a time writes into a folder; no episode is lost and none stands there twice; an aborted episode makes room
@@ -27,7 +27,7 @@ SETTINGS_NAME = "run.json"
 SCHEMA_VERSION = 1
 
 
-class RunFolder:
+class RunDirectory:
     """One environment's part of the folder `path`. A context manager, inside which `append` may be called.
 
     `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of an older version does not name.
@@ -72,7 +72,7 @@ class RunFolder:
         self._done.add(key)
         self.summary.add(episode)
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> RunDirectory:
         make_folder(self.path)
         self._lock = lock(self.path)
         try:

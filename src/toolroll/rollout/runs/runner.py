@@ -27,7 +27,7 @@ from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.runtime.time_limit import pausable
-from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -243,7 +243,7 @@ class Runner:
 
 def _check_id(task: Task) -> None:
     """Raise `UsageError` for a task's id that the episode file cannot give back."""
-    if not isinstance(task.id, str) or without_surrogates(task.id) != task.id:
+    if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
         raise UsageError(f"the id of a task is {shown(task.id)}: it must be text without lone surrogates")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
@@ -31,7 +31,7 @@ class Plan:
     make_agent: Callable[[], Agent]
     options: EnvironmentOptions
     identity: Mapping[str, Any]
-    served: ServedModel | None = None
+    served: Model | None = None
 
     @property
     def total(self) -> int:
@@ -52,13 +52,13 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity)
     with named():
-        served = ServedModel.from_args(rollout_args(config))
+        served = Model.from_args(rollout_args(config))
     await stack.enter_async_context(served)
     identity = config.identity | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
 
-def served_agents(config: RunConfig, served: ServedModel) -> Callable[[], Agent]:
+def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
     """Makes the agents that play the served model."""
     make = agent_maker(config.agent)
     return lambda: make(served, config.agent_settings)

@@ -21,7 +21,7 @@ ATTEMPTS = 10
 _PAUSE = 0.5  # seconds before an episode whose player is gone is given out again
 
 
-class PlayerGoneError(RolloutError):
+class WorkerDiedError(RolloutError):
     """The process that played has ended without a word: killed, or out of memory."""
 
 
@@ -29,7 +29,7 @@ class Player(Protocol):
     """One process that plays episodes, several at once."""
 
     async def play(self, key: EpisodeKey) -> Episode:
-        """One episode. Raises `PlayerGoneError`; another call may find the player come back."""
+        """One episode. Raises `WorkerDiedError`; another call may find the player come back."""
         ...
 
 
@@ -72,7 +72,7 @@ async def _play(player: Player, key: EpisodeKey) -> Episode:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await player.play(key)
-        except PlayerGoneError as error:
+        except WorkerDiedError as error:
             logger.warning("the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error)
         if attempt < ATTEMPTS:
             await asyncio.sleep(_PAUSE * attempt)

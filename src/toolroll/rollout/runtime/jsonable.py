@@ -1,4 +1,4 @@
-"""`storable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
+"""`to_jsonable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
 
 Invariants: it never raises, whatever an environment returned; what it gives is written and read
 back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel
 
 from toolroll.rollout.runtime.foreign import guarded
-from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.runtime.unicode import replace_surrogates
 
 _DEEPEST = 100
 """orjson gives up at 254 levels."""
@@ -29,7 +29,7 @@ _BITS = 10_000
 """Python writes longer integers in decimal digits only up to a limit."""
 
 
-def storable(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Return `value` with everything in it that orjson refuses as text."""
     return _storable(value, ())
 
@@ -43,7 +43,7 @@ def _storable(value: Any, around: tuple[int, ...]) -> Any:
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**64 else _digits(value)
     if isinstance(value, str):
-        return without_surrogates(str(value))
+        return replace_surrogates(str(value))
     if len(around) >= _DEEPEST or id(value) in around:
         return _text_of(value)
     try:
@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
     try:
         return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
     except TypeError:
-        return orjson.loads(orjson.dumps(storable(value), option=_OPTIONS, default=as_text))
+        return orjson.loads(orjson.dumps(to_jsonable(value), option=_OPTIONS, default=as_text))
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -121,7 +121,7 @@ def _text_of(value: Any) -> str:
     try:
         with guarded():
             shown = str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
-            return without_surrogates(str(shown))
+            return replace_surrogates(str(shown))
     except Exception:  # noqa: BLE001 - the border to classes of others
         return f"<{type(value).__name__}>"
 

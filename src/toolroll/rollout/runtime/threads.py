@@ -28,10 +28,10 @@ async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T
     return await asyncio.to_thread(function, *args) if large else function(*args)
 
 
-class RunsOffLoop(Protocol):
-    """What an agent without tokens needs of a `ServedModel`."""
+class BlockingRunner(Protocol):
+    """What an agent without tokens needs of a `Model`."""
 
-    def off_loop(
+    def run_in_thread(
         self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
     ) -> Awaitable[T]:
         """Run blocking `function` away from the event loop; `begun` is called when its thread starts."""
@@ -57,7 +57,9 @@ class Threads:
         self._given_up: dict[asyncio.Future[Any], tuple[threading.Thread, str]] = {}
         self._ended = asyncio.Event()
 
-    async def off_loop(self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = "") -> T:
+    async def run_in_thread(
+        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+    ) -> T:
         """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is not run.
 
         `begun` is called on the event loop when the thread starts; `what` names the call in messages.

@@ -12,7 +12,7 @@ import orjson
 T = TypeVar("T")
 
 
-def without_surrogates(value: T) -> T:
+def replace_surrogates(value: T) -> T:
     """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object where it holds none."""
     return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
 

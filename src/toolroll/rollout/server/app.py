@@ -21,10 +21,10 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
-from toolroll.rollout.server.endpoint import Ask, Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.endpoint import Ask, Endpoint, ParsedRequest, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.responses import Traced, trajectory_body
@@ -187,12 +187,12 @@ class EndpointServer:
     # --- completions -----------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.ask_chat))
+        return await self._answer(request, *await self._asked(request, self.endpoint.start_chat))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
 
-    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, Asked, Work[Served]]:
+    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, ParsedRequest, PendingRequest[Served]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
         engine samples."""
         body = await receive(request, self.settings)
@@ -214,7 +214,9 @@ class EndpointServer:
         _SESSION.set(check_id(str(session_id)))
         return self.endpoint.sessions.of(str(session_id))
 
-    async def _answer(self, request: web.Request, live: LiveSession, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, live: LiveSession, asked: ParsedRequest, work: PendingRequest[Served]
+    ) -> web.StreamResponse:
         live.works.join(work)
         try:
             if asked.request.stream:
@@ -224,7 +226,7 @@ class EndpointServer:
         finally:
             live.works.leave(work)
 
-    async def _stream(self, request: web.Request, asked: Asked, work: Work[Served]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, asked: ParsedRequest, work: PendingRequest[Served]) -> web.StreamResponse:
         await opened(self.endpoint, work)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)

@@ -1,4 +1,4 @@
-"""`TextEnds`: the sampled ends of a session's text completions, found by the text that leads up to them.
+"""`CompletionIndex`: the sampled ends of a session's text completions, found by the text that leads up to them.
 
 Invariants: each text is decoded once, and only its length and digest are kept; a prompt is looked up at the cost of its own length,
 however many texts there are.
@@ -14,7 +14,7 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 
 
-class TextEnds:
+class CompletionIndex:
     """The nodes that were handed out as text completions in `session`."""
 
     def __init__(self, session: Session) -> None:

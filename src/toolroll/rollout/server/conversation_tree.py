@@ -16,7 +16,7 @@ import orjson
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import Reading
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
-from toolroll.rollout.server.turn import Repeated, ServedTurn
+from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -43,13 +43,13 @@ class Prompt:
     input_ids: IdArray
     parent: Node | None
     delta: IdArray
-    repeated: Repeated | None
+    repeated: PrefixMatch | None
     fork_reason: str | None = None
     continues: bool = False
     preserved: bool = False
 
     @property
-    def turn(self) -> ServedTurn | None:
+    def turn(self) -> TurnNode | None:
         """The turn that it goes on from."""
         return self.repeated.turn if self.repeated is not None else None
 
@@ -59,7 +59,7 @@ class ConversationTree:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._turns: dict[Digest, list[ServedTurn]] = {}
+        self._turns: dict[Digest, list[TurnNode]] = {}
         self.forks: list[str] = []
         self._tools_keys: dict[bytes, bytes] = {}
 
@@ -89,15 +89,15 @@ class ConversationTree:
         """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
         return self._tools_keys.setdefault(tools_key, tools_key)
 
-    def _longest(self, messages: Sequence[Message], digests: Sequence[Digest]) -> Repeated | None:
+    def _longest(self, messages: Sequence[Message], digests: Sequence[Digest]) -> PrefixMatch | None:
         """Return the longest turn that `messages` repeat; `digests` are those up to each of them."""
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
-                return Repeated(turn, length, turn.messages())
+                return PrefixMatch(turn, length, turn.messages())
         return None
 
-    def _choose(self, turns: Sequence[ServedTurn], messages: Sequence[Message], length: int) -> ServedTurn | None:
+    def _choose(self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int) -> TurnNode | None:
         """Of turns that say the same (siblings), return the one whose call ids the client repeats, else the
         first; None if the client changed a thought."""
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
@@ -108,7 +108,7 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(self, repeated: Repeated, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
+    def _why_fork(self, repeated: PrefixMatch, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
         turn = repeated.turn
         if template is not turn.template:
             return SWITCHES_CHANGED
@@ -126,7 +126,7 @@ class ConversationTree:
 
     def _continued(
         self,
-        repeated: Repeated,
+        repeated: PrefixMatch,
         new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
@@ -145,7 +145,7 @@ class ConversationTree:
 
     def _forked(
         self,
-        repeated: Repeated,
+        repeated: PrefixMatch,
         new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
@@ -161,7 +161,7 @@ class ConversationTree:
 
     # --- verifying -----------------------------------------------------------------------------------------------------
 
-    def unchecked(self) -> list[ServedTurn]:
+    def unchecked(self) -> list[TurnNode]:
         """Return the turns that end a sequence that was not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
@@ -177,11 +177,11 @@ class ConversationTree:
             self.forks.append(prompt.fork_reason)
         return node
 
-    def commit(self, prompt: Prompt, node: Node, reading: Reading) -> ServedTurn:
+    def commit(self, prompt: Prompt, node: Node, reading: Reading) -> TurnNode:
         """Enter the turn that was sampled as `node`."""
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)
-        turn = ServedTurn(
+        turn = TurnNode(
             prompt.turn,
             prompt.added,
             reading.message,

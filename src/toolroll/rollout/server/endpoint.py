@@ -17,30 +17,30 @@ from typing import Any, Protocol
 from weakref import ref
 
 from toolroll.rollout.engine import Engine
-from toolroll.rollout.model.model import ServedModel
-from toolroll.rollout.model.turn import Reading, read_reply
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import Reading, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.completions import TextPrompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.pending import Work, request_key
+from toolroll.rollout.server.pending import PendingRequest, request_key
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
 from toolroll.rollout.server.result import Choice, Served, ids_json
-from toolroll.rollout.server.sampling import Abilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
+from toolroll.rollout.server.sampling import EngineCapabilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.sessions import LiveSession, Sessions
-from toolroll.rollout.server.template_cache import Variants
+from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
-from toolroll.rollout.server.turn import ServedTurn, sequence_of
+from toolroll.rollout.server.turn import TurnNode, sequence_of
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A request, read (without its messages, which have become a prompt), and the tools that it offers."""
 
     request: ChatRequest | CompletionRequest
@@ -48,9 +48,9 @@ class Asked:
 
 
 class Ask(Protocol):
-    """`Endpoint.ask_chat`, `Endpoint.ask_text`."""
+    """`Endpoint.start_chat`, `Endpoint.ask_text`."""
 
-    async def __call__(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+    async def __call__(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
         """Begin, or join, what `body` asks for."""
         ...
 
@@ -59,12 +59,12 @@ class Endpoint:
     """Serves `served` to many sessions. An async context manager; or call `start` before the first request and `aclose` at the end.
     `served` stays open."""
 
-    def __init__(self, served: ServedModel, settings: EndpointSettings | None = None) -> None:
+    def __init__(self, served: Model, settings: EndpointSettings | None = None) -> None:
         self.served = served
         self.settings = settings or EndpointSettings()
         self.sessions = Sessions(self.settings)
-        self.abilities = Abilities()
-        self.variants = Variants(served.template)
+        self.abilities = EngineCapabilities()
+        self.variants = TemplateCache(served.template)
         self._developer = "developer" in served.template.renderer.source
 
     async def __aenter__(self) -> Endpoint:
@@ -83,7 +83,7 @@ class Endpoint:
         """Find out what the engine can do."""
         facts = await self.served.engine.facts()
         routed = await self.served.engine.behind_router() if isinstance(self.served.engine, Engine) else False
-        self.abilities = Abilities(
+        self.abilities = EngineCapabilities(
             deterministic=facts.deterministic,
             behind_router=routed,
             context_length=facts.context_length,
@@ -101,13 +101,13 @@ class Endpoint:
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
-    async def ask_chat(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+    async def start_chat(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
         """Begin, or join, the chat completion that `body` asks for; nobody may change it any more."""
         large = body.large
         request, key = await call_of_size(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
         given, request.messages = request.messages, []
         tools: list[Tool] = list(body.data.get("tools") or ())
-        asked = Asked(request, tools)
+        asked = ParsedRequest(request, tools)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
@@ -119,7 +119,7 @@ class Endpoint:
         template = self.variants.get(switches)
         plan = partial(self._plan, live, given, use.tools, template)
 
-        async def run(work: Work[Served]) -> Served:
+        async def run(work: PendingRequest[Served]) -> Served:
             prompt = await call_of_size(plan, large=large)
             given.clear()  # a conversation long, and nobody needs it while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
@@ -147,11 +147,11 @@ class Endpoint:
     def _plan(self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate) -> Prompt:
         return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
 
-    async def ask_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[Asked, Work[Served]]:
+    async def ask_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
         """Begin, or join, the text completion that `body` asks for."""
         large = body.large
         request, key = await call_of_size(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
-        asked = Asked(request)
+        asked = ParsedRequest(request)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
@@ -160,7 +160,7 @@ class Endpoint:
         top = top_logprobs(request)
         planned = partial(plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
 
-        async def run(work: Work[Served]) -> Served:
+        async def run(work: PendingRequest[Served]) -> Served:
             plan = await call_of_size(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
@@ -180,7 +180,7 @@ class Endpoint:
 
         return asked, live.works.start(key, request.n, run)
 
-    def deliver(self, work: Work[Served]) -> Served:
+    def deliver(self, work: PendingRequest[Served]) -> Served:
         """The result of a finished work, committed to its session."""
         if work.task.cancelled():
             raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
@@ -212,7 +212,7 @@ class Endpoint:
         ids_text: bytes,
         params: Mapping[str, Any],
         request: Sampling,
-        work: Work[Served],
+        work: PendingRequest[Served],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """All answers, each a request of its own (they share the prompt in the engine's prefix cache), or an error."""
@@ -249,13 +249,13 @@ class Endpoint:
         request: ChatRequest,
         nth: int,
     ) -> Choice:
-        reading: Reading = read_reply(
+        reading: Reading = parse_turn(
             self.served,
             prompt.template,
             completion,
             params,
             tools=use.tools if use.offered else None,
-            place=call_place(live.id, len(prompt.input_ids), nth),
+            place=call_id_seed(live.id, len(prompt.input_ids), nth),
             stop_strings=request.stop_strings,
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
@@ -277,7 +277,7 @@ class Endpoint:
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
-    def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: Work[Served]) -> None:
+    def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: PendingRequest[Served]) -> None:
         observed = live.tree.observe(prompt)
         source = ref(work)
         for choice in served.choices:
@@ -320,7 +320,7 @@ class Endpoint:
             if turn not in live.checks:
                 live.checks[turn] = asyncio.get_running_loop().create_task(self._check(live, turn))
 
-    async def _check(self, live: LiveSession, turn: ServedTurn) -> None:
+    async def _check(self, live: LiveSession, turn: TurnNode) -> None:
         try:
             kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
             live.check_done(turn, kind)
@@ -350,12 +350,12 @@ def retry_number(header: str | None) -> int:
     return int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
 
 
-def call_place(session_id: str, prompt_length: int, nth: int) -> str:
+def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
     """The place that seeds the ids of a reply's calls; `nth` answer to its prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 
-def _prompt_json(prompt: Prompt, answered: Work[Served] | None) -> bytes:
+def _prompt_json(prompt: Prompt, answered: PendingRequest[Served] | None) -> bytes:
     """The prompt's ids as JSON text: with those that the turn before was sent with, where they are kept."""
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
         return ids_json(prompt.input_ids)

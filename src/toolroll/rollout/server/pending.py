@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Work(Generic[T]):
+class PendingRequest(Generic[T]):
     """One request being answered: `task` gives its result; `waiting` counts those who want it; `delivered` once it was handed out.
     `changed` is set whenever `progress` (the ids sampled so far, by choice) has grown, and at the end."""
 
@@ -52,24 +52,24 @@ class Work(Generic[T]):
         return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
-class Works(Generic[T]):
+class PendingRequests(Generic[T]):
     """The works of one session; `grace` in seconds."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._ended = False
-        self._works: dict[bytes, list[Work[T]]] = {}
+        self._works: dict[bytes, list[PendingRequest[T]]] = {}
 
     @property
     def in_flight(self) -> int:
         """How many are not done."""
         return sum(not work.task.done() for work in self.all())
 
-    def all(self) -> list[Work[T]]:
+    def all(self) -> list[PendingRequest[T]]:
         """Those in flight, and those whose answers are kept for a retry."""
         return [work for works in self._works.values() for work in works]
 
-    def start(self, key: bytes, choices: int, run: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
+    def start(self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]) -> PendingRequest[T]:
         """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were cancelled."""
         if self._ended:
             raise ApiError(409, "request_aborted", "the session was deleted while the request was read")
@@ -78,13 +78,13 @@ class Works(Generic[T]):
             await asyncio.sleep(0)  # until the work is there
             return await run(work)
 
-        work: Work[T] = Work(key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)])
+        work: PendingRequest[T] = PendingRequest(key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)])
         work.task.add_done_callback(_retrieved)
         work.task.add_done_callback(lambda _: work.wake())  # also if it is cancelled before it begins
         self._works.setdefault(key, []).append(work)
         return work
 
-    def retried(self, key: bytes, retry: int) -> Work[T] | None:
+    def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
         """Return the work that retry number `retry` of the request `key` stands for.
 
         That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt that
@@ -97,14 +97,14 @@ class Works(Generic[T]):
             work.joined = max(work.joined, retry)
         return work
 
-    def join(self, work: Work[T]) -> None:
+    def join(self, work: PendingRequest[T]) -> None:
         """Somebody waits for `work`."""
         work.waiting += 1
         if work.expiry is not None:
             work.expiry.cancel()
             work.expiry = None
 
-    def leave(self, work: Work[T]) -> None:
+    def leave(self, work: PendingRequest[T]) -> None:
         """Somebody waits no more: served, or gone. The last one starts the grace time."""
         work.waiting -= 1
         if work.waiting == 0:
@@ -113,14 +113,14 @@ class Works(Generic[T]):
             else:
                 work.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, work)
 
-    def forget(self, work: Work[T]) -> None:
+    def forget(self, work: PendingRequest[T]) -> None:
         """Drop a finished work early: its client has the answer."""
         if work.waiting == 0 and work.delivered:
             if work.expiry is not None:
                 work.expiry.cancel()
             self._expire(work)
 
-    def _expire(self, work: Work[T]) -> None:
+    def _expire(self, work: PendingRequest[T]) -> None:
         if work.waiting:
             return
         if not work.task.done():

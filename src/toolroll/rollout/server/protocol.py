@@ -129,7 +129,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """Becomes the chat template's own switch (`Variants.with_effort`)."""
+    """Becomes the chat template's own switch (`TemplateCache.with_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
 

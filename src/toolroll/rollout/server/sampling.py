@@ -29,7 +29,7 @@ _SAME_NAME = (
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class EngineCapabilities:
     """What the engine and the way to it can do, found out at the start."""
 
     deterministic: bool = False
@@ -39,7 +39,7 @@ class Abilities:
 
 
 def sampling_params(
-    request: Sampling, settings: EndpointSettings, abilities: Abilities, session_params: Mapping[str, Any], limit: int | None
+    request: Sampling, settings: EndpointSettings, abilities: EngineCapabilities, session_params: Mapping[str, Any], limit: int | None
 ) -> dict[str, Any]:
     """SGLang's sampling parameters for `request`; `limit` the tokens that it asks for."""
     params = {**settings.sampling_params, **session_params}
@@ -67,7 +67,7 @@ def sampling_params(
     return params
 
 
-def _check(request: Sampling, settings: EndpointSettings, abilities: Abilities, params: Mapping[str, Any]) -> None:
+def _check(request: Sampling, settings: EndpointSettings, abilities: EngineCapabilities, params: Mapping[str, Any]) -> None:
     if request.n > settings.max_choices:
         raise refused("n", f"n is {request.n}; this endpoint gives at most {settings.max_choices}", code="invalid_value")
     if request.top_k is not None and request.top_k < 1 and request.top_k != -1:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
@@ -24,7 +24,7 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with ServedModel.from_args(args) as served:
+    async with Model.from_args(args) as served:
         health = await served.engine.health() if isinstance(served.engine, Engine) else None
         if health is not None and not health.ok:
             raise UsageError(health.why)  # what it can do, and the length of its context, is asked once, now

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.server.completion_index import TextEnds
+from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.pending import Works
+from toolroll.rollout.server.pending import PendingRequests
 from toolroll.rollout.server.result import Served
-from toolroll.rollout.server.turn import ServedTurn
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 
@@ -42,15 +42,15 @@ class LiveSession:
 
     session: Session
     tree: ConversationTree
-    works: Works[Served]
-    texts: TextEnds
+    works: PendingRequests[Served]
+    texts: CompletionIndex
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
     trace: list[tuple[Node, str]] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
-    checks: dict[ServedTurn, asyncio.Task[None]] = field(default_factory=dict)
+    checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
     """The verifications under way."""
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
@@ -69,7 +69,7 @@ class LiveSession:
                     raise ApiError(409, "request_aborted", "the session was deleted while it was verified")
                 task.result()
 
-    def check_done(self, turn: ServedTurn, kind: str | None) -> None:
+    def check_done(self, turn: TurnNode, kind: str | None) -> None:
         """Enter what a check of the sequence that ends with `turn` found; once, however many there were."""
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
@@ -95,7 +95,7 @@ class Sessions:
     def passing(self, session_id: str) -> LiveSession:
         """A session for one request: nobody else finds it, and nothing of it is kept."""
         session = Session(session_id)
-        return LiveSession(session, ConversationTree(session), Works(0.0), TextEnds(session))
+        return LiveSession(session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session))
 
     def create(self, session_id: str, sampling_params: Mapping[str, Any] | None = None) -> LiveSession:
         """A new session; refused where the id is taken or the endpoint is full."""
@@ -106,7 +106,9 @@ class Sessions:
         if len(self._sessions) >= self._settings.max_sessions:
             raise ApiError(429, "too_many_sessions", f"this endpoint holds {len(self)} sessions, its limit: delete some", retry=True)
         session = Session(session_id)
-        live = LiveSession(session, ConversationTree(session), Works(self._settings.grace), TextEnds(session), sampling_params or {})
+        live = LiveSession(
+            session, ConversationTree(session), PendingRequests(self._settings.grace), CompletionIndex(session), sampling_params or {}
+        )
         self._sessions[session_id] = live
         return live
 

@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.endpoint import Asked, Endpoint, StreamNote, call_place
+from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamNote, call_id_seed
 from toolroll.rollout.server.errors import api_error
-from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.server.responses import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
 from toolroll.rollout.server.result import Served
@@ -26,7 +26,7 @@ from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
 Event = dict[str, Any]
 
 
-async def opened(endpoint: Endpoint, work: Work[Served]) -> None:
+async def opened(endpoint: Endpoint, work: PendingRequest[Served]) -> None:
     """Wait until a stream has something to tell. What fails before its first token is raised: an HTTP error, which SDKs can retry."""
     while not work.task.done() and not any(work.progress):
         await work.changed.wait()
@@ -34,7 +34,7 @@ async def opened(endpoint: Endpoint, work: Work[Served]) -> None:
         endpoint.deliver(work)
 
 
-async def event_lines(endpoint: Endpoint, asked: Asked, work: Work[Served]) -> AsyncIterator[bytes]:
+async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served]) -> AsyncIterator[bytes]:
     """The whole stream, as server-sent events."""
     events = chat_events if isinstance(asked.request, ChatRequest) else text_events
     try:
@@ -45,7 +45,9 @@ async def event_lines(endpoint: Endpoint, asked: Asked, work: Work[Served]) -> A
     yield b"data: [DONE]\n\n"
 
 
-async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, stream_id: str, created: int) -> AsyncIterator[Event]:
+async def chat_events(
+    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served], *, stream_id: str, created: int
+) -> AsyncIterator[Event]:
     """The chunks of a chat completion. Raises what the work raises."""
     request, note = asked.request, work.note
     assert isinstance(request, ChatRequest) and isinstance(note, StreamNote)
@@ -55,7 +57,7 @@ async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
             note.template,
             endpoint.served.parser,
             asked.tools if note.offered else None,
-            call_place(note.session_id, note.prompt_length, note.first + index),
+            call_id_seed(note.session_id, note.prompt_length, note.first + index),
             request.stop_strings,
         )
         for index in range(request.n)
@@ -87,7 +89,9 @@ async def chat_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
         yield {**head, "choices": [], "usage": served.usage}
 
 
-async def text_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, stream_id: str, created: int) -> AsyncIterator[Event]:
+async def text_events(
+    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served], *, stream_id: str, created: int
+) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
     request = asked.request
     assert isinstance(request, CompletionRequest)
@@ -120,7 +124,7 @@ async def text_events(endpoint: Endpoint, asked: Asked, work: Work[Served], *, s
         yield {**head, "choices": [], "usage": served.usage}
 
 
-async def _followed(work: Work[Served]) -> AsyncIterator[list[list[int]]]:
+async def _followed(work: PendingRequest[Served]) -> AsyncIterator[list[list[int]]]:
     """The progress whenever there is more, until the work is done."""
     while True:
         changed = work.changed

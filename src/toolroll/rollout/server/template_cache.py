@@ -20,7 +20,7 @@ _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 """Switches for how much a model thinks, as chat templates name them. The last two are on or off."""
 
 
-class Variants:
+class TemplateCache:
     """Chat templates by their switches; one object per set of switches as long as it is in use."""
 
     def __init__(self, template: ChatTemplate) -> None:

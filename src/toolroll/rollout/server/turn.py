@@ -1,4 +1,4 @@
-"""`ServedTurn`: one turn that was served, and `Repeated`: how much of a request repeats one.
+"""`TurnNode`: one turn that was served, and `PrefixMatch`: how much of a request repeats one.
 
 Invariant: neither changes what it says of the conversation once it is made; a turn holds only the messages that it added.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.server.messages import Digest, same_reasoning
-from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.result import Served
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
@@ -24,10 +24,10 @@ from toolroll.rollout.types import IdArray, Message
 
 
 @dataclass(slots=True, eq=False)
-class ServedTurn:
+class TurnNode:
     """One served turn: the messages that its prompt added, the reply, its node, and under what it was served."""
 
-    parent: ServedTurn | None
+    parent: TurnNode | None
     added: tuple[Message, ...]
     reply: Message
     digest: Digest
@@ -41,10 +41,10 @@ class ServedTurn:
     """True if the template would have rewritten what its prompt keeps."""
     checked: bool = False
     """True if the sequence that ends here was verified."""
-    source: ReferenceType[Work[Served]] | None = None
+    source: ReferenceType[PendingRequest[Served]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 
-    def answered(self) -> Work[Served] | None:
+    def answered(self) -> PendingRequest[Served] | None:
         """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
         source, self.source = self.source, None
         return source() if source is not None else None
@@ -58,8 +58,8 @@ class ServedTurn:
 
     def messages(self) -> list[Message]:
         """Return the conversation up to and with the reply, as it was served."""
-        turns: list[ServedTurn] = []
-        turn: ServedTurn | None = self
+        turns: list[TurnNode] = []
+        turn: TurnNode | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.parent
@@ -68,7 +68,7 @@ class ServedTurn:
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
         """Return whether the first `length` messages of `given`, which say what was served up to here, leave its
         reasoning alone, or out."""
-        turn: ServedTurn | None = self
+        turn: TurnNode | None = self
         while turn is not None:
             start = length - len(turn.added) - 1
             if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
@@ -77,7 +77,7 @@ class ServedTurn:
         return True
 
 
-def sequence_of(last: ServedTurn, session: Session) -> ServedSequence:
+def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
     """Return the token sequence that ends with `last`, as the verifier wants it."""
     chain = [last]
     while chain[-1].continues and chain[-1].parent is not None:
@@ -100,9 +100,9 @@ def sequence_of(last: ServedTurn, session: Session) -> ServedSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class PrefixMatch:
     """The first `length` messages of a request repeat `turn`; `served`: the same messages as they were served."""
 
-    turn: ServedTurn
+    turn: TurnNode
     length: int
     served: list[Message]

@@ -1,4 +1,4 @@
-"""`GrownArray`: numbers of one kind in one piece of memory that grows.
+"""`GrowableArray`: numbers of one kind in one piece of memory that grows.
 
 Invariant: what was given out is never written again: views are of memory that only grows behind them, and no copies.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 _ROOM = 256
 
 
-class GrownArray:
+class GrowableArray:
     """Empty at first; `dtype` of what it holds."""
 
     __slots__ = ("_data", "_length")

@@ -1,4 +1,4 @@
-"""`IdText`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one."""
+"""`JsonIds`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 from toolroll.rollout.types import IdArray
 
 
-class IdText:
+class JsonIds:
     """Empty at first; what is appended is encoded once."""
 
     __slots__ = ("_json", "_length", "highest")

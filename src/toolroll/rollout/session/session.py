@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.session.growable_array import GrownArray
-from toolroll.rollout.session.json_ids import IdText
+from toolroll.rollout.session.growable_array import GrowableArray
+from toolroll.rollout.session.json_ids import JsonIds
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.tree import NONE, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
@@ -39,7 +39,7 @@ class Session:
         self._tree = TokenTree()
         self._head = NONE
         self._path = self._tree.ids  # the current path's ids: the tree's own, as long as that is one path
-        self._text = IdText()
+        self._text = JsonIds()
         self._observed: dict[tuple[int, bytes], int] = {}
         self._params: Mapping[str, Any] = {}
 
@@ -69,7 +69,7 @@ class Session:
         shared = self.shared_prefix(ids)
         stop = shared.stop if shared else 0
         self._head = shared.index if shared else NONE
-        self._path, self._text = GrownArray(np.intc), IdText()
+        self._path, self._text = GrowableArray(np.intc), JsonIds()
         self._path.append(ids[:stop])
         self._text.append(ids[:stop])
         node = self.observe(ids[stop:])
@@ -88,7 +88,7 @@ class Session:
         if self._path is not self._tree.ids:
             self._path.append(ids)
         elif len(self._path) != len(self._text) + len(ids):  # the tree has grown elsewhere too
-            self._path = GrownArray(np.intc)
+            self._path = GrowableArray(np.intc)
             self._path.append(self._tree.ids_along(self._tree.path(index)))
         self._text.append(ids)
         return Node(self._tree, index)

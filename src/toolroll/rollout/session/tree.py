@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.session.growable_array import GrownArray
+from toolroll.rollout.session.growable_array import GrowableArray
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
 
 NONE = -1
@@ -31,12 +31,12 @@ class TokenTree:
     __slots__ = ("_logprobs", "_params", "_rows", "_said", "excluded", "fork_reasons", "ids", "routed_experts")
 
     def __init__(self) -> None:
-        self.ids = GrownArray(np.intc)
+        self.ids = GrowableArray(np.intc)
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
         self.routed_experts: dict[int, Any] = {}
         self._rows = array("i")  # _WIDTH numbers a node: parent, first place in the path, tokens, where ids, `said`, logprobs are
-        self._logprobs = GrownArray(np.float32)
+        self._logprobs = GrowableArray(np.float32)
         self._said: list[tuple[Any, ...]] = []
         self._params: list[Mapping[str, Any]] = []
 

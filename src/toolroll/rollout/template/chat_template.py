@@ -18,7 +18,7 @@ import numpy as np
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template.bodies import BodyMasker
-from toolroll.rollout.template.delta import Deriver, Sampled
+from toolroll.rollout.template.delta import DeltaRenderer, Sampled
 from toolroll.rollout.template.encode import Encoder, Span, as_ids
 from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
 from toolroll.rollout.template.stop_tokens import find_stops
@@ -87,7 +87,7 @@ class ChatTemplate:
         self._bodies = BodyMasker(self.encoder, self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
-        self.deriver = Deriver(self.renderer, self.encoder, tuple(self._stop_texts.values()))
+        self.deriver = DeltaRenderer(self.renderer, self.encoder, tuple(self._stop_texts.values()))
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:

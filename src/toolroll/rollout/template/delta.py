@@ -26,7 +26,7 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer, read_arguments
 from toolroll.rollout.types import Message, Tool
 
-NONCE = f"Nq{secrets.token_hex(4)}zN"
+SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 """ASCII letters and digits: no template strips, escapes or splits it, and no conversation contains it."""
 
 _LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
@@ -49,7 +49,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt, and which part of it to append: all from
     `cut` on. `rewritten` is None if appending it keeps exactly what the template renders; else it says what the template rewrites.
     """
@@ -76,7 +76,7 @@ class _Tail:
     resume_at: int
 
 
-class Deriver:
+class DeltaRenderer:
     """Derives appended text with one renderer. `stops` are the texts of the tokens that end a turn."""
 
     def __init__(self, renderer: Renderer, encoder: Encoder, stops: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class Deriver:
         *,
         served: str | None = None,
         fork: bool = False,
-    ) -> Derived:
+    ) -> RenderedDelta:
         """Return the text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
 
         `served`: the text that the turn was sampled after, if the caller has it; else it is rendered. `fork`: raise for a text
@@ -109,13 +109,13 @@ class Deriver:
             raise HistoryRewrittenError(_SERVED_ANEW)
         cut = self._end_of_turn(messages[-1], sampled, served, whole)
         if cut is not None:
-            return Derived(whole, cut, None)
+            return RenderedDelta(whole, cut, None)
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
         resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
         cut = len(whole) - len(tail.after) + resume_at
-        return Derived(whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail))
+        return RenderedDelta(whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail))
 
     def _end_of_turn(self, turn: Message, sampled: Sampled, served: str, whole: str) -> int | None:
         """Return where the sampled turn ends in `whole`, if that begins with the text that was served and the turn: letter for
@@ -172,13 +172,13 @@ class Deriver:
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):  # cut in its thought: Seed-OSS closes no turn without content
-            probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + NONCE})
+            probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
         for probe in probes:
             probed = (*messages[:-1], probe)
             after = self.renderer.render([*probed, *new], tools, generate=True)
             alone = self.renderer.render(probed, tools, generate=False)
-            if NONCE in after and NONCE in alone:
-                return probed, after[after.rfind(NONCE) + len(NONCE) :], alone[alone.rfind(NONCE) + len(NONCE) :]
+            if SENTINEL in after and SENTINEL in alone:
+                return probed, after[after.rfind(SENTINEL) + len(SENTINEL) :], alone[alone.rfind(SENTINEL) + len(SENTINEL) :]
         raise HistoryRewrittenError("the template does not show this assistant turn once messages follow it")
 
     def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
@@ -197,10 +197,10 @@ class Deriver:
         found = []
         for following in (user, {"role": "system", "content": "x"}):
             try:
-                text = self.renderer.render([user, {"role": "assistant", "content": NONCE}, following], None, generate=True)
+                text = self.renderer.render([user, {"role": "assistant", "content": SENTINEL}, following], None, generate=True)
             except TemplateError:
                 continue
-            marker = self.encoder.pattern.search(text, text.rfind(NONCE))
+            marker = self.encoder.pattern.search(text, text.rfind(SENTINEL))
             found.append(marker.group() if marker is not None else "")
         # A marker that depends on who speaks next is not a close: it begins the next message.
         return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
@@ -248,15 +248,15 @@ def _probe_arguments(turn: Message, *, text: bool) -> Message:
     arguments = function.get("arguments")
     if text:
         shown = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        function["arguments"] = shown + NONCE
+        function["arguments"] = shown + SENTINEL
     else:
-        function["arguments"] = {**read_arguments(arguments), _LAST_ARGUMENT: NONCE}
+        function["arguments"] = {**read_arguments(arguments), _LAST_ARGUMENT: SENTINEL}
     calls[-1]["function"] = function
     return {**turn, "tool_calls": calls}
 
 
 def _probe_content(turn: Message) -> Message:
-    return {**turn, "content": (turn.get("content") or "") + NONCE}
+    return {**turn, "content": (turn.get("content") or "") + SENTINEL}
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:

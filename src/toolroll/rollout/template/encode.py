@@ -140,10 +140,10 @@ class Encoder:
         if not bodies:
             return found
 
-        def is_real(match: re.Match[str]) -> bool:
+        def is_control_token(match: re.Match[str]) -> bool:
             return not any(start <= match.start() and match.end() <= stop for start, stop in bodies)
 
-        return list(filter(is_real, found))
+        return list(filter(is_control_token, found))
 
     def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
         if not piece:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jinja2
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.runtime.unicode import without_surrogates
+from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.caches.sandbox import compile_template
 from toolroll.rollout.types import Message, Tool
 
@@ -85,7 +85,7 @@ class Renderer:
         self.kwargs = dict(kwargs or {})
         self.now = now or datetime.now()
         self.head_hook = head_hook
-        self._variables = without_surrogates(self.kwargs)
+        self._variables = replace_surrogates(self.kwargs)
         self._apply = _applier(tokenizer, self.now)
         self._heads: dict[str, tuple[str, str]] = {}
         self._takes_parts: dict[str, bool] = {}
@@ -104,8 +104,8 @@ class Renderer:
         """
         form = self.argument_form or "dict"
         prepared = [_with_arguments(self.with_content(message), form) for message in messages]
-        prepared = without_surrogates(prepared)
-        tools = without_surrogates(list(tools)) if tools else None
+        prepared = replace_surrogates(prepared)
+        tools = replace_surrogates(list(tools)) if tools else None
         text = self._render(prepared, tools, generate=generate)
         return text if self.head_hook is None else self._with_head(text, prepared, tools)
 

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.delta import NONCE
+from toolroll.rollout.template.delta import SENTINEL
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.types import Message, Tool
 
-_BASE: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": NONCE}]
+_BASE: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": SENTINEL}]
 _FOLLOW: list[Message] = [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "name": "x"}]
 _TOOL: Tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}}
 _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id": "callid000"}
@@ -81,12 +81,12 @@ class _Closing:
             text = self._renderer.render(messages, self._tools, generate=False)
         except TemplateError:
             return None
-        at = text.find(NONCE) if first else text.rfind(NONCE)
-        return text[at + len(NONCE) :] if at >= 0 else None
+        at = text.find(SENTINEL) if first else text.rfind(SENTINEL)
+        return text[at + len(SENTINEL) :] if at >= 0 else None
 
 
 def _calling(count: int) -> list[Message]:
     calls = [
-        {"id": f"callid{at:03d}", "type": "function", "function": {"name": "x", "arguments": {"x": NONCE}}} for at in range(count)
+        {"id": f"callid{at:03d}", "type": "function", "function": {"name": "x", "arguments": {"x": SENTINEL}}} for at in range(count)
     ]
     return [_BASE[0], {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.testing.engine import EmbeddedEngine
@@ -32,7 +32,7 @@ async def play_episode(
     )
     async with EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines), context_length=131072) as engine:
         args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes", concurrency=4)
-        async with ServedModel.from_args(args) as served:
+        async with Model.from_args(args) as served:
             make = agent_maker("tool-calling")
             settings = RunSettings({"max_new_tokens": 4096}, max_num_steps=max_num_steps)
             runner = Runner(factory, lambda: make(served, {"verify": "always"}), settings, options)

@@ -82,7 +82,7 @@ class BfclEnvironment(Environment):
             return self._end(0.0, f"turn {self._turn} took more than {MAX_STEPS_PER_TURN} steps")
         return StepResult([self._execute(call) for call in action.tool_calls])
 
-    def verdict(self) -> float | None:
+    def truncated_reward(self) -> float | None:
         """An entry that ran out of steps has failed."""
         return 0.0
 

@@ -15,7 +15,7 @@ from toolroll.agents.environments.tau2.grading import grade
 from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.users import OpenAIUser
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
-from toolroll.rollout.runtime.threads import RunsOffLoop
+from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool, UserSimulator
 
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
@@ -40,7 +40,7 @@ class Tau2Environment(Environment):
 
     blocking = False  # tools take a millisecond or so; the rest is awaited
 
-    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: RunsOffLoop) -> None:
+    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: BlockingRunner) -> None:
         self._domain = domain
         self._make_user = make_user
         self._threads = threads
@@ -59,7 +59,7 @@ class Tau2Environment(Environment):
     async def reset(self, task: Task, seed: int) -> Observation:
         """The policy as the system message, the user's first line, and the agent's tools."""
         self._task, self._said, self._errors = task.data, [], Counter()
-        self._state = await self._threads.off_loop(self._domain.begin, task.data)
+        self._state = await self._threads.run_in_thread(self._domain.begin, task.data)
         self._user = user = self._make_user(seed)
         if isinstance(user, OpenAIUser):
             user.adopt_prompt(f"{self._domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>")
@@ -87,7 +87,7 @@ class Tau2Environment(Environment):
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
             return StepResult(messages)
-        graded = await self._threads.off_loop(grade, self._domain, self._task, state, self._said)
+        graded = await self._threads.run_in_thread(grade, self._domain, self._task, state, self._said)
         self._state = None
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 

@@ -72,7 +72,7 @@ class Bench:
     async def expected(self, index: int) -> Expected:
         """The outcome that the reward asks for."""
         if index not in self._expected:
-            self._expected[index] = await self._grader.off_loop(
+            self._expected[index] = await self._grader.run_in_thread(
                 self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"
             )
         return self._expected[index]

@@ -17,7 +17,7 @@ from typing import Any
 from toolroll.agents.environments.tau_bench.package import INSTALL, import_litellm, import_module, installed
 from toolroll.agents.users import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
-from toolroll.rollout.runtime.threads import RunsOffLoop, Threads
+from toolroll.rollout.runtime.threads import BlockingRunner, Threads
 
 STRATEGIES = ("llm", "verify", "reflection", "react")
 
@@ -25,7 +25,7 @@ STRATEGIES = ("llm", "verify", "reflection", "react")
 class TauBenchUser:
     """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its model at once."""
 
-    def __init__(self, load: Callable[[], Any], threads: RunsOffLoop) -> None:
+    def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
         self._load = load
         self._threads = threads
         self._user: Any = None
@@ -54,7 +54,7 @@ class TauBenchUser:
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         try:
-            return await self._threads.off_loop(partial(function, *args, **kwargs), what="tau-bench's user simulator")
+            return await self._threads.run_in_thread(partial(function, *args, **kwargs), what="tau-bench's user simulator")
         except UsageError:
             raise
         except Exception as error:
@@ -90,7 +90,7 @@ class TauBenchUsers:
 
     async def __aenter__(self) -> TauBenchUsers:
         # Now and not in the first episode: its import takes seconds.
-        await self._threads.off_loop(import_litellm)
+        await self._threads.run_in_thread(import_litellm)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

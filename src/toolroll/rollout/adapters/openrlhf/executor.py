@@ -20,7 +20,7 @@ from openai import BadRequestError
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.model.model import ServedModel
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
@@ -73,7 +73,7 @@ class AgentExecutor:
             raise UsageError("images are not supported: their tokens are not in the chat template's text")
         template = self._template(hf_tokenizer)
         engine = VllmEngine(llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer))
-        served = ServedModel(engine, template, get_parser(self.parser, template.encoder.control), threads=1)
+        served = Model(engine, template, get_parser(self.parser, template.encoder.control), threads=1)
         endpoint = Endpoint(served, EndpointSettings(default_max_tokens=sampling_params.max_tokens))
         try:
             await endpoint.start()

@@ -1,4 +1,4 @@
-"""`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `ServedModel`.
+"""`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `Model`.
 
 Invariants: it is called in the event loop that calls it and in no other; the trainer's sampling parameters are copied for each call,
 never changed; what vLLM cannot be told is refused by name.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine import ModelFacts
+from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray
 
@@ -48,14 +48,14 @@ class VllmEngine:
     def __init__(self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int) -> None:
         self._engine = llm_engine
         self._params = sampling_params
-        self._facts = ModelFacts(context_length=max_length, vocab_size=vocab_size)
+        self._facts = ModelInfo(context_length=max_length, vocab_size=vocab_size)
 
     @property
     def url(self) -> str:
         """There is no address."""
         return "openrlhf"
 
-    async def facts(self) -> ModelFacts:
+    async def facts(self) -> ModelInfo:
         """The budget of one sample, as the context."""
         return self._facts
 

@@ -24,12 +24,12 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, ModelFacts
+from toolroll.rollout.engine import Engine, ModelInfo
 from toolroll.rollout.engine.resume import generate_resumed
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.model import Generates, ServedModel
+from toolroll.rollout.model.model import EngineClient, Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
 from toolroll.rollout.template import ChatTemplate, certify
@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 
 class StoppableEngine:
-    """`engine` (`Generates`), of which nothing more is asked once `stopped()`: the turn is then an abort without tokens."""
+    """`engine` (`EngineClient`), of which nothing more is asked once `stopped()`: the turn is then an abort without tokens."""
 
-    def __init__(self, engine: Generates, stopped: Callable[[], bool], *, max_resumes: int) -> None:
+    def __init__(self, engine: EngineClient, stopped: Callable[[], bool], *, max_resumes: int) -> None:
         self.inner = engine
         self._stopped = stopped
         self._max_resumes = max_resumes
@@ -69,7 +69,7 @@ class StoppableEngine:
         """Post a body as it is."""
         return await self.inner.post(url, payload)
 
-    async def facts(self) -> ModelFacts:
+    async def facts(self) -> ModelInfo:
         """Context length, vocabulary, weight version."""
         return await self.inner.facts()
 
@@ -81,7 +81,7 @@ class StoppableEngine:
 class _Guarded:
     """What `StoppableEngine` resumes with: a resumed part is not begun either."""
 
-    def __init__(self, engine: Generates, stopped: Callable[[], bool]) -> None:
+    def __init__(self, engine: EngineClient, stopped: Callable[[], bool]) -> None:
         self._engine = engine
         self._stopped = stopped
 
@@ -110,7 +110,7 @@ class Player:
         self.settings = settings
         self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
-        self.served = ServedModel.from_args(rollout_args(args, settings))
+        self.served = Model.from_args(rollout_args(args, settings))
         self._engine = self.served.engine
         self.served.engine = StoppableEngine(self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes)
         self._make_agent = agent_maker(settings.agent)
@@ -164,7 +164,7 @@ class Player:
                 template, name = self.served.template, self.served.name
                 for line in await check_identity(self._engine, template, name=name, allow_mismatch=allow):
                     logger.warning("%s", line)
-            await self.served.off_loop(certified, self.served.template)
+            await self.served.run_in_thread(certified, self.served.template)
             make = None
             if self.settings.user is not None:
                 users = user_maker(self.settings.user)(**self.settings.user_settings)
@@ -185,7 +185,7 @@ class Player:
             if (name, split) not in self._tasks:
                 factory = load_environment(name)
                 # A benchmark's package may be imported, and its database read, for the first time here.
-                self._tasks[name, split] = factory, await self.served.off_loop(factory.tasks, split or factory.splits[0])
+                self._tasks[name, split] = factory, await self.served.run_in_thread(factory.tasks, split or factory.splits[0])
         factory, tasks = self._tasks[name, split]
         index = task_index(sample.prompt)
         if not 0 <= index < len(tasks):

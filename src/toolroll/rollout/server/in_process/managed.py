@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Generates, ServedModel, load_tokenizer
+from toolroll.rollout.model.model import EngineClient, Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
@@ -82,7 +82,7 @@ class ManagedSession:
 
 @asynccontextmanager
 async def managed_session(
-    engine: ServedModel | Generates | EngineConfig | str,
+    engine: Model | EngineClient | EngineConfig | str,
     tokenizer: Any = None,
     *,
     track_tree: bool = False,
@@ -93,9 +93,9 @@ async def managed_session(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     settings: EndpointSettings | None = None,
 ) -> AsyncIterator[ManagedSession]:
-    """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an `Engine` or a `ServedModel` (which
-    stay open). `tokenizer`: an object or a name; not used with a `ServedModel`, nor are the parser and the template."""
-    if isinstance(engine, ServedModel):
+    """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an `Engine` or a `Model` (which
+    stay open). `tokenizer`: an object or a name; not used with a `Model`, nor are the parser and the template."""
+    if isinstance(engine, Model):
         served, owned = engine, None
     else:
         found = load_tokenizer(tokenizer) if tokenizer is None or isinstance(tokenizer, str) else tokenizer
@@ -108,7 +108,7 @@ async def managed_session(
         config = EngineConfig(url=engine, vocab_size=len(found)) if isinstance(engine, str) else engine
         owned = Engine(config) if isinstance(config, EngineConfig) else None
         used: Any = owned if owned is not None else config
-        served = ServedModel(used, template, get_parser(tool_parser, template.encoder.control))
+        served = Model(used, template, get_parser(tool_parser, template.encoder.control))
     try:
         async with Endpoint(served, settings) as endpoint:
             managed = ManagedSession(endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree)

@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.endpoint import Asked, Endpoint, model_card, retry_number
+from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.pending import Work
+from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.received import decoded
 from toolroll.rollout.server.result import Served
 from toolroll.rollout.server.sessions import LiveSession, check_id
@@ -68,7 +68,7 @@ class InProcessTransport:
             return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
         if request.method == "GET" and what == f"models/{self._endpoint.model}":
             return _json(http, model_card(self._endpoint))
-        ask = {"chat/completions": self._endpoint.ask_chat, "completions": self._endpoint.ask_text}.get(what)
+        ask = {"chat/completions": self._endpoint.start_chat, "completions": self._endpoint.ask_text}.get(what)
         if ask is None or match is None or request.method != "POST":
             raise ApiError(404, "not_found", f"{request.method} {request.url.path} is not served in process")
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
@@ -92,7 +92,7 @@ class InProcessTransport:
             return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
         return self._endpoint.sessions.of(check_id(session))
 
-    async def _stream(self, http: Any, live: LiveSession, asked: Asked, work: Work[Served]) -> Any:
+    async def _stream(self, http: Any, live: LiveSession, asked: ParsedRequest, work: PendingRequest[Served]) -> Any:
         try:
             await opened(self._endpoint, work)
         except BaseException:
@@ -105,10 +105,10 @@ class InProcessTransport:
 class _Lines:
     """A stream's lines; whoever stops reading them hangs up, once."""
 
-    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: Work[Served]) -> None:
+    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[Served]) -> None:
         self.lines = lines
         self._live = live
-        self._work: Work[Served] | None = work
+        self._work: PendingRequest[Served] | None = work
 
     def hang_up(self) -> None:
         if self._work is not None:
