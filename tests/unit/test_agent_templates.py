@@ -10,7 +10,7 @@ import pytest
 from support.episodes import serving
 from support.worlds import ListedWorld
 
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.types import StepResult, Task
 
@@ -54,7 +54,7 @@ async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(token
 
 
 def test_a_field_that_a_step_leaves_empty_keeps_what_was_said_before() -> None:
-    record = EpisodeRecord()
+    record = EpisodeTracker()
     for info in ({"source": "look", "reward_info": {"reward": 1.0}, "task": None}, {"source": "user", "reward_info": None}):
         record.step(StepResult(info=info))
     assert record.info == {"source": "user", "reward_info": {"reward": 1.0}, "task": None}

@@ -16,7 +16,7 @@ from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, pl
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import Runner, RunSettings
-from toolroll.rollout.runs.worker_pool import spread
+from toolroll.rollout.runs.worker_pool import play_on_workers
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
@@ -294,7 +294,7 @@ async def test_nor_does_a_run_that_is_spread() -> None:
 
     episodes: list[Episode] = []
     with pytest.raises(RolloutError, match="1 episodes were not played, the first one task t, sample 2"):
-        await spread([("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append)
+        await play_on_workers([("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append)
     assert len(episodes) == 4
 
 

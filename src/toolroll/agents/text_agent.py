@@ -18,7 +18,7 @@ import numpy as np
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
@@ -84,7 +84,7 @@ class TextAgent(ABC):
     ) -> InteractionResult:
         """Play one episode. Raises `UsageError` and `CancelledError`; everything else becomes the result's status."""
         task = task or Task(str(task_index), task_index or 0)
-        world = EnvironmentRunner(
+        runner = EnvironmentRunner(
             as_environment(env),
             task,
             seed,
@@ -92,32 +92,32 @@ class TextAgent(ABC):
             self._step_timeout,
             max_observation_bytes=self._most_bytes,
         )
-        record = EpisodeRecord()
+        tracker = EpisodeTracker()
         messages: list[Message] = []
         tools: list[Tool] = []
         try:
             with guarded():  # `reply` may be code of others
-                first = await world.reset(task.index)
+                first = await runner.reset(task.index)
                 messages += [dict(message) for message in first.messages]
                 tools += first.tools
-                record.info.update(first.info)
+                tracker.info.update(first.info)
                 how = (sampling_params or {}, max_num_steps, session_id or task.id)
-                reason = await self._interact(world, record, messages, tools, how)
-                reward = await record.reward(reason, world, self._policy.invalid_penalty)
+                reason = await self._interact(runner, tracker, messages, tools, how)
+                reward = await tracker.reward(reason, runner, self._policy.invalid_penalty)
         except (UsageError, EngineUnreachableError):
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason = record.fail(error)
+            reason = tracker.fail(error)
             logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
-            reason, reward = await record.cut_short(reason, world, self._policy.invalid_penalty)
+            reason, reward = await tracker.cut_short(reason, runner, self._policy.invalid_penalty)
         finally:
-            await asyncio.shield(record.close(world))
-        return _result(world, record, messages, tools, reason, reward)
+            await asyncio.shield(tracker.close(runner))
+        return _result(runner, tracker, messages, tools, reason, reward)
 
     async def _interact(
         self,
-        world: EnvironmentRunner,
-        record: EpisodeRecord,
+        runner: EnvironmentRunner,
+        tracker: EpisodeTracker,
         messages: list[Message],
         tools: list[Tool],
         how: tuple[Mapping[str, Any], int, str],
@@ -125,52 +125,52 @@ class TextAgent(ABC):
         sampling_params, max_num_steps, session_id = how
         for _ in range(max_num_steps):
             reply = await self.reply(messages, tools, sampling_params, session_id)
-            _count(record, reply)
+            _count(tracker, reply)
             messages.append(reply.message)
             if reply.finish_reason == "length":
                 return StopReason.LENGTH
-            decision = self._policy.decide(reply.parsed, invalid_before=record.invalid_in_a_row)
+            decision = self._policy.decide(reply.parsed, invalid_before=tracker.invalid_in_a_row)
             if decision.invalid:
-                record.invalid_reply()
+                tracker.invalid_reply()
             if decision.stop:
                 return StopReason.INVALID_CALLS
-            step = StepResult() if decision.action is None else await self._act(world, record, decision.action)
+            step = StepResult() if decision.action is None else await self._act(runner, tracker, decision.action)
             if not decision.invalid and not step.info.get("invalid_action"):
-                record.invalid_in_a_row = 0
+                tracker.invalid_in_a_row = 0
             messages += order_by_call(reply.parsed.tool_calls, decision.answers, step.messages)
             if step.tools is not None:
                 tools[:] = step.tools
             if step.done:
                 return StopReason.DONE
-            if record.invalid_in_a_row >= self._policy.max_invalid_in_a_row:
+            if tracker.invalid_in_a_row >= self._policy.max_invalid_in_a_row:
                 return StopReason.INVALID_CALLS
         return StopReason.MAX_STEPS
 
-    async def _act(self, world: EnvironmentRunner, record: EpisodeRecord, action: Action) -> StepResult:
-        record.executed(action.tool_calls)
+    async def _act(self, runner: EnvironmentRunner, tracker: EpisodeTracker, action: Action) -> StepResult:
+        tracker.executed(action.tool_calls)
         try:
-            step = await world.step(action)
+            step = await runner.step(action)
         except ActionError as error:
-            record.invalid_reply()
+            tracker.invalid_reply()
             return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
-        record.step(step)
+        tracker.step(step)
         return step
 
 
-def _count(record: EpisodeRecord, reply: PlainReply) -> None:
-    record.counts["turns"] += 1
-    record.counts["tool_calls"] += len(reply.parsed.tool_calls)
+def _count(tracker: EpisodeTracker, reply: PlainReply) -> None:
+    tracker.counts["turns"] += 1
+    tracker.counts["tool_calls"] += len(reply.parsed.tool_calls)
     for name, count in reply.counts.items():
-        record.counts[name] += count
+        tracker.counts[name] += count
     for call in reply.parsed.bad_calls:
-        record.counts["invalid_calls"] += 1
-        record.counts[f"invalid_calls/{call.status}"] += 1
-    record.engine_seconds += reply.seconds
+        tracker.counts["invalid_calls"] += 1
+        tracker.counts[f"invalid_calls/{call.status}"] += 1
+    tracker.engine_seconds += reply.seconds
 
 
 def _result(
-    world: EnvironmentRunner,
-    record: EpisodeRecord,
+    runner: EnvironmentRunner,
+    tracker: EpisodeTracker,
     messages: list[Message],
     tools: list[Tool],
     reason: StopReason,
@@ -181,15 +181,15 @@ def _result(
         prompt="",
         reward=reward,
         messages=messages,
-        info=record.info | {"trainable": False},
+        info=tracker.info | {"trainable": False},
         response="".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant"),
         loss_mask=empty,
         tokens=empty,
         logprobs=np.zeros(0, dtype=np.float32),
         status=status_of(reason),
         stop_reason=reason,
-        metrics=record.metrics(world.metrics()),
-        step_rewards=tuple(record.rewards),
+        metrics=tracker.metrics(runner.metrics()),
+        step_rewards=tuple(tracker.rewards),
         tools=tools,
     )
 

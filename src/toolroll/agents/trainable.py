@@ -20,7 +20,7 @@ import numpy as np
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.published_hooks import proposed_ids, proposing, wrap_call_llm, wrap_parse_tool
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
@@ -98,7 +98,7 @@ class TrainableAgentMixin:
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
         args = self._settings(served, rollout_args)
-        world = EnvironmentRunner(
+        runner = EnvironmentRunner(
             as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
             task,
             seed,
@@ -106,29 +106,29 @@ class TrainableAgentMixin:
             self.step_timeout,
             max_observation_bytes=args.max_observation_bytes,
         )
-        record = EpisodeRecord()
-        dialogue: Conversation | None = None
+        tracker = EpisodeTracker()
+        conversation: Conversation | None = None
         try:
             with guarded():  # overridden hooks are code of others
-                dialogue = await self._begin(served, world, record, session_id or uuid.uuid4().hex, rollout_args)
-                reason = await self._interact(world, dialogue, record, params, max_num_steps)
-                await dialogue.settle()
-                reward = await record.reward(reason, world, self.policy.invalid_penalty)
+                conversation = await self._begin(served, runner, tracker, session_id or uuid.uuid4().hex, rollout_args)
+                reason = await self._interact(runner, conversation, tracker, params, max_num_steps)
+                await conversation.settle()
+                reward = await tracker.reward(reason, runner, self.policy.invalid_penalty)
         except (asyncio.CancelledError, EngineUnreachableError):
-            if dialogue is not None:
-                dialogue.cancel_checks()
+            if conversation is not None:
+                conversation.cancel_checks()
             raise
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason = record.fail(error)
+            reason = tracker.fail(error)
             logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
-            if dialogue is not None:
-                await dialogue.settle()
-            reason, reward = await record.cut_short(reason, world, self.policy.invalid_penalty)
+            if conversation is not None:
+                await conversation.settle()
+            reason, reward = await tracker.cut_short(reason, runner, self.policy.invalid_penalty)
         finally:
-            await asyncio.shield(record.close(world))
-        return self._finish(world, dialogue, record, reason, reward)
+            await asyncio.shield(tracker.close(runner))
+        return self._finish(runner, conversation, tracker, reason, reward)
 
     def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
         """Return this episode's settings: those given, the agent's own, or those of the served model."""
@@ -137,34 +137,34 @@ class TrainableAgentMixin:
 
     async def _interact(
         self,
-        world: EnvironmentRunner,
-        dialogue: Conversation,
-        record: EpisodeRecord,
+        runner: EnvironmentRunner,
+        conversation: Conversation,
+        tracker: EpisodeTracker,
         sampling_params: Mapping[str, Any],
         max_num_steps: int,
     ) -> StopReason:
         """The loop: sample, decide, act, observe."""
         for _ in range(max_num_steps):
-            reply = await dialogue.reply(sampling_params)
-            record.reply(reply)
+            reply = await conversation.reply(sampling_params)
+            tracker.reply(reply)
             if reply.completion.finish_reason == "abort":
                 return StopReason.ENGINE_ABORT
             if reply.completion.finish_reason == "length" and self.on_length == "stop":
                 return StopReason.LENGTH
-            decision = self.policy.decide(reply.parsed, invalid_before=record.invalid_in_a_row)
+            decision = self.policy.decide(reply.parsed, invalid_before=tracker.invalid_in_a_row)
             if decision.invalid:
-                self._invalid(dialogue, record, reply)
+                self._invalid(conversation, tracker, reply)
             if decision.stop:
                 return StopReason.INVALID_CALLS
             step = StepResult()
             if decision.action is not None:
-                step = await self._act(world, dialogue, record, reply, decision.action)
+                step = await self._act(runner, conversation, tracker, reply, decision.action)
             if not decision.invalid and not step.info.get("invalid_action"):
-                record.invalid_in_a_row = 0
-            dialogue.extend(order_by_call(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
+                tracker.invalid_in_a_row = 0
+            conversation.extend(order_by_call(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
             if step.done:
                 return StopReason.DONE
-            if record.invalid_in_a_row >= self.policy.max_invalid_in_a_row:
+            if tracker.invalid_in_a_row >= self.policy.max_invalid_in_a_row:
                 return StopReason.INVALID_CALLS
         return StopReason.MAX_STEPS
 
@@ -183,11 +183,11 @@ class TrainableAgentMixin:
             self.served = self._own_template = None
 
     async def _begin(
-        self, served: Model, world: EnvironmentRunner, record: EpisodeRecord, session_id: str, rollout_args: Any
+        self, served: Model, runner: EnvironmentRunner, tracker: EpisodeTracker, session_id: str, rollout_args: Any
     ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
-        first, info = await self._initialize_environment(world, world.task.index)
-        record.info.update(info)
+        first, info = await self._initialize_environment(runner, runner.task.index)
+        tracker.info.update(info)
         tools = first.tools if isinstance(first, Observation) and first.tools else self.tools_info
         kind, base = type(self), TrainableAgentMixin
         state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
@@ -207,22 +207,22 @@ class TrainableAgentMixin:
         )
 
     async def _act(
-        self, world: EnvironmentRunner, dialogue: Conversation, record: EpisodeRecord, reply: Reply, action: Action
+        self, runner: EnvironmentRunner, conversation: Conversation, tracker: EpisodeTracker, reply: Reply, action: Action
     ) -> StepResult:
         """Execute `action`; what the model did wrong in it is its answer."""
-        record.executed(action.tool_calls)
+        tracker.executed(action.tool_calls)
         try:
-            step = await self._execute_tool(world, action)
+            step = await self._execute_tool(runner, action)
         except ActionError as error:
-            self._invalid(dialogue, record, reply)
+            self._invalid(conversation, tracker, reply)
             return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
-        record.step(step)
+        tracker.step(step)
         return step
 
-    def _invalid(self, dialogue: Conversation, record: EpisodeRecord, reply: Reply) -> None:
-        record.invalid_reply()
+    def _invalid(self, conversation: Conversation, tracker: EpisodeTracker, reply: Reply) -> None:
+        tracker.invalid_reply()
         if self.policy.mask_invalid:
-            dialogue.session.exclude("invalid call", [reply.node])
+            conversation.session.exclude("invalid call", [reply.node])
 
     def _template(self, served: Model) -> ChatTemplate | None:
         """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
@@ -237,20 +237,20 @@ class TrainableAgentMixin:
 
     def _finish(
         self,
-        world: EnvironmentRunner,
-        dialogue: Conversation | None,
-        record: EpisodeRecord,
+        runner: EnvironmentRunner,
+        conversation: Conversation | None,
+        tracker: EpisodeTracker,
         reason: StopReason,
         reward: float | None,
     ) -> InteractionResult:
-        result = build_result(world, dialogue, record, reason, reward, self.tools_info)
+        result = build_result(runner, conversation, tracker, reason, reward, self.tools_info)
         trajectory = result.trajectories[-1] if result.trajectories else None
         cut = trajectory.prompt_length if trajectory else 0
         empty = np.zeros(0, dtype=np.int32)
         return self._build_final_result(
             result,
             reward,
-            record.info,
+            tracker.info,
             result.messages,
             trajectory.loss_mask[cut:] if trajectory else empty,
             trajectory.input_ids[:cut] if trajectory else empty,

@@ -15,7 +15,7 @@ from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
 from toolroll.rollout.server.conversation_tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 
 USER: Any = {"role": "user", "content": "Hi"}
 THINKING = "<think>\nWhat now?\n</think>\n\n"
@@ -216,7 +216,7 @@ async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) ->
         while live.works.all():
             await asyncio.sleep(0)
         gc.collect()
-        assert [found.id for found in gc.get_objects() if type(found) is Served and found.id in ids] == []
+        assert [found.id for found in gc.get_objects() if type(found) is CompletionResult and found.id in ids] == []
         assert len(await bench.trajectories()) == 4
 
 

@@ -1,4 +1,4 @@
-"""`EpisodeRecord`: what is counted and kept while one episode is played."""
+"""`EpisodeTracker`: what is counted and kept while one episode is played."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 
 @dataclass(slots=True)
-class EpisodeRecord:
+class EpisodeTracker:
     """Rewards, info and counters of an episode under way."""
 
     info: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class EpisodeRecord:
         self.info["error"] = describe(error)
         return reason_of(error)
 
-    async def reward(self, reason: StopReason, world: EnvironmentRunner, penalty: float) -> float | None:
+    async def reward(self, reason: StopReason, runner: EnvironmentRunner, penalty: float) -> float | None:
         """Return the episode's reward, None for an abort.
 
         It is the environment's last one (or the sum), or its verdict if the episode was cut short,
@@ -81,15 +81,15 @@ class EpisodeRecord:
         """
         if status_of(reason) is Status.ABORTED:
             return None
-        total = world.env.reward_mode == "sum"
+        total = runner.env.reward_mode == "sum"
         if reason is StopReason.DONE and self.rewards:
             reward = sum(self.rewards) if total else self.rewards[-1]
         else:
-            truncated_reward = await world.truncated_reward()
+            truncated_reward = await runner.truncated_reward()
             reward = truncated_reward if truncated_reward is not None else (sum(self.rewards) if total else 0.0)
         return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
 
-    async def cut_short(self, reason: StopReason, world: EnvironmentRunner, penalty: float) -> tuple[StopReason, float | None]:
+    async def cut_short(self, reason: StopReason, runner: EnvironmentRunner, penalty: float) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
         If the context was full, also for the first prompt, the reward is the environment's verdict.
@@ -98,14 +98,14 @@ class EpisodeRecord:
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None
         try:
-            reward = await self.reward(reason, world, penalty)
+            reward = await self.reward(reason, runner, penalty)
         except RolloutError as error:
             return self.fail(error), None
         return reason, reward
 
-    async def close(self, world: EnvironmentRunner) -> None:
+    async def close(self, runner: EnvironmentRunner) -> None:
         """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
-        for what, error in (("metrics_error", await world.measure()), ("close_error", await world.close())):
+        for what, error in (("metrics_error", await runner.measure()), ("close_error", await runner.close())):
             if error is not None:
                 self.info[what] = describe(error)
 

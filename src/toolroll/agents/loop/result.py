@@ -7,42 +7,42 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.loop.episode_tracker import EpisodeRecord
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.types import InteractionResult, StopReason, Tool, Trajectory, status_of
 
 
 def build_result(
-    world: EnvironmentRunner,
-    dialogue: Conversation | None,
-    record: EpisodeRecord,
+    runner: EnvironmentRunner,
+    conversation: Conversation | None,
+    tracker: EpisodeTracker,
     reason: StopReason,
     reward: float | None,
     tools: Sequence[Tool],
 ) -> InteractionResult:
     """Everything but the published fields over the response, which `_build_final_result` fills."""
-    trajectories = dialogue.session.trajectories() if dialogue else ()
+    trajectories = conversation.session.trajectories() if conversation else ()
     last = trajectories[-1] if trajectories else None
-    metrics = record.metrics(world.metrics())
-    if dialogue is not None:
-        metrics["forks"] = float(len(dialogue.forks))
+    metrics = tracker.metrics(runner.metrics())
+    if conversation is not None:
+        metrics["forks"] = float(len(conversation.forks))
         metrics["trained_tokens"] = float(sum(trajectory.trained_tokens for trajectory in trajectories))
-        metrics |= {f"token_mismatches/{kind}": float(count) for kind, count in dialogue.mismatches.items()}
-        if dialogue.forks:
-            record.info["forks"] = list(dialogue.forks)
+        metrics |= {f"token_mismatches/{kind}": float(count) for kind, count in conversation.mismatches.items()}
+        if conversation.forks:
+            tracker.info["forks"] = list(conversation.forks)
     return InteractionResult(
-        prompt=dialogue.first_prompt if dialogue else "",
+        prompt=conversation.first_prompt if conversation else "",
         reward=reward,
-        messages=dialogue.messages if dialogue else [],
-        info=record.info,
+        messages=conversation.messages if conversation else [],
+        info=tracker.info,
         status=status_of(reason),
         stop_reason=reason,
         logprobs=_response_logprobs(last),
         weight_versions=last.weight_versions if last else (),
         trajectories=trajectories,
         metrics=metrics,
-        step_rewards=tuple(record.rewards),
-        tools=list(dialogue.tools if dialogue else tools),
+        step_rewards=tuple(tracker.rewards),
+        tools=list(conversation.tools if conversation else tools),
     )
 
 

@@ -132,7 +132,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
     return f" ({split_credentials(config.endpoint)[0]} answers 404: does the address end in /v1?)"
 
 
-class Plays(Protocol):
+class EpisodeRunner(Protocol):
     """What plays the episodes that are left: `Runner`, `ProcessRunner` or `RayRunner`."""
 
     async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
@@ -140,7 +140,7 @@ class Plays(Protocol):
         ...
 
 
-def runner_of(plan: Plan) -> Plays:
+def runner_of(plan: Plan) -> EpisodeRunner:
     """The runner in this process, or one that spreads over several of this machine or of a Ray cluster."""
     config = plan.config
     if config.ray is not None:

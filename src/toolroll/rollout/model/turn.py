@@ -21,7 +21,7 @@ ParseHook = Callable[[str], ParsedReply]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedTurn:
     """What one completion says: `sampled` as the template needs it for what comes next, `said` the text without the stop token (and
     without a stop string), `message` in OpenAI's format with every attempted call."""
 
@@ -41,7 +41,7 @@ def parse_turn(
     place: str,
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
-) -> Reading:
+) -> ParsedTurn:
     """Take `completion` apart. `place` seeds the ids of its calls. `tools` None: none were offered, so that text which looks like a
     call is text. Behind one of `stop_strings` nothing is read, nor is the stop string itself."""
     ids = completion.output_ids
@@ -60,7 +60,7 @@ def parse_turn(
     if tools is None:
         parsed = _as_text(parsed, said)
     parsed = with_call_ids(parsed, place)
-    return Reading(sampled, said, parsed, to_openai(parsed))
+    return ParsedTurn(sampled, said, parsed, to_openai(parsed))
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:

@@ -1,7 +1,7 @@
 """`ProcessRunner`: the episodes of a run spread over processes of this machine, for where one event loop is not enough.
 
 Each process has an event loop, an engine client, a template and environments of its own; finished episodes come back to the one that
-began the run, which alone writes. Invariants: as in `spread`; a process that died is started anew; the processes end with the one
+began the run, which alone writes. Invariants: as in `play_on_workers`; a process that died is started anew; the processes end with the one
 that began them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is aborted there first
 (SIGKILL of the processes themselves aside).
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_on_workers, remaining, split_concurrency
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
@@ -45,17 +45,17 @@ class ProcessRunner:
 
     def __init__(self, open_: Open, *, processes: int, concurrency: int, samples: int) -> None:
         self._open = open_
-        self._shares = shares(concurrency, processes)
+        self._shares = split_concurrency(concurrency, processes)
         self._samples = samples
 
     async def run(
         self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
     ) -> None:
         """As `Runner.run`; raises `RolloutError` where processes keep dying."""
-        todo = left_over(tasks, self._samples, done)
+        todo = remaining(tasks, self._samples, done)
         players = [_Process(self._open, share) for share in self._shares[: len(todo)]]
         try:
-            await spread(todo, [(player, player.share) for player in players], on_episode)
+            await play_on_workers(todo, [(player, player.share) for player in players], on_episode)
         finally:
             await asyncio.gather(*(player.close() for player in players))
 

@@ -1,7 +1,7 @@
 """`RayRunner`: the episodes of a run spread over a Ray cluster.
 
 Each worker is an actor with an engine client, a template and environments of its own, and plays its share of the concurrency; episodes
-come back as lines of the episode file, which the driver alone writes. Invariants: as in `spread`; workers come back on what is left of
+come back as lines of the episode file, which the driver alone writes. Invariants: as in `play_on_workers`; workers come back on what is left of
 the cluster; a cancelled run cancels what is running, and with it the requests at the engine.
 """
 
@@ -17,7 +17,7 @@ from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
 from toolroll.rollout.runs.setup import open_runner, worker_settings
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, left_over, shares, spread
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_on_workers, remaining, split_concurrency
 from toolroll.rollout.types import Episode, Task
 
 _GRACE, _TURNS_OF_GRACE = 5.0, 50
@@ -66,19 +66,19 @@ class RayRunner:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._ray = _import_ray()
-        self._shares = shares(config.concurrency, config.ray_workers)
+        self._shares = split_concurrency(config.concurrency, config.ray_workers)
 
     async def run(
         self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
     ) -> None:
         """As `Runner.run`; raises `RolloutError` where workers keep dying."""
-        todo = left_over(tasks, self._config.samples, done)
+        todo = remaining(tasks, self._config.samples, done)
         if not todo:
             return
         self._connect()
         players = [_Actor(self._ray, self._config, share) for share in self._shares[: len(todo)]]
         try:
-            await spread(todo, [(player, player.share) for player in players], on_episode)
+            await play_on_workers(todo, [(player, player.share) for player in players], on_episode)
         finally:
             await self._end([player.worker for player in players])
 

@@ -25,7 +25,7 @@ class WorkerDiedError(RolloutError):
     """The process that played has ended without a word: killed, or out of memory."""
 
 
-class Player(Protocol):
+class Worker(Protocol):
     """One process that plays episodes, several at once."""
 
     async def play(self, key: EpisodeKey) -> Episode:
@@ -33,18 +33,20 @@ class Player(Protocol):
         ...
 
 
-def left_over(tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]) -> list[EpisodeKey]:
+def remaining(tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]) -> list[EpisodeKey]:
     """What is to be played, in the order of play: the first sample of all tasks, then the second."""
     return [(task.id, sample) for sample in range(samples) for task in tasks if (task.id, sample) not in done]
 
 
-def shares(concurrency: int, players: int) -> list[int]:
+def split_concurrency(concurrency: int, players: int) -> list[int]:
     """How many episodes each player has at once; no player has none."""
     players = min(players, concurrency)
     return [concurrency // players + (number < concurrency % players) for number in range(players)]
 
 
-async def spread(todo: Iterable[EpisodeKey], players: Iterable[tuple[Player, int]], on_episode: Callable[[Episode], None]) -> None:
+async def play_on_workers(
+    todo: Iterable[EpisodeKey], players: Iterable[tuple[Worker, int]], on_episode: Callable[[Episode], None]
+) -> None:
     """Play `todo`; each player comes with the number of its episodes at once.
 
     Raise `RolloutError` if players keep dying.
@@ -63,12 +65,12 @@ async def spread(todo: Iterable[EpisodeKey], players: Iterable[tuple[Player, int
     check_all_played(left)
 
 
-async def _work(player: Player, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:
+async def _work(player: Worker, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:
     for key in todo:
         on_episode(await _play(player, key))
 
 
-async def _play(player: Player, key: EpisodeKey) -> Episode:
+async def _play(player: Worker, key: EpisodeKey) -> Episode:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await player.play(key)

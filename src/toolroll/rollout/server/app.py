@@ -28,7 +28,7 @@ from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.responses import Traced, trajectory_body
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -192,7 +192,7 @@ class EndpointServer:
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
 
-    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, ParsedRequest, PendingRequest[Served]]:
+    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
         engine samples."""
         body = await receive(request, self.settings)
@@ -215,7 +215,7 @@ class EndpointServer:
         return self.endpoint.sessions.of(str(session_id))
 
     async def _answer(
-        self, request: web.Request, live: LiveSession, asked: ParsedRequest, work: PendingRequest[Served]
+        self, request: web.Request, live: LiveSession, asked: ParsedRequest, work: PendingRequest[CompletionResult]
     ) -> web.StreamResponse:
         live.works.join(work)
         try:
@@ -226,7 +226,7 @@ class EndpointServer:
         finally:
             live.works.leave(work)
 
-    async def _stream(self, request: web.Request, asked: ParsedRequest, work: PendingRequest[Served]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> web.StreamResponse:
         await opened(self.endpoint, work)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
 from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
@@ -177,7 +177,7 @@ class ConversationTree:
             self.forks.append(prompt.fork_reason)
         return node
 
-    def commit(self, prompt: Prompt, node: Node, reading: Reading) -> TurnNode:
+    def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
         """Enter the turn that was sampled as `node`."""
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)

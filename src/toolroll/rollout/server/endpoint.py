@@ -18,7 +18,7 @@ from weakref import ref
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import Reading, parse_turn
+from toolroll.rollout.model.turn import ParsedTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.completions import TextPrompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
@@ -29,7 +29,7 @@ from toolroll.rollout.server.pending import PendingRequest, request_key
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
-from toolroll.rollout.server.result import Choice, Served, ids_json
+from toolroll.rollout.server.result import Choice, CompletionResult, ids_json
 from toolroll.rollout.server.sampling import EngineCapabilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.template_cache import TemplateCache
@@ -50,7 +50,9 @@ class ParsedRequest:
 class Ask(Protocol):
     """`Endpoint.start_chat`, `Endpoint.ask_text`."""
 
-    async def __call__(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
+    async def __call__(
+        self, live: LiveSession, body: Received, *, retry: int = 0
+    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
         """Begin, or join, what `body` asks for."""
         ...
 
@@ -101,7 +103,9 @@ class Endpoint:
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
-    async def start_chat(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
+    async def start_chat(
+        self, live: LiveSession, body: Received, *, retry: int = 0
+    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
         """Begin, or join, the chat completion that `body` asks for; nobody may change it any more."""
         large = body.large
         request, key = await call_of_size(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
@@ -119,7 +123,7 @@ class Endpoint:
         template = self.variants.get(switches)
         plan = partial(self._plan, live, given, use.tools, template)
 
-        async def run(work: PendingRequest[Served]) -> Served:
+        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
             given.clear()  # a conversation long, and nobody needs it while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
@@ -147,7 +151,9 @@ class Endpoint:
     def _plan(self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate) -> Prompt:
         return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
 
-    async def ask_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> tuple[ParsedRequest, PendingRequest[Served]]:
+    async def ask_text(
+        self, live: LiveSession, body: Received, *, retry: int = 0
+    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
         """Begin, or join, the text completion that `body` asks for."""
         large = body.large
         request, key = await call_of_size(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
@@ -160,7 +166,7 @@ class Endpoint:
         top = top_logprobs(request)
         planned = partial(plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
 
-        async def run(work: PendingRequest[Served]) -> Served:
+        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
             plan = await call_of_size(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
             completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
@@ -180,7 +186,7 @@ class Endpoint:
 
         return asked, live.works.start(key, request.n, run)
 
-    def deliver(self, work: PendingRequest[Served]) -> Served:
+    def deliver(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
         """The result of a finished work, committed to its session."""
         if work.task.cancelled():
             raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
@@ -212,7 +218,7 @@ class Endpoint:
         ids_text: bytes,
         params: Mapping[str, Any],
         request: Sampling,
-        work: PendingRequest[Served],
+        work: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """All answers, each a request of its own (they share the prompt in the engine's prefix cache), or an error."""
@@ -249,7 +255,7 @@ class Endpoint:
         request: ChatRequest,
         nth: int,
     ) -> Choice:
-        reading: Reading = parse_turn(
+        reading: ParsedTurn = parse_turn(
             self.served,
             prompt.template,
             completion,
@@ -272,12 +278,16 @@ class Endpoint:
 
     def _served(
         self, prefix: str, ids: IdArray, ids_text: bytes, choices: list[Choice], params: Mapping[str, Any], constrained: str | None
-    ) -> Served:
-        return Served(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, ids_text, constrained)
+    ) -> CompletionResult:
+        return CompletionResult(
+            f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, ids_text, constrained
+        )
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
-    def _commit_chat(self, live: LiveSession, prompt: Prompt, served: Served, work: PendingRequest[Served]) -> None:
+    def _commit_chat(
+        self, live: LiveSession, prompt: Prompt, served: CompletionResult, work: PendingRequest[CompletionResult]
+    ) -> None:
         observed = live.tree.observe(prompt)
         source = ref(work)
         for choice in served.choices:
@@ -290,7 +300,7 @@ class Endpoint:
         if self.settings.verify == "always":
             self._start_checks(live)
 
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: Served) -> None:
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: CompletionResult) -> None:
         observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
         for choice in served.choices:
             node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
@@ -355,7 +365,7 @@ def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 
-def _prompt_json(prompt: Prompt, answered: PendingRequest[Served] | None) -> bytes:
+def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
     """The prompt's ids as JSON text: with those that the turn before was sent with, where they are kept."""
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
         return ids_json(prompt.input_ids)

@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.server.received import LONG
-from toolroll.rollout.server.result import Choice, Served
+from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion, IdArray, Trajectory
 
 
-def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
+def chat_body(served: CompletionResult, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
     """A `chat.completion`, without the prompt's ids."""
     choices = []
     for index, choice in enumerate(served.choices):
@@ -31,7 +31,7 @@ def chat_body(served: Served, encoder: Encoder, *, logprobs: bool, top: int) -> 
     return {**head(served, "chat.completion"), "choices": choices, "usage": served.usage, **constraint(served)}
 
 
-def text_body(served: Served, encoder: Encoder, *, logprobs: int | None) -> dict[str, Any]:
+def text_body(served: CompletionResult, encoder: Encoder, *, logprobs: int | None) -> dict[str, Any]:
     """A `text_completion`, without the prompt's ids."""
     choices = [
         {
@@ -52,17 +52,17 @@ def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> b
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
-def head(served: Served, kind: str) -> dict[str, Any]:
+def head(served: CompletionResult, kind: str) -> dict[str, Any]:
     """What every object begins with."""
     return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
 
 
-def tokens(served: Served) -> dict[str, Any]:
+def tokens(served: CompletionResult) -> dict[str, Any]:
     """The exact prompt, and by what the sampling was constrained."""
     return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"), **constraint(served)}
 
 
-def constraint(served: Served) -> dict[str, Any]:
+def constraint(served: CompletionResult) -> dict[str, Any]:
     """By what the sampling was constrained, if it was."""
     return {"constrained": served.constrained} if served.constrained else {}
 

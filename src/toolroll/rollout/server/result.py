@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.types import Completion, IdArray
 
 
@@ -19,11 +19,11 @@ class Choice:
 
     completion: Completion
     text: str
-    reading: Reading | None = None
+    reading: ParsedTurn | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class CompletionResult:
     """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`); `constrained` says by what the sampling
     was, if it was. `commit` is called once, when the answers are handed out; `render` makes the body without the prompt's ids."""
 

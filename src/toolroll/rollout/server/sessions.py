@@ -19,7 +19,7 @@ from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pending import PendingRequests
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
@@ -42,7 +42,7 @@ class LiveSession:
 
     session: Session
     tree: ConversationTree
-    works: PendingRequests[Served]
+    works: PendingRequests[CompletionResult]
     texts: CompletionIndex
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None

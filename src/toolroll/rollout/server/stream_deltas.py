@@ -13,7 +13,7 @@ from typing import Any
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.openai import to_openai
 from toolroll.rollout.model.call_ids import with_call_ids
-from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.tool_choice import CLOSERS
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
@@ -124,7 +124,7 @@ class ChoiceDeltas:
 
     # --- at the end ------------------------------------------------------------------------------------------------------
 
-    def finish(self, reading: Reading) -> list[Delta]:
+    def finish(self, reading: ParsedTurn) -> list[Delta]:
         """What is left of the finished reply."""
         deltas: list[Delta] = []
         self._tell("reasoning_content", reading.message.get("reasoning_content") or "", deltas)

@@ -19,14 +19,14 @@ from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.server.responses import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
 
 Event = dict[str, Any]
 
 
-async def opened(endpoint: Endpoint, work: PendingRequest[Served]) -> None:
+async def opened(endpoint: Endpoint, work: PendingRequest[CompletionResult]) -> None:
     """Wait until a stream has something to tell. What fails before its first token is raised: an HTTP error, which SDKs can retry."""
     while not work.task.done() and not any(work.progress):
         await work.changed.wait()
@@ -34,7 +34,7 @@ async def opened(endpoint: Endpoint, work: PendingRequest[Served]) -> None:
         endpoint.deliver(work)
 
 
-async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served]) -> AsyncIterator[bytes]:
+async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> AsyncIterator[bytes]:
     """The whole stream, as server-sent events."""
     events = chat_events if isinstance(asked.request, ChatRequest) else text_events
     try:
@@ -46,7 +46,7 @@ async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingReq
 
 
 async def chat_events(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served], *, stream_id: str, created: int
+    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult], *, stream_id: str, created: int
 ) -> AsyncIterator[Event]:
     """The chunks of a chat completion. Raises what the work raises."""
     request, note = asked.request, work.note
@@ -90,7 +90,7 @@ async def chat_events(
 
 
 async def text_events(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[Served], *, stream_id: str, created: int
+    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult], *, stream_id: str, created: int
 ) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
     request = asked.request
@@ -124,7 +124,7 @@ async def text_events(
         yield {**head, "choices": [], "usage": served.usage}
 
 
-async def _followed(work: PendingRequest[Served]) -> AsyncIterator[list[list[int]]]:
+async def _followed(work: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
     """The progress whenever there is more, until the work is done."""
     while True:
         changed = work.changed

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.model.turn import Reading
+from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.errors import ApiError, refused
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion
@@ -103,7 +103,7 @@ def strict_tag(parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, f
 
 
 def check_called(
-    forced: Sequence[str], strict: Sequence[str], reading: Reading, completion: Completion, template: ChatTemplate
+    forced: Sequence[str], strict: Sequence[str], reading: ParsedTurn, completion: Completion, template: ChatTemplate
 ) -> None:
     """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a call of one of the tools `strict`
     that is against its schema.

@@ -14,7 +14,7 @@ import orjson
 
 from toolroll.rollout.server.messages import Digest, same_reasoning
 from toolroll.rollout.server.pending import PendingRequest
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -41,10 +41,10 @@ class TurnNode:
     """True if the template would have rewritten what its prompt keeps."""
     checked: bool = False
     """True if the sequence that ends here was verified."""
-    source: ReferenceType[PendingRequest[Served]] | None = None
+    source: ReferenceType[PendingRequest[CompletionResult]] | None = None
     """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
 
-    def answered(self) -> PendingRequest[Served] | None:
+    def answered(self) -> PendingRequest[CompletionResult] | None:
         """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
         source, self.source = self.source, None
         return source() if source is not None else None

@@ -25,7 +25,7 @@ from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo
 from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body
-from toolroll.rollout.testing.sampler import Planned, Speaker
+from toolroll.rollout.testing.sampler import Planned, Sampler
 from toolroll.rollout.testing.wire import Ask, Limits, RefusedError, queue_full, refused
 
 Latency = float | Callable[[PolicyRequest], float]
@@ -64,7 +64,7 @@ class EngineCore:
         self.token_latency = token_latency
         self.faults = faults
         self.limits = Limits(context_length, max_total_tokens)
-        self.speaker = Speaker(tokenizer, stop_token_ids, split)
+        self.speaker = Sampler(tokenizer, stop_token_ids, split)
         self.vocab_size = vocab_size or self.speaker.vocab_size
         self.weight_version = weight_version
         self.healthy = True

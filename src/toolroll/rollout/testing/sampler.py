@@ -1,4 +1,4 @@
-"""`Speaker`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang sends.
+"""`Sampler`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang sends.
 
 Invariants: `output_ids` keep the stop token, `text` does not (unless told); a stop string cuts the text, never the ids; stops come in
 SGLang's order at each token: strings, then tokens, then the length.
@@ -30,7 +30,7 @@ class Planned:
     text: str
 
 
-class Speaker:
+class Sampler:
     """`tokenizer`: a fast one of `transformers`, or of `tokenizers` (then `stop_token_ids` must be given)."""
 
     def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] | None, split: Literal["canonical", "random"]) -> None:

@@ -20,7 +20,7 @@ from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, model_card
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.received import decoded
-from toolroll.rollout.server.result import Served
+from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 
@@ -92,7 +92,7 @@ class InProcessTransport:
             return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
         return self._endpoint.sessions.of(check_id(session))
 
-    async def _stream(self, http: Any, live: LiveSession, asked: ParsedRequest, work: PendingRequest[Served]) -> Any:
+    async def _stream(self, http: Any, live: LiveSession, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> Any:
         try:
             await opened(self._endpoint, work)
         except BaseException:
@@ -105,10 +105,10 @@ class InProcessTransport:
 class _Lines:
     """A stream's lines; whoever stops reading them hangs up, once."""
 
-    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[Served]) -> None:
+    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[CompletionResult]) -> None:
         self.lines = lines
         self._live = live
-        self._work: PendingRequest[Served] | None = work
+        self._work: PendingRequest[CompletionResult] | None = work
 
     def hang_up(self) -> None:
         if self._work is not None:
