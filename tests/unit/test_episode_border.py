@@ -103,7 +103,7 @@ async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) 
     async with serving(tokenizer, context_length=220) as served:
         result = await agent(served).asolve(Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50)
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
-    assert "verdict is broken" in result.info["error"]["message"]
+    assert "truncated_reward is broken" in result.info["error"]["message"]
 
 
 class Sleeper(Talk):
