@@ -22,8 +22,9 @@ class Module:
 
     @property
     def floor(self) -> str:
-        """parsers, rollout, agents, or "" for the façade."""
-        return [*self.name.split("."), ""][1]
+        """parsers, rollout, agents, or "" for the façade and the command."""
+        first = [*self.name.split("."), ""][1]
+        return first if first in FLOORS else ""
 
     def imports(self) -> Iterator[tuple[str, ast.AST]]:
         """The full name of everything that is imported anywhere in the file, in functions and under TYPE_CHECKING too."""

@@ -89,6 +89,8 @@ ROOMS = (
     ("cli",),
 )
 """The rooms of `rollout` from the bottom up: each imports rooms below its own line only."""
+OLD_NAMES = frozenset("args client process_runner registry served store trial".split())
+"""Modules that give what moved under its old name (docs/migrating.md)."""
 
 
 def room(name: str) -> str:
@@ -116,6 +118,7 @@ def test_each_room_imports_only_the_rooms_below_it() -> None:
     wrong = [
         f"{name} imports {target}"
         for name, targets in imports_of().items()
+        if room(name) not in OLD_NAMES
         for target in targets
         if room(name) and room(target) and room(name) != room(target)
         if height[room(target)] >= height[room(name)]

@@ -1,0 +1,3 @@
+"""The old name of `toolroll.rollout.model.config`."""
+
+from toolroll.rollout.model.config import *  # noqa: F403

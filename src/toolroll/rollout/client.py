@@ -1,0 +1,3 @@
+"""The old name of `toolroll.rollout.server.in_process`."""
+
+from toolroll.rollout.server.in_process import *  # noqa: F403

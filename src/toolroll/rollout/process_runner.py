@@ -1,0 +1,3 @@
+"""The old name of `toolroll.rollout.runs.processes`."""
+
+from toolroll.rollout.runs.processes import *  # noqa: F403

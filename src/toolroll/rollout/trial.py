@@ -1,0 +1,3 @@
+"""The old name of `toolroll.rollout.testing.play_episode`."""
+
+from toolroll.rollout.testing.play_episode import *  # noqa: F403
