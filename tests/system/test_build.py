@@ -87,7 +87,10 @@ def test_the_sdist_holds_the_package_as_files_and_no_links(built: Path) -> None:
     with tarfile.open(path) as sdist:
         members = sdist.getmembers()
     assert not [member.name for member in members if member.issym() or member.islnk()]
-    assert any(member.name.endswith("src/toolroll/rollout/types.py") for member in members)
+    inside = {member.name.partition("/")[2] for member in members}
+    for needed in ("src/toolroll/rollout/types.py", "docs/architecture.md", "tests/conftest.py"):
+        assert needed in inside
+    assert {"CHANGELOG.md", "Makefile", "examples/quickstart.py"} <= inside
 
 
 def test_the_dependencies_are_light(wheel: Path) -> None:
