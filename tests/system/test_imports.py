@@ -44,7 +44,11 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
     assert heavy_after("toolroll") == []
 
 
-NEED_OPENAI = ("toolroll.rollout.server.in_process", "toolroll.rollout.adapters.openrlhf")
+NEED_OPENAI = (
+    "toolroll.rollout.server.in_process",
+    "toolroll.rollout.client",
+    "toolroll.rollout.adapters.openrlhf",
+)
 """They subclass the OpenAI SDK's client, so they import the SDK at import."""
 
 
@@ -61,6 +65,15 @@ def test_using_a_public_name_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
+    code = (
+        "import sys; from toolroll.rollout.cli import app; "
+        "print(*{'aiohttp', 'jinja2', 'jsonschema', 'numpy', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.split() == []
 
 
 def test_the_measurement_sees_a_heavy_import() -> None:

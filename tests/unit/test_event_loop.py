@@ -10,7 +10,6 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.runtime.event_loop import run
 
@@ -37,6 +36,6 @@ def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(*args: Any) -> None:
         kinds.append(await loop_kind())
 
-    monkeypatch.setattr(serve_command, "serve_endpoint", serve)
+    monkeypatch.setattr("toolroll.rollout.server.serve.serve", serve)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded"])
     assert (result.exit_code, kinds) == (0, [uvloop.Loop])

@@ -23,7 +23,7 @@ from toolroll.rollout.types import Completion
 CHANGED = "came back with another model: it serves 'b', and served 'a' before"
 
 
-class Model:
+class ModelRoutes:
     """The routes of an engine with one answer; `info` is its `/model_info`, a status if it fails."""
 
     def __init__(self, info: Any) -> None:
@@ -72,9 +72,9 @@ class Model:
         return web.Response(status=info) if isinstance(info, int) else web.json_response(info)
 
 
-async def play_twice(first: Any, second: Any, *, progress: Any = None, **config: Any) -> Model:
+async def play_twice(first: Any, second: Any, *, progress: Any = None, **config: Any) -> ModelRoutes:
     """Sample from an engine, start it again as another one, and sample from that."""
-    before, after = Model(first), Model(second)
+    before, after = ModelRoutes(first), ModelRoutes(second)
     async with http_server(before.routes) as url:
         engine = Engine(EngineConfig(url=url, **config))
         assert (await engine.generate(request())).output_ids.tolist() == [3]
@@ -112,7 +112,7 @@ async def test_one_that_may_be_the_same_is_not(first: Any, second: Any) -> None:
 
 
 async def test_a_model_that_could_not_be_asked_for_is_asked_for_by_the_next_answer() -> None:
-    model = Model({"model_path": "a"})
+    model = ModelRoutes({"model_path": "a"})
     async with http_server(model.routes) as url, client(url, facts=None) as engine:
         await engine.generate(request())
         model.info = 500
@@ -135,7 +135,7 @@ def test_the_setting_reaches_the_client() -> None:
 
 
 async def test_a_thousand_episodes_at_once_ask_a_handful_of_times() -> None:
-    model = Model({"model_path": "a"})
+    model = ModelRoutes({"model_path": "a"})
     model.together = 1024
     async with http_server(model.routes) as url, client(url, facts=None) as engine:
         waiting = (engine.generate(request(session=str(at))) for at in range(1024))
@@ -150,7 +150,7 @@ async def test_a_thousand_episodes_at_once_ask_a_handful_of_times() -> None:
 
 async def test_a_question_that_was_under_way_does_not_count() -> None:
     """It may have been answered before the engine was started again."""
-    model = Model({"model_path": "a"})
+    model = ModelRoutes({"model_path": "a"})
     async with held(model) as (first, engine):
         model.info = {"model_path": "b"}
         late = [asyncio.create_task(engine.generate(request())) for _ in range(8)]
@@ -162,7 +162,7 @@ async def test_a_question_that_was_under_way_does_not_count() -> None:
 
 
 async def test_if_the_one_who_asks_is_cancelled_another_does() -> None:
-    model = Model({"model_path": "b"})
+    model = ModelRoutes({"model_path": "b"})
     async with held(model) as (first, engine):
         others = [asyncio.create_task(engine.generate(request())) for _ in range(8)]
         await model.until(9)
@@ -175,7 +175,7 @@ async def test_if_the_one_who_asks_is_cancelled_another_does() -> None:
 
 
 @asynccontextmanager
-async def held(model: Model) -> AsyncIterator[tuple[asyncio.Task[Completion], Engine]]:
+async def held(model: ModelRoutes) -> AsyncIterator[tuple[asyncio.Task[Completion], Engine]]:
     """Give a request whose question for the model has arrived, and its client, which knows "a"."""
     facts = ModelInfo(context_length=1000, vocab_size=5000, model_path="a")
     model.go.clear()

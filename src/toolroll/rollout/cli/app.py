@@ -1,4 +1,7 @@
-"""The commands and their options."""
+"""The commands and their options.
+
+A command imports what it needs when it runs, so that `toolroll --help` comes at once.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,18 @@ import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
-from toolroll.rollout.cli.check_template import report as template_report
-from toolroll.rollout.cli.check_template import show as show_template_report
-from toolroll.rollout.cli.demo import run_demo
-from toolroll.rollout.cli.display import remarks, results_table, show_environments
-from toolroll.rollout.cli.export import export as export_run
-from toolroll.rollout.cli.new_env import new_env as write_new_env
-from toolroll.rollout.cli.run_command import Outcome, no_such_address
-from toolroll.rollout.cli.run_command import run as run_environment
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.cli.tasks import task_lines, write_lines
-from toolroll.rollout.cli.view import view as view_run
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.runs.config import RunConfig, default, json_object, load_config
-from toolroll.rollout.runs.registry import environment_names, find_environment
-from toolroll.rollout.runs.runner import RunStoppedError
 from toolroll.rollout.runtime.event_loop import run as run_loop
-from toolroll.rollout.testing.serve import serve
+
+if TYPE_CHECKING:
+    from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
 _Processes = Annotated[
@@ -137,6 +130,9 @@ def run(
 @app.command()
 def envs() -> None:
     """List the environments, and what to install for one that is missing."""
+    from toolroll.rollout.cli.display import show_environments
+    from toolroll.rollout.runs.registry import environment_names, find_environment
+
     show_environments([find_environment(name) for name in environment_names()], console)
 
 
@@ -148,6 +144,8 @@ def tasks(
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
     """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt data."""
+    from toolroll.rollout.cli.tasks import task_lines, write_lines
+
     lines = task_lines(env, split, tasks)
     if out is None:
         typer.echo(b"\n".join(lines))
@@ -165,8 +163,10 @@ def check_template(
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
     """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where they cannot be exact."""
-    found = template_report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
-    show_template_report(found, console, as_json=as_json)
+    from toolroll.rollout.cli.check_template import report, show
+
+    found = report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
+    show(found, console, as_json=as_json)
     if not found.exact:
         raise typer.Exit(1)
 
@@ -179,6 +179,8 @@ def view(
     tokens: Annotated[int, typer.Option(min=0, help="of so many episodes the tokens are in the page")] = 500,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens. It needs no network."""
+    from toolroll.rollout.cli.view import view as view_run
+
     page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -194,6 +196,8 @@ def export(
     env: Annotated[str | None, typer.Option(help="of this environment only")] = None,
 ) -> None:
     """Write a run in another format: training samples as a Parquet data set, or results as tau-bench writes them."""
+    from toolroll.rollout.cli.export import export as export_run
+
     for line in export_run(folder, kind, out, env):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -204,6 +208,8 @@ def new_env(
     at: Annotated[Path, typer.Option(help="the folder in which its own is made")] = Path(),
 ) -> None:
     """Write a working package with an environment of your own, an entry point and a test, to be changed."""
+    from toolroll.rollout.cli.new_env import new_env as write_new_env
+
     folder = write_new_env(name, at)
     console.print(
         f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll envs lists {name}",
@@ -222,6 +228,8 @@ def engine(
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
 ) -> None:
     """Serve the embedded engine: SGLang's /generate without weights, for trying things out."""
+    from toolroll.rollout.testing.serve import serve
+
     _run(serve(tokenizer, host=host, port=port, script_file=script, context_length=context_length, latency=latency))
 
 
@@ -232,10 +240,16 @@ def demo(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
+    from toolroll.rollout.cli.demo import run_demo
+
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
 
 
 def _outcome(settings: RunConfig) -> Outcome:
+    from toolroll.rollout.cli.run_command import no_such_address
+    from toolroll.rollout.cli.run_command import run as run_environment
+    from toolroll.rollout.runs.runner import RunStoppedError
+
     try:
         return _run(run_environment(settings, console))
     except RunStoppedError as error:
@@ -247,6 +261,8 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 
     Exit with 128 + the signal that ended the run early, or with 1 where nothing was graded.
     """
+    from toolroll.rollout.cli.display import remarks, results_table
+
     console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.event_loop import run
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.serve import serve as serve_endpoint
+
+if TYPE_CHECKING:
+    from toolroll.rollout.model.config import RolloutArgs
+    from toolroll.rollout.server.config import EndpointSettings
 
 console = Console()
 _FLAGS = {
@@ -65,6 +66,9 @@ def serve(
     allow_model_mismatch: _Mismatch = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
+    from toolroll.rollout.model.config import RolloutArgs
+    from toolroll.rollout.server.config import EndpointSettings
+
     args = _valid(
         RolloutArgs,
         engine_url=engine,
@@ -99,6 +103,8 @@ def serve(
 
 
 def _run(args: RolloutArgs, settings: EndpointSettings) -> None:
+    from toolroll.rollout.server.serve import serve as serve_endpoint
+
     _log_requests()
     with named():
         run(serve_endpoint(args, settings, _ready))

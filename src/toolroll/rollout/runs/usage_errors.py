@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from toolroll.parsers.errors import UnknownParserError
-from toolroll.rollout.engine import EngineConfig
 from toolroll.rollout.errors import UsageError
 
 
@@ -20,7 +19,7 @@ def named() -> Iterator[None]:
     except UnknownParserError as error:
         raise UsageError(f"--parser: {error}") from error
     except ValidationError as error:
-        if error.title != EngineConfig.__name__:
+        if error.title != "EngineConfig":
             raise
         options = {"url": "--engine", "context_length": "--context-length"}
         raise UsageError("; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))) from error
