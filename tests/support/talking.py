@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.agents.text_agent import PlainReply, TextAgent
+from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
@@ -35,8 +36,8 @@ class Talker(TextAgent):
         tools: Sequence[Tool],
         sampling_params: Mapping[str, Any],
         session_id: str,
-    ) -> PlainReply:
-        return PlainReply(ParsedReply("Go on."), {"role": "assistant", "content": "Go on."})
+    ) -> AssistantTurn:
+        return AssistantTurn(ParsedReply("Go on."), {"role": "assistant", "content": "Go on."})
 
 
 class Scripted(Environment):

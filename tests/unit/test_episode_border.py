@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from support.clock import skip
 
-from toolroll.agents.text_agent import PlainReply, TextAgent
+from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import ContextOverflowError, TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import Action, Environment, Message, Observation, Status, StepResult, StopReason, Task, Tool
@@ -292,5 +293,5 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
 class Refused(TextAgent):
     """An endpoint that refuses the first prompt."""
 
-    async def reply(self, *args: Any) -> PlainReply:
+    async def reply(self, *args: Any) -> AssistantTurn:
         raise ContextOverflowError("too long")

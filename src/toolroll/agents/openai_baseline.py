@@ -20,7 +20,7 @@ import orjson
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.validation import MOST_BYTES
-from toolroll.agents.text_agent import DEFAULT_POLICY, PlainReply, TextAgent
+from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
@@ -31,6 +31,7 @@ from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
 from toolroll.rollout.model.call_ids import with_call_ids
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Message, Tool
 
@@ -145,7 +146,7 @@ class BaselineAgent(TextAgent):
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
-    ) -> PlainReply:
+    ) -> AssistantTurn:
         """One completion. Raises `EngineError`, `CompletionError`."""
         params = {_NAMES.get(name, name): value for name, value in sampling_params.items() if value is not None}
         if not self._extra_params:
@@ -164,7 +165,7 @@ class BaselineAgent(TextAgent):
             raise CompletionError(f"{self._endpoint.url}: the answer is no chat completion ({error!r})", status=200) from error
         parsed = with_call_ids(parsed, f"{session_id}/{len(messages)}")
         counts["engine_retries"] = attempts - 1
-        return PlainReply(parsed, _message(parsed), str(choice.get("finish_reason") or "stop"), counts, seconds)
+        return AssistantTurn(parsed, _message(parsed), str(choice.get("finish_reason") or "stop"), counts, seconds)
 
     def _parsed(self, message: Mapping[str, Any], tools: Sequence[Tool]) -> ParsedReply:
         # A server without a reasoning parser leaves the thoughts in the text; nobody but the model may see them.

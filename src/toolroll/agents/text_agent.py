@@ -6,42 +6,54 @@ Invariants: the loop, the policy for unreadable calls and the rewards are those 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.agents.loop.play import Rules, play
+from toolroll.agents.loop.result import build_result
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
-from toolroll.rollout.runtime.foreign import guarded
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import Action, InteractionResult, Message, StepResult, StopReason, Task, Tool, status_of
-
-logger = logging.getLogger(__name__)
-
+from toolroll.rollout.types import InteractionResult, Message, Observation, Task, Tool
 
 DEFAULT_POLICY = CallPolicy()
 
 
-@dataclass(frozen=True, slots=True)
-class PlainReply:
-    """One turn: what was said, taken apart, and the message that stands for it. `counts`: prompt_tokens, completion_tokens,
-    cached_tokens, engine_retries, where they are known. `seconds`: how long it took."""
+class TextConversation:
+    """The conversation of one episode as text: what the model is told, and nothing to check."""
 
-    parsed: ParsedReply
-    message: Message
-    finish_reason: str = "stop"
-    counts: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    def __init__(self, agent: TextAgent, first: Observation, session_id: str) -> None:
+        self.messages: list[Message] = [dict(message) for message in first.messages]
+        self.tools: list[Tool] = list(first.tools)
+        self._agent = agent
+        self._session_id = session_id
+
+    async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
+        """Ask the agent for the next turn."""
+        turn = await self._agent.reply(self.messages, self.tools, sampling_params, self._session_id)
+        self.messages.append(turn.message)
+        return turn
+
+    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
+        """Add what the environment said; `tools` if the list changed."""
+        self.messages += messages
+        if tools is not None:
+            self.tools[:] = tools
+
+    def exclude(self, turn: AssistantTurn, reason: str) -> None:
+        """Do nothing: nothing is trained."""
+
+    async def settle(self) -> None:
+        """Do nothing: there are no tokens."""
+
+    def cancel_checks(self) -> None:
+        """Do nothing: there are no checks."""
 
 
 class TextAgent(ABC):
@@ -67,7 +79,7 @@ class TextAgent(ABC):
     @abstractmethod
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
-    ) -> PlainReply:
+    ) -> AssistantTurn:
         """The next turn."""
 
     async def asolve(
@@ -82,7 +94,11 @@ class TextAgent(ABC):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode. Raises `UsageError` and `CancelledError`; everything else becomes the result's status."""
+        """Play one episode.
+
+        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`; everything else becomes
+        the result's status.
+        """
         task = task or Task(str(task_index), task_index or 0)
         runner = EnvironmentRunner(
             as_environment(env),
@@ -92,106 +108,17 @@ class TextAgent(ABC):
             self._step_timeout,
             max_observation_bytes=self._most_bytes,
         )
-        tracker = EpisodeTracker()
-        messages: list[Message] = []
-        tools: list[Tool] = []
-        try:
-            with guarded():  # `reply` may be code of others
-                first = await runner.reset(task.index)
-                messages += [dict(message) for message in first.messages]
-                tools += first.tools
-                tracker.info.update(first.info)
-                how = (sampling_params or {}, max_num_steps, session_id or task.id)
-                reason = await self._interact(runner, tracker, messages, tools, how)
-                reward = await tracker.reward(reason, runner, self._policy.invalid_penalty)
-        except (UsageError, EngineUnreachableError):
-            raise
-        except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason = tracker.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
-            reason, reward = await tracker.cut_short(reason, runner, self._policy.invalid_penalty)
-        finally:
-            await asyncio.shield(tracker.close(runner))
-        return _result(runner, tracker, messages, tools, reason, reward)
+        name = session_id or task.id
 
-    async def _interact(
-        self,
-        runner: EnvironmentRunner,
-        tracker: EpisodeTracker,
-        messages: list[Message],
-        tools: list[Tool],
-        how: tuple[Mapping[str, Any], int, str],
-    ) -> StopReason:
-        sampling_params, max_num_steps, session_id = how
-        for _ in range(max_num_steps):
-            reply = await self.reply(messages, tools, sampling_params, session_id)
-            _count(tracker, reply)
-            messages.append(reply.message)
-            if reply.finish_reason == "length":
-                return StopReason.LENGTH
-            decision = self._policy.decide(reply.parsed, invalid_before=tracker.invalid_in_a_row)
-            if decision.invalid:
-                tracker.invalid_reply()
-            if decision.stop:
-                return StopReason.INVALID_CALLS
-            step = StepResult() if decision.action is None else await self._act(runner, tracker, decision.action)
-            if not decision.invalid and not step.info.get("invalid_action"):
-                tracker.invalid_in_a_row = 0
-            messages += order_by_call(reply.parsed.tool_calls, decision.answers, step.messages)
-            if step.tools is not None:
-                tools[:] = step.tools
-            if step.done:
-                return StopReason.DONE
-            if tracker.invalid_in_a_row >= self._policy.max_invalid_in_a_row:
-                return StopReason.INVALID_CALLS
-        return StopReason.MAX_STEPS
+        async def begin(tracker: EpisodeTracker) -> TextConversation:
+            first = await runner.reset(task.index)
+            tracker.info.update(first.info)
+            return TextConversation(self, first, name)
 
-    async def _act(self, runner: EnvironmentRunner, tracker: EpisodeTracker, action: Action) -> StepResult:
-        tracker.executed(action.tool_calls)
-        try:
-            step = await runner.step(action)
-        except ActionError as error:
-            tracker.invalid_reply()
-            return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
-        tracker.step(step)
-        return step
-
-
-def _count(tracker: EpisodeTracker, reply: PlainReply) -> None:
-    tracker.counts["turns"] += 1
-    tracker.counts["tool_calls"] += len(reply.parsed.tool_calls)
-    for name, count in reply.counts.items():
-        tracker.counts[name] += count
-    for call in reply.parsed.bad_calls:
-        tracker.counts["invalid_calls"] += 1
-        tracker.counts[f"invalid_calls/{call.status}"] += 1
-    tracker.engine_seconds += reply.seconds
-
-
-def _result(
-    runner: EnvironmentRunner,
-    tracker: EpisodeTracker,
-    messages: list[Message],
-    tools: list[Tool],
-    reason: StopReason,
-    reward: float | None,
-) -> InteractionResult:
-    empty = np.zeros(0, dtype=np.int32)
-    return InteractionResult(
-        prompt="",
-        reward=reward,
-        messages=messages,
-        info=tracker.info | {"trainable": False},
-        response="".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant"),
-        loss_mask=empty,
-        tokens=empty,
-        logprobs=np.zeros(0, dtype=np.float32),
-        status=status_of(reason),
-        stop_reason=reason,
-        metrics=tracker.metrics(runner.metrics()),
-        step_rewards=tuple(tracker.rewards),
-        tools=tools,
-    )
+        rules = Rules(self._policy, sampling_params or {}, max_num_steps)
+        played = await play(runner, begin, rules, session_id=name)
+        talk = played.conversation
+        return build_result(played, talk.messages if talk else [], talk.tools if talk else [], trainable=False)
 
 
 class DoNothingAgent(TextAgent):
@@ -199,9 +126,9 @@ class DoNothingAgent(TextAgent):
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
-    ) -> PlainReply:
+    ) -> AssistantTurn:
         """A farewell."""
-        return PlainReply(ParsedReply(FAREWELL), {"role": "assistant", "content": FAREWELL})
+        return AssistantTurn(ParsedReply(FAREWELL), {"role": "assistant", "content": FAREWELL})
 
 
 FAREWELL = "Goodbye."

@@ -8,8 +8,6 @@ training and is counted. Invariants: an episode ends with a status and a stop re
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -18,17 +16,16 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import proposed_ids, proposing, wrap_call_llm, wrap_parse_tool
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.model.config import RolloutArgs, read_args
-from toolroll.rollout.model.conversation import Conversation, Reply
+from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     Action,
@@ -36,12 +33,10 @@ from toolroll.rollout.types import (
     Message,
     Observation,
     StepResult,
-    StopReason,
     Task,
     Tool,
+    response_text,
 )
-
-logger = logging.getLogger(__name__)
 
 TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
@@ -106,67 +101,16 @@ class TrainableAgentMixin:
             self.step_timeout,
             max_observation_bytes=args.max_observation_bytes,
         )
-        tracker = EpisodeTracker()
-        conversation: Conversation | None = None
-        try:
-            with guarded():  # overridden hooks are code of others
-                conversation = await self._begin(served, runner, tracker, session_id or uuid.uuid4().hex, rollout_args)
-                reason = await self._interact(runner, conversation, tracker, params, max_num_steps)
-                await conversation.settle()
-                reward = await tracker.reward(reason, runner, self.policy.invalid_penalty)
-        except (asyncio.CancelledError, EngineUnreachableError):
-            if conversation is not None:
-                conversation.cancel_checks()
-            raise
-        except UsageError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
-            reason = tracker.fail(error)
-            logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
-            if conversation is not None:
-                await conversation.settle()
-            reason, reward = await tracker.cut_short(reason, runner, self.policy.invalid_penalty)
-        finally:
-            await asyncio.shield(tracker.close(runner))
-        return self._finish(runner, conversation, tracker, reason, reward)
+        name = session_id or uuid.uuid4().hex
+        rules = Rules(self.policy, params, max_num_steps, self.on_length, self._execute_tool)
+        begin = lambda tracker: self._begin(served, runner, tracker, name, args)
+        played = await play(runner, begin, rules, session_id=name)
+        return self._finish(played)
 
     def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
         """Return this episode's settings: those given, the agent's own, or those of the served model."""
         given = rollout_args if rollout_args is not None else self.rollout_args
         return served.args if given is None and served.args is not None else read_args(given)
-
-    async def _interact(
-        self,
-        runner: EnvironmentRunner,
-        conversation: Conversation,
-        tracker: EpisodeTracker,
-        sampling_params: Mapping[str, Any],
-        max_num_steps: int,
-    ) -> StopReason:
-        """The loop: sample, decide, act, observe."""
-        for _ in range(max_num_steps):
-            reply = await conversation.reply(sampling_params)
-            tracker.reply(reply)
-            if reply.completion.finish_reason == "abort":
-                return StopReason.ENGINE_ABORT
-            if reply.completion.finish_reason == "length" and self.on_length == "stop":
-                return StopReason.LENGTH
-            decision = self.policy.decide(reply.parsed, invalid_before=tracker.invalid_in_a_row)
-            if decision.invalid:
-                self._invalid(conversation, tracker, reply)
-            if decision.stop:
-                return StopReason.INVALID_CALLS
-            step = StepResult()
-            if decision.action is not None:
-                step = await self._act(runner, conversation, tracker, reply, decision.action)
-            if not decision.invalid and not step.info.get("invalid_action"):
-                tracker.invalid_in_a_row = 0
-            conversation.extend(order_by_call(reply.parsed.tool_calls, decision.answers, step.messages), step.tools)
-            if step.done:
-                return StopReason.DONE
-            if tracker.invalid_in_a_row >= self.policy.max_invalid_in_a_row:
-                return StopReason.INVALID_CALLS
-        return StopReason.MAX_STEPS
 
     # --- its parts -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +127,12 @@ class TrainableAgentMixin:
             self.served = self._own_template = None
 
     async def _begin(
-        self, served: Model, runner: EnvironmentRunner, tracker: EpisodeTracker, session_id: str, rollout_args: Any
+        self,
+        served: Model,
+        runner: EnvironmentRunner,
+        tracker: EpisodeTracker,
+        session_id: str,
+        args: RolloutArgs,
     ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
         first, info = await self._initialize_environment(runner, runner.task.index)
@@ -199,30 +148,12 @@ class TrainableAgentMixin:
             tools,
             session_id=session_id,
             template=self._template(served),
-            verify=self._settings(served, rollout_args).verify,
+            verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
             parse=wrap_parse_tool(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
             prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
             delta_hook=proposing(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
         )
-
-    async def _act(
-        self, runner: EnvironmentRunner, conversation: Conversation, tracker: EpisodeTracker, reply: Reply, action: Action
-    ) -> StepResult:
-        """Execute `action`; what the model did wrong in it is its answer."""
-        tracker.executed(action.tool_calls)
-        try:
-            step = await self._execute_tool(runner, action)
-        except ActionError as error:
-            self._invalid(conversation, tracker, reply)
-            return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
-        tracker.step(step)
-        return step
-
-    def _invalid(self, conversation: Conversation, tracker: EpisodeTracker, reply: Reply) -> None:
-        tracker.invalid_reply()
-        if self.policy.mask_invalid:
-            conversation.session.exclude("invalid call", [reply.node])
 
     def _template(self, served: Model) -> ChatTemplate | None:
         """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
@@ -235,26 +166,19 @@ class TrainableAgentMixin:
             self._own_template = served.template.with_head(self._reformulate_tool_call)
         return self._own_template
 
-    def _finish(
-        self,
-        runner: EnvironmentRunner,
-        conversation: Conversation | None,
-        tracker: EpisodeTracker,
-        reason: StopReason,
-        reward: float | None,
-    ) -> InteractionResult:
-        result = build_result(runner, conversation, tracker, reason, reward, self.tools_info)
-        trajectory = result.trajectories[-1] if result.trajectories else None
-        cut = trajectory.prompt_length if trajectory else 0
-        empty = np.zeros(0, dtype=np.int32)
+    def _finish(self, played: Played[Conversation]) -> InteractionResult:
+        talk = played.conversation
+        messages, tools = (talk.messages, talk.tools) if talk else ([], self.tools_info)
+        result = build_result(played, messages, tools)
+        cut = len(result.tokens) - result.response_length
         return self._build_final_result(
             result,
-            reward,
-            tracker.info,
+            played.reward,
+            result.info,
             result.messages,
-            trajectory.loss_mask[cut:] if trajectory else empty,
-            trajectory.input_ids[:cut] if trajectory else empty,
-            trajectory.input_ids[cut:] if trajectory else empty,
+            result.loss_mask,
+            result.tokens[:cut],
+            result.tokens[cut:],
         )
 
     # --- the published hooks ---------------------------------------------------------------------------------------------
@@ -325,6 +249,6 @@ class TrainableAgentMixin:
         res.messages = messages
         res.loss_mask = loss_masks
         res.tokens = np.concatenate([prompt_token_ids, response_token_ids])
-        res.response = "".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant")
+        res.response = response_text(messages)
         res.response_length = len(response_token_ids)
         return res

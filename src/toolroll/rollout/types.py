@@ -398,6 +398,41 @@ class InteractionResult:
     step_rewards: tuple[float, ...] = ()
     tools: list[Tool] = field(default_factory=list)
 
+    @classmethod
+    def of(
+        cls,
+        trajectories: Sequence[Trajectory],
+        *,
+        messages: list[Message],
+        stop_reason: StopReason,
+        **given: Any,
+    ) -> InteractionResult:
+        """Return a result whose fields over the response are those of the last trajectory.
+
+        `given`: the fields that do not follow from the trajectories, messages and stop reason.
+        """
+        last = trajectories[-1] if trajectories else None
+        cut = last.prompt_length if last else 0
+        no_ids = np.zeros(0, dtype=np.int32)
+        return cls(
+            messages=messages,
+            response=response_text(messages),
+            loss_mask=last.loss_mask[cut:] if last else no_ids,
+            tokens=last.input_ids if last else no_ids,
+            status=status_of(stop_reason),
+            response_length=last.response_length if last else 0,
+            logprobs=last.logprobs[cut:] if last else np.zeros(0, dtype=np.float32),
+            weight_versions=last.weight_versions if last else (),
+            trajectories=tuple(trajectories),
+            stop_reason=stop_reason,
+            **given,
+        )
+
+
+def response_text(messages: Sequence[Message]) -> str:
+    """Return everything that the assistant wrote in `messages`."""
+    return "".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant")
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:

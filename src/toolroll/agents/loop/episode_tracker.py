@@ -22,7 +22,7 @@ from toolroll.rollout.errors import (
     UserSimulatorError,
     describe,
 )
-from toolroll.rollout.model.conversation import Reply
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 
@@ -37,19 +37,16 @@ class EpisodeTracker:
     engine_seconds: float = 0.0
     began: float = field(default_factory=perf_counter)
 
-    def reply(self, reply: Reply) -> None:
-        """Count one sampled turn."""
-        completion = reply.completion
+    def turn(self, turn: AssistantTurn) -> None:
+        """Count one turn of the model."""
         self.counts["turns"] += 1
-        self.counts["prompt_tokens"] += completion.prompt_tokens
-        self.counts["cached_tokens"] += completion.cached_tokens
-        self.counts["completion_tokens"] += len(completion.output_ids)
-        self.counts["engine_retries"] += completion.attempts - 1
-        self.counts["tool_calls"] += len(reply.parsed.tool_calls)
-        for call in reply.parsed.bad_calls:
+        self.counts["tool_calls"] += len(turn.parsed.tool_calls)
+        for name, count in turn.counts.items():
+            self.counts[name] += count
+        for call in turn.parsed.bad_calls:
             self.counts["invalid_calls"] += 1
             self.counts[f"invalid_calls/{call.status}"] += 1
-        self.engine_seconds += completion.latency
+        self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:
         """Take in one step of the environment."""

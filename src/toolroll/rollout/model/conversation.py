@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import ParseHook, parse_turn
+from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.session.node import Node
@@ -44,18 +42,6 @@ VerifyPolicy = Literal["off", "sample", "always"]
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
 """Given the conversation and the ids that would be served, gives the ids to serve."""
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One sampled turn: what the engine said, its text without the stop token, what the parser made of it, and the message that
-    stands for it in the conversation (every attempted call is in its `tool_calls`)."""
-
-    completion: Completion
-    text: str
-    parsed: ParsedReply
-    message: Message
-    node: Node
 
 
 class Conversation:
@@ -120,7 +106,7 @@ class Conversation:
 
     # --- the model's side ----------------------------------------------------------------------------------------------
 
-    async def reply(self, sampling_params: Mapping[str, Any]) -> Reply:
+    async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn.
 
         Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then), `TemplateError` where the
@@ -148,7 +134,7 @@ class Conversation:
             self._checks.add(asyncio.create_task(self._check(self._sequence())))
         return reply
 
-    def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> Reply:
+    def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> AssistantTurn:
         reading = parse_turn(
             self.served,
             self.template,
@@ -164,7 +150,21 @@ class Conversation:
         self._size += len(reading.said)
         self._last = (reading.sampled, completion.output_ids)
         self._observed = False
-        return Reply(completion, reading.said, reading.parsed, reading.message, node)
+        counts = {
+            "prompt_tokens": completion.prompt_tokens,
+            "cached_tokens": completion.cached_tokens,
+            "completion_tokens": len(completion.output_ids),
+            "engine_retries": completion.attempts - 1,
+        }
+        return AssistantTurn(
+            reading.parsed,
+            reading.message,
+            completion.finish_reason,
+            counts,
+            completion.latency,
+            reading.said,
+            node,
+        )
 
     # --- tokens of what is new -------------------------------------------------------------------------------------------
 
@@ -228,6 +228,11 @@ class Conversation:
         if not np.array_equal(given, ids):
             self._mismatch(kind)
         return given
+
+    def exclude(self, turn: AssistantTurn, reason: str) -> None:
+        """Take a sampled turn out of training."""
+        assert turn.node is not None
+        self.session.exclude(reason, [turn.node])
 
     # --- verification ----------------------------------------------------------------------------------------------------
 

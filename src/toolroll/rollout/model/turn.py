@@ -6,18 +6,37 @@ Used by everything that talks to a served model, so that the same tokens always 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import Sampled
 from toolroll.rollout.types import Completion, Message, Tool
 
 ParseHook = Callable[[str], ParsedReply]
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """One turn of the model: what the parser made of it, and the message for the conversation, with
+    every attempted call in its `tool_calls`.
+
+    `counts`: prompt_tokens, completion_tokens, cached_tokens, engine_retries, if they are known.
+    `seconds`: how long it took. With tokens: `text` without the stop token, and the session's node.
+    """
+
+    parsed: ParsedReply
+    message: Message
+    finish_reason: str = "stop"
+    counts: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    text: str = ""
+    node: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,22 +155,13 @@ def from_line(line: bytes) -> Episode:
         raise UsageError(f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}")
     record = EpisodeRecord.model_validate(data)
     trajectories = tuple(_trajectory(item) for item in record.trajectories)
-    last = trajectories[-1] if trajectories else None
-    cut = last.prompt_length if last else 0
-    result = InteractionResult(
+    result = InteractionResult.of(
+        trajectories,
+        messages=record.messages,
+        stop_reason=record.stop_reason,
         prompt=record.prompt,
         reward=record.reward,
-        messages=record.messages,
         info=record.info,
-        response="".join(str(m.get("content") or "") for m in record.messages if m.get("role") == "assistant"),
-        loss_mask=last.loss_mask[cut:] if last else None,
-        tokens=last.input_ids if last else None,
-        status=record.status,
-        response_length=last.response_length if last else 0,
-        logprobs=last.logprobs[cut:] if last else None,
-        weight_versions=last.weight_versions if last else (),
-        trajectories=trajectories,
-        stop_reason=record.stop_reason,
         metrics=record.metrics,
         step_rewards=tuple(record.step_rewards),
         tools=record.tools,

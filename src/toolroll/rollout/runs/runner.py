@@ -37,7 +37,6 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
-    status_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -285,4 +284,4 @@ def check_all_played(left: Collection[EpisodeKey]) -> None:
 def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
     """The result of an episode of which nothing is left: no sample, no reward."""
     info = {"error": describe(error)}
-    return InteractionResult("", None, [], info, status=status_of(reason), stop_reason=reason)
+    return InteractionResult.of((), messages=[], stop_reason=reason, prompt="", reward=None, info=info)

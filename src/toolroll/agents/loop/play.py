@@ -1,0 +1,175 @@
+"""`play`: one episode, from the first observation to the reward. The only loop over turns.
+
+Invariants: whatever goes wrong in an episode becomes its stop reason and `info["error"]`, and the
+environment is closed; what is left to the caller is `UsageError`, `EngineUnreachableError` and a
+real cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runtime.foreign import guarded
+from toolroll.rollout.types import Action, Message, StepResult, StopReason, Tool
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeConversation(Protocol):
+    """What `play` needs of a conversation: `Conversation` with tokens, or `TextConversation`."""
+
+    async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
+        """Sample the next turn."""
+        ...
+
+    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
+        """Add what the environment said; `tools` if the list changed."""
+        ...
+
+    def exclude(self, turn: AssistantTurn, reason: str) -> None:
+        """Take `turn` out of training."""
+        ...
+
+    async def settle(self) -> None:
+        """Check what was sampled, at the end of the episode."""
+        ...
+
+    def cancel_checks(self) -> None:
+        """Drop the checks under way."""
+        ...
+
+
+C = TypeVar("C", bound=EpisodeConversation)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the model's turns are treated.
+
+    `on_length`: whether a turn that was cut by max_new_tokens ends the episode. `execute`: executes
+    an action in the environment (a published hook).
+    """
+
+    policy: CallPolicy
+    sampling_params: Mapping[str, Any]
+    max_num_steps: int
+    on_length: Literal["stop", "continue"] = "stop"
+    execute: Callable[[EnvironmentRunner, Action], Awaitable[StepResult]] = EnvironmentRunner.step
+
+
+@dataclass(slots=True)
+class Played(Generic[C]):
+    """One episode under way, and in the end what came of it. `conversation` is None if the
+    environment's reset failed."""
+
+    runner: EnvironmentRunner
+    tracker: EpisodeTracker = field(default_factory=EpisodeTracker)
+    conversation: C | None = None
+    reason: StopReason = StopReason.INTERNAL_ERROR
+    reward: float | None = None
+
+
+async def play(
+    runner: EnvironmentRunner,
+    begin: Callable[[EpisodeTracker], Awaitable[C]],
+    rules: Rules,
+    *,
+    session_id: str,
+) -> Played[C]:
+    """Play one episode. `begin` resets the environment and opens the conversation."""
+    played: Played[C] = Played(runner)
+    tracker, penalty = played.tracker, rules.policy.invalid_penalty
+    try:
+        with guarded():  # hooks and agents may be code of others
+            played.conversation = await begin(tracker)
+            played.reason = await _turns(played.conversation, runner, tracker, rules)
+            await played.conversation.settle()
+            played.reward = await tracker.reward(played.reason, runner, penalty)
+    except (asyncio.CancelledError, EngineUnreachableError):
+        if played.conversation is not None:
+            played.conversation.cancel_checks()
+        raise
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
+        reason = tracker.fail(error)
+        logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
+        if played.conversation is not None:
+            await played.conversation.settle()
+        played.reason, played.reward = await tracker.cut_short(reason, runner, penalty)
+    finally:
+        await asyncio.shield(tracker.close(runner))
+    return played
+
+
+async def _turns(
+    conversation: EpisodeConversation,
+    runner: EnvironmentRunner,
+    tracker: EpisodeTracker,
+    rules: Rules,
+) -> StopReason:
+    """Sample, decide, act, observe, until the episode is over."""
+    policy = rules.policy
+    for _ in range(rules.max_num_steps):
+        turn = await conversation.reply(rules.sampling_params)
+        tracker.turn(turn)
+        if turn.finish_reason == "abort":
+            return StopReason.ENGINE_ABORT
+        if turn.finish_reason == "length" and rules.on_length == "stop":
+            return StopReason.LENGTH
+        decision = policy.decide(turn.parsed, invalid_before=tracker.invalid_in_a_row)
+        if decision.invalid:
+            _invalid(conversation, tracker, policy, turn)
+        if decision.stop:
+            return StopReason.INVALID_CALLS
+        step = StepResult()
+        if decision.action is not None:
+            step = await _act(conversation, runner, tracker, rules, turn, decision.action)
+        if not decision.invalid and not step.info.get("invalid_action"):
+            tracker.invalid_in_a_row = 0
+        answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
+        conversation.extend(answers, step.tools)
+        if step.done:
+            return StopReason.DONE
+        if tracker.invalid_in_a_row >= policy.max_invalid_in_a_row:
+            return StopReason.INVALID_CALLS
+    return StopReason.MAX_STEPS
+
+
+async def _act(
+    conversation: EpisodeConversation,
+    runner: EnvironmentRunner,
+    tracker: EpisodeTracker,
+    rules: Rules,
+    turn: AssistantTurn,
+    action: Action,
+) -> StepResult:
+    """Execute `action`; what the model did wrong in it is its answer."""
+    tracker.executed(action.tool_calls)
+    try:
+        step = await rules.execute(runner, action)
+    except ActionError as error:
+        _invalid(conversation, tracker, rules.policy, turn)
+        return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
+    tracker.step(step)
+    return step
+
+
+def _invalid(
+    conversation: EpisodeConversation,
+    tracker: EpisodeTracker,
+    policy: CallPolicy,
+    turn: AssistantTurn,
+) -> None:
+    tracker.invalid_reply()
+    if policy.mask_invalid:
+        conversation.exclude(turn, "invalid call")
