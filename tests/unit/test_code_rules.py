@@ -28,7 +28,8 @@ def too_long(module: Module) -> Iterator[str]:
         yield f"{module.name} has {lines} lines"
     for node in ast.walk(module.tree):
         if isinstance(node, Function):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            # Without its signature: a command's options are its documentation.
+            length = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
             if length > FUNCTION_LINES:
                 yield f"{module.name}.{node.name} has {length} lines"
 
