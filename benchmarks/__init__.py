@@ -1,4 +1,6 @@
-"""Benchmarks: ratios measured within one interleaved run. `make bench` runs them all and writes docs/speed.md."""
+"""Benchmarks: ratios measured within one interleaved run. `make bench` runs them all and writes
+docs/speed.md.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # this is a program of its own, not the library
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # tests/support has the Qwen vocabulary and templates
+# this is a program of its own, not the library
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# tests/support has the Qwen vocabulary and templates
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

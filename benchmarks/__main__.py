@@ -35,8 +35,14 @@ def main() -> None:
     """Run what the command line asks for."""
     reader = argparse.ArgumentParser(prog="python -m benchmarks")
     reader.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
-    reader.add_argument("--quick", action="store_true", help="fewer conversations, rounds and episodes")
-    reader.add_argument("--peers", type=Path, help="a folder with other projects' packages (pip install --no-deps --target)")
+    reader.add_argument(
+        "--quick", action="store_true", help="fewer conversations, rounds and episodes"
+    )
+    reader.add_argument(
+        "--peers",
+        type=Path,
+        help="a folder with other projects' packages (pip install --no-deps --target)",
+    )
     reader.add_argument("--out", type=Path, help="the Markdown file to write")
     asked = reader.parse_args()
     if asked.peers:
@@ -46,7 +52,9 @@ def main() -> None:
         texts.append(measured(part, asked) if len(parts) > 1 else table(part, quick=asked.quick))
         print(texts[-1], flush=True)
     if asked.out:
-        quick = " Run with --quick: fewer conversations, rounds and episodes." if asked.quick else ""
+        quick = (
+            " Run with --quick: fewer conversations, rounds and episodes." if asked.quick else ""
+        )
         load = f"load average {os.getloadavg()[0]:.1f} at the end"
         about = f"Machine: {machine()}; {load}.{quick}\n"
         asked.out.write_text("\n".join([INTRODUCTION, about, *texts]))
@@ -59,11 +67,16 @@ def table(part: str, *, quick: bool) -> str:
 
 
 def measured(part: str, asked: argparse.Namespace) -> str:
-    """Return the table of `part`, measured in a fresh process: memory is not what other parts left."""
+    """Return the table of `part`, measured in a fresh process: memory is not what other parts
+    left.
+    """
     command = [sys.executable, "-m", "benchmarks", part]
     command += ["--quick"] if asked.quick else []
     command += ["--peers", str(asked.peers)] if asked.peers else []
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip() + "\n"
+    return (
+        subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def cpu_of(step: Callable[[], object], *, repeat: int = 50, rounds: int = 7) -> 
 
 
 def cpu_in_turns(*steps: Callable[[], object], repeat: int = 50, rounds: int = 7) -> list[float]:
-    """That of each of `steps`, all of them in every round: for ratios, as a machine's speed changes from one moment to the next."""
+    """That of each of `steps`, all of them in every round: for ratios, as a machine's speed
+    changes from one moment to the next.
+    """
     found: list[list[float]] = [[] for _ in steps]
     for _ in range(rounds):
         for step, times in zip(steps, found, strict=True):

@@ -1,4 +1,6 @@
-"""Conversations to play: tau-bench's recorded ones where they are, else made-up ones of the same shape; Qwen's real BPE."""
+"""Conversations to play: tau-bench's recorded ones where they are, else made-up ones of the same
+shape; Qwen's real BPE.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is played. `source` says where it is from; `recorded`: the conversations as they were, no exchanges of others behind."""
+    """What is played. `source` says where it is from; `recorded`: the conversations as they
+    were, no exchanges of others behind.
+    """
 
     conversations: list[Conversation]
     tools: list[Tool]
@@ -53,18 +57,27 @@ def tokenizer(template: str = QWEN) -> Any:
 
 @cache
 def workload(turns: int = 31) -> Workload:
-    """At least `turns` turns each: a conversation that is shorter goes on with the exchanges of the next one."""
+    """At least `turns` turns each: a conversation that is shorter goes on with the exchanges of
+    the next one.
+    """
     folder = os.environ.get("TOOLROLL_TEST_DATA")
     recorded = Path(folder, "tau_bench", "gpt-4o-airline-40.json") if folder else None
     if recorded is not None and recorded.is_file():
         runs = json.loads(recorded.read_text())
         given = [split(run["traj"]) for run in runs]
         tools, from_package = airline_tools(given)
-        source = f"{len(given)} recorded gpt-4o runs of tau-bench's airline domain, {len(tools)} tools"
+        source = (
+            f"{len(given)} recorded gpt-4o runs of tau-bench's airline domain, {len(tools)} tools"
+        )
         source += "" if from_package else " (rebuilt from the calls: tau-bench is not installed)"
         return Workload(lengthened(given, turns), tools, source, given)
     given = [invented(seed) for seed in range(20)]
-    return Workload(lengthened(given, turns), made_up_tools(), "20 made-up conversations of tau-bench's shape, 14 tools", given)
+    return Workload(
+        lengthened(given, turns),
+        made_up_tools(),
+        "20 made-up conversations of tau-bench's shape, 14 tools",
+        given,
+    )
 
 
 def split(messages: Sequence[Message]) -> Conversation:
@@ -81,7 +94,11 @@ def split(messages: Sequence[Message]) -> Conversation:
 
 
 def _clean(message: Message) -> Message:
-    kept = {key: message[key] for key in ("role", "content", "tool_calls", "tool_call_id", "name") if message.get(key) is not None}
+    kept = {
+        key: message[key]
+        for key in ("role", "content", "tool_calls", "tool_call_id", "name")
+        if message.get(key) is not None
+    }
     return {"content": "", **kept}
 
 
@@ -117,7 +134,9 @@ def renumbered(given: Conversation, seed: int) -> Conversation:
 
 
 def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
-    """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are its own."""
+    """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are
+    its own.
+    """
     from toolroll.agents.environments.tau_bench.package import installed, load_domain
 
     if installed("tau_bench", "airline"):
@@ -133,19 +152,29 @@ def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
 
 def _tool(name: str, arguments: Sequence[str]) -> Tool:
     words = name.replace("_", " ")
-    properties = {each: {"type": "string", "description": f"The {each.replace('_', ' ')}, as in the example."} for each in arguments}
+    properties = {
+        each: {"type": "string", "description": f"The {each.replace('_', ' ')}, as in the example."}
+        for each in arguments
+    }
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": f"To {words}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"To {words}.", "parameters": parameters},
+    }
 
 
 def made_up_tools() -> list[Tool]:
     """Fourteen tools of four arguments."""
-    return [_tool(f"do_thing_{at}", ["user_id", "item", "date_of_flight", "reason"]) for at in range(14)]
+    return [
+        _tool(f"do_thing_{at}", ["user_id", "item", "date_of_flight", "reason"]) for at in range(14)
+    ]
 
 
 _WORDS = (
-    "flight reservation booked change cancel insurance passenger economy business total payment card gift certificate bag "
-    "origin destination date policy agent user please confirm details number available seat price refund within hours"
+    "flight reservation booked change cancel insurance passenger economy business total payment "
+    "card gift certificate bag "
+    "origin destination date policy agent user please confirm details number available seat price "
+    "refund within hours"
 ).split()
 
 
@@ -159,21 +188,45 @@ def invented(seed: int) -> Conversation:
     def turns() -> Iterator[Turn]:
         for at in range(31):
             if rng.random() < 0.5:
-                arguments = json.dumps({"user_id": f"user_{rng.randrange(9999)}", "item": words(2), "reason": words(4)})
-                call = {"id": f"call{at:05d}", "type": "function", "function": {"name": "do_thing_3", "arguments": arguments}}
-                body = json.dumps({f"{rng.choice(_WORDS)}_{n}": words(3) for n in range(rng.randrange(5, 20))})
-                answer: Message = {"role": "tool", "tool_call_id": call["id"], "name": "do_thing_3", "content": body}
+                arguments = json.dumps(
+                    {"user_id": f"user_{rng.randrange(9999)}", "item": words(2), "reason": words(4)}
+                )
+                call = {
+                    "id": f"call{at:05d}",
+                    "type": "function",
+                    "function": {"name": "do_thing_3", "arguments": arguments},
+                }
+                body = json.dumps(
+                    {f"{rng.choice(_WORDS)}_{n}": words(3) for n in range(rng.randrange(5, 20))}
+                )
+                answer: Message = {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": "do_thing_3",
+                    "content": body,
+                }
                 yield Turn({"role": "assistant", "content": "", "tool_calls": [call]}, [answer])
             else:
-                yield Turn({"role": "assistant", "content": words(60)}, [{"role": "user", "content": words(25)}])
+                yield Turn(
+                    {"role": "assistant", "content": words(60)},
+                    [{"role": "user", "content": words(25)}],
+                )
 
-    return Conversation([{"role": "system", "content": words(1000)}, {"role": "user", "content": words(20)}], list(turns()))
+    return Conversation(
+        [{"role": "system", "content": words(1000)}, {"role": "user", "content": words(20)}],
+        list(turns()),
+    )
 
 
 def as_sampled(turn: Message) -> str:
-    """The text that a model of the Hermes format would sample for an assistant message, without its stop token."""
+    """The text that a model of the Hermes format would sample for an assistant message, without
+    its stop token.
+    """
     parts = [turn.get("content") or ""]
     for call in turn.get("tool_calls") or ():
         function = call["function"]
-        parts.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>')
+        parts.append(
+            f'<tool_call>\n{{"name": "{function["name"]}", "arguments": '
+            f"{function['arguments']}}}\n</tool_call>"
+        )
     return "\n".join(part for part in parts if part)

@@ -2,9 +2,11 @@
 
     python benchmarks/endpoint.py --sessions 500 --turns 20 --prompt-tokens 10000
 
-This process holds the endpoint alone; the engine and the clients run in a second one, so that memory and CPU seconds are the
-endpoint's. Every reply is checked against what its session's trajectory holds in the end: lost, mixed up or doubled ones are counted.
-The embedded tokenizer makes shorter tokens than a model's (1.4 characters against 4 to 5): what goes by characters weighs less here.
+This process holds the endpoint alone; the engine and the clients run in a second one, so that
+memory and CPU seconds are the endpoint's. Every reply is checked against what its session's
+trajectory holds in the end: lost, mixed up or doubled ones are counted. The embedded tokenizer
+makes shorter tokens than a model's (1.4 characters against 4 to 5): what goes by characters weighs
+less here.
 """
 
 from __future__ import annotations
@@ -36,11 +38,19 @@ from toolroll.rollout.types import GenerateRequest
 if TYPE_CHECKING:
     from benchmarks.tables import Table
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
 TOKENS_OF_ADVICE = 7
 """What the embedded tokenizer makes of "Be brief. "."""
 EVERY = 5
-"""CPU and memory are looked at after the first turn, whose whole prompt is tokenised, and after so many turns."""
+"""CPU and memory are looked at after the first turn, whose whole prompt is tokenised, and after
+so many turns.
+"""
 
 
 def stretches(turns: int) -> list[tuple[int, int]]:
@@ -53,14 +63,20 @@ class TurnError(Exception):
     """A turn was answered with something else than its own whole reply."""
 
 
-# --- the second process: engine and clients ------------------------------------------------------------------------------
+# --- the second process: engine and clients -------------------------------------------------------
 
 
 def policy(request: PolicyRequest) -> str:
-    """Names its session, so that an answer in another one would be seen; every second turn is a call."""
+    """Names its session, so that an answer in another one would be seen; every second turn is a
+    call.
+    """
     name = request.routing_key
     text = f"This is turn {request.call} of {name}, and it goes on for a while, as answers do."
-    return text if request.call % 2 else text + '<tool_call>{"name": "look", "arguments": {"at": "' + name + '"}}</tool_call>'
+    return (
+        text
+        if request.call % 2
+        else text + '<tool_call>{"name": "look", "arguments": {"at": "' + name + '"}}</tool_call>'
+    )
 
 
 class Talk:
@@ -69,7 +85,11 @@ class Talk:
     def __init__(self, name: str, prompt_tokens: int) -> None:
         self.name = name
         self.messages: list[dict[str, Any]] = [
-            {"role": "system", "content": f"You are the agent of {name}. " + "Be brief. " * max(1, prompt_tokens // TOKENS_OF_ADVICE)},
+            {
+                "role": "system",
+                "content": f"You are the agent of {name}. "
+                + "Be brief. " * max(1, prompt_tokens // TOKENS_OF_ADVICE),
+            },
             {"role": "user", "content": f"Begin, {name}."},
         ]
         self.replies: list[tuple[int, int, int]] = []
@@ -78,33 +98,48 @@ class Talk:
     async def turn(self, http: aiohttp.ClientSession, url: str) -> None:
         body = {"model": "m", "messages": self.messages, "tools": [TOOL], "max_tokens": 256}
         began = time.perf_counter()
-        async with http.post(f"{url}/sessions/{self.name}/v1/chat/completions", json=body) as response:
+        async with http.post(
+            f"{url}/sessions/{self.name}/v1/chat/completions", json=body
+        ) as response:
             answer = await response.json()
         if response.status != 200:
-            raise TurnError(f"turn {len(self.replies) + 1} of {self.name} was refused: {answer['error']['message']}")
+            raise TurnError(
+                f"turn {len(self.replies) + 1} of {self.name} was refused: "
+                f"{answer['error']['message']}"
+            )
         self.seconds.append(time.perf_counter() - began)
         choice = answer["choices"][0]
         message, ids = choice["message"], choice["token_ids"]
         if choice["finish_reason"] == "length":
-            raise TurnError(f"turn {len(self.replies) + 1} of {self.name} was cut: the engine's context is full")
+            raise TurnError(
+                f"turn {len(self.replies) + 1} of {self.name} was cut: the engine's context is full"
+            )
         if re.findall(r"talk-\d+", message["content"]) != [self.name]:
             raise TurnError(f"{self.name} was answered {message['content']!r}")
         start = len(answer["prompt_token_ids"])
         self.replies.append((start, start + len(ids), hash((*answer["prompt_token_ids"], *ids))))
         self.messages.append(message)
         calls = message.get("tool_calls") or ()
-        self.messages += [{"role": "tool", "tool_call_id": it["id"], "content": f"Seen by {self.name}."} for it in calls]
+        self.messages += [
+            {"role": "tool", "tool_call_id": it["id"], "content": f"Seen by {self.name}."}
+            for it in calls
+        ]
         if not calls:
             self.messages.append({"role": "user", "content": f"Go on, {self.name}."})
 
     async def wrong(self, http: aiohttp.ClientSession, url: str) -> int:
-        """How many of its replies are not where they belong in its one trajectory, and how many trained tokens are nobody's."""
+        """How many of its replies are not where they belong in its one trajectory, and how many
+        trained tokens are nobody's.
+        """
         async with http.get(f"{url}/sessions/{self.name}/trajectories") as response:
             found = (await response.json())["trajectories"]
         if len(found) != 1:
             return len(self.replies)
         ids, mask = found[0]["input_ids"], found[0]["loss_mask"]
-        lost = sum(hash(tuple(ids[:stop])) != key or sum(mask[start:stop]) != stop - start for start, stop, key in self.replies)
+        lost = sum(
+            hash(tuple(ids[:stop])) != key or sum(mask[start:stop]) != stop - start
+            for start, stop, key in self.replies
+        )
         return lost + abs(sum(mask) - sum(stop - start for start, stop, _ in self.replies))
 
 
@@ -112,7 +147,9 @@ async def second_process(sessions: int, turns: int, prompt_tokens: int) -> None:
     tokenizer = load_embedded_tokenizer()
     async with (
         EmbeddedEngine(tokenizer, policy, keep_log=False) as engine,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)) as http,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        ) as http,
     ):
         print(engine.url, flush=True)
         url = (await asyncio.to_thread(sys.stdin.readline)).strip()
@@ -130,7 +167,15 @@ async def second_process(sessions: int, turns: int, prompt_tokens: int) -> None:
         wrong = sum([await talk.wrong(http, url) for talk in talks])
         latencies = sorted(value for talk in talks for value in talk.seconds)
         print(
-            json.dumps({"wrong": wrong, "replies": len(latencies), "p50": at(latencies, 0.5), "p99": at(latencies, 0.99)}), flush=True
+            json.dumps(
+                {
+                    "wrong": wrong,
+                    "replies": len(latencies),
+                    "p50": at(latencies, 0.5),
+                    "p99": at(latencies, 0.99),
+                }
+            ),
+            flush=True,
         )
 
 
@@ -139,7 +184,7 @@ def at(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-# --- this process: the endpoint ------------------------------------------------------------------------------------------
+# --- this process: the endpoint -------------------------------------------------------------------
 
 
 def resident() -> int:
@@ -157,7 +202,9 @@ async def said_by(second: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def bare_cpu(engine: Engine, sessions: int, length: int, vocabulary: int) -> float:
-    """Seconds of CPU of one call of `/generate` with so many ids, as many at once as there are sessions."""
+    """Seconds of CPU of one call of `/generate` with so many ids, as many at once as there are
+    sessions.
+    """
     ids = np.arange(length, dtype=np.int32) % (vocabulary - 100)
     prompts = [GenerateRequest(ids, {"max_new_tokens": 64}, f"talk-{at}") for at in range(sessions)]
     await asyncio.gather(*map(engine.generate, prompts))
@@ -179,7 +226,9 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
     try:
         address = (await child.stdout.readline()).decode().strip()
         client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
-        async with Model(client, template, get_parser("hermes", template.encoder.control)) as served:
+        async with Model(
+            client, template, get_parser("hermes", template.encoder.control)
+        ) as served:
             core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
             async with EndpointServer(core) as server, AsyncExitStack() as stack:
                 stack.enter_context(paced_garbage())
@@ -192,10 +241,15 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
                     lives = [core.sessions.find(f"talk-{at}") for at in range(sessions)]
                     tokens = sum(live.session.tokens for live in lives)
                     row = {"turns": played, "played": played - first, "tokens": tokens, **told}
-                    row |= {"bytes_per_token": (resident() - before) / tokens, "cpu_ms": 1000 * used / (sessions * (played - first))}
+                    row |= {
+                        "bytes_per_token": (resident() - before) / tokens,
+                        "cpu_ms": 1000 * used / (sessions * (played - first)),
+                    }
                     rows.append(row)
                     if played == turns:
-                        bare = await bare_cpu(client, sessions, max(1, tokens // sessions), len(tokenizer))
+                        bare = await bare_cpu(
+                            client, sessions, max(1, tokens // sessions), len(tokenizer)
+                        )
                     child.stdin.write(b"\n")
                 end = await said_by(child.stdout)
         return {**end, "rows": rows, "bare_ms": 1000 * bare}
@@ -227,10 +281,17 @@ def run(*, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--sessions", type=int, default=500)
     options.add_argument("--turns", type=int, default=20)
-    options.add_argument("--prompt-tokens", type=int, default=200, help="of each session's system text, about (at most 30000)")
+    options.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=200,
+        help="of each session's system text, about (at most 30000)",
+    )
     options.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.second:
@@ -242,13 +303,17 @@ def main() -> None:
     found = asyncio.run(measure(given.sessions, given.turns, given.prompt_tokens))
     for row in found["rows"]:
         print(
-            f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, {row['bytes_per_token']:6.1f} bytes a token, "
-            f"{given.sessions * row['played'] / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} ms of CPU a turn, "
+            f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, "
+            f"{row['bytes_per_token']:6.1f} bytes a token, "
+            f"{given.sessions * row['played'] / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} "
+            f"ms of CPU a turn, "
             f"{row['cpu_ms'] - found['bare_ms']:.2f} of it over a bare /generate"
         )
     print(
-        f"{found['replies']} replies, {found['wrong']} lost or mixed up; a bare /generate: {found['bare_ms']:.2f} ms of CPU; "
-        f"latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms with {given.sessions} at once"
+        f"{found['replies']} replies, {found['wrong']} lost or mixed up; a bare /generate: "
+        f"{found['bare_ms']:.2f} ms of CPU; "
+        f"latency p50 {1000 * found['p50']:.0f} ms, p99 {1000 * found['p99']:.0f} ms with "
+        f"{given.sessions} at once"
     )
     if found["wrong"] or found["replies"] != given.sessions * given.turns:
         raise SystemExit(1)

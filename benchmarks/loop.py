@@ -96,19 +96,27 @@ async def ours(
 
 
 async def published(url: str, tok: Any, given: Material, episodes: int) -> int:
-    """The published loop, from its description: text payloads over httpx, renders of everything, deltas by diffs."""
+    """The published loop, from its description: text payloads over httpx, renders of everything,
+    deltas by diffs.
+    """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
     async def play(http: httpx.AsyncClient, at: int) -> int:
         messages = list(given.first[at % len(given.first)])
-        render = lambda generate: tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        render = lambda generate: tok.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate
+        )
         ids: list[int] = []
         mask: list[int] = []
         for turn in range(TURNS):
-            text = tok.apply_chat_template(messages, tools=given.tools, tokenize=False, add_generation_prompt=True)
+            text = tok.apply_chat_template(
+                messages, tools=given.tools, tokenize=False, add_generation_prompt=True
+            )
             if not turn:
                 tok(text, add_special_tokens=False)
-            answer = await http.post(f"{url}/generate", json={"text": text, "sampling_params": PARAMS})
+            answer = await http.post(
+                f"{url}/generate", json={"text": text, "sampling_params": PARAMS}
+            )
             said = answer.json()["text"].removesuffix("<|im_end|>")
             call = call_of(said)
             for mine in (True, False):
@@ -116,9 +124,17 @@ async def published(url: str, tok: Any, given: Material, episodes: int) -> int:
                 if mine:
                     messages.append({"role": "assistant", "content": said})
                 elif call:
-                    messages.append({"role": "tool", "name": call[0], "content": given.results[(at + turn) % len(given.results)]})
+                    messages.append(
+                        {
+                            "role": "tool",
+                            "name": call[0],
+                            "content": given.results[(at + turn) % len(given.results)],
+                        }
+                    )
                 else:
-                    messages.append({"role": "user", "content": given.users[(at + turn) % len(given.users)]})
+                    messages.append(
+                        {"role": "user", "content": given.users[(at + turn) % len(given.users)]}
+                    )
                 new = tok.encode(render(False)[len(before) :], add_special_tokens=False)
                 ids += new
                 mask += [int(mine)] * len(new)
@@ -137,7 +153,9 @@ async def strands(url: str, tok: Any, given: Material, episodes: int) -> int:
 
     async def play(client: Any, at: int) -> int:
         first = given.first[at % len(given.first)]
-        model = strands_sglang.SGLangModel(client=client, tokenizer=tok, enable_thinking=False, sampling_params=PARAMS)
+        model = strands_sglang.SGLangModel(
+            client=client, tokenizer=tok, enable_thinking=False, sampling_params=PARAMS
+        )
         messages: list[Any] = [strands_message(message) for message in first[1:]]
         for turn in range(TURNS):
             calls, said = [], ""
@@ -148,10 +166,17 @@ async def strands(url: str, tok: Any, given: Material, episodes: int) -> int:
                 calls += [start["toolUse"]] if start.get("toolUse") else []
             messages.append({"role": "assistant", "content": [{"text": said}]})
             if calls:
-                result = {"role": "tool", "content": given.results[(at + turn) % len(given.results)]}
+                result = {
+                    "role": "tool",
+                    "content": given.results[(at + turn) % len(given.results)],
+                }
                 messages.append(strands_message({**result, "tool_call_id": calls[0]["toolUseId"]}))
             else:
-                messages.append(strands_message({"role": "user", "content": given.users[(at + turn) % len(given.users)]}))
+                messages.append(
+                    strands_message(
+                        {"role": "user", "content": given.users[(at + turn) % len(given.users)]}
+                    )
+                )
         return TURNS
 
     async with strands_sglang.SGLangClient(url, max_connections=2048) as client:

@@ -1,5 +1,5 @@
-"""Start and memory: what a process takes before its first episode, what live episodes hold, and what
-a full garbage collection costs then."""
+"""Start and memory: what a process takes before its first episode, what live episodes hold, and
+what a full garbage collection costs then."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ _PROMPT = 4_000
 
 
 def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> Session:
-    """A live session of that many tokens: a prompt of 4,000, and turns that share the rest between sampled and observed ones."""
+    """A live session of that many tokens: a prompt of 4,000, and turns that share the rest
+    between sampled and observed ones.
+    """
     rng = np.random.default_rng(seed)
     made = Session(f"s{seed}")
     made.observe(rng.integers(0, 150_000, _PROMPT).astype(np.int32))
@@ -53,7 +55,12 @@ def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> Session:
     for _ in range(turns):
         ids = rng.integers(0, 150_000, each).astype(np.int32)
         logprobs = -rng.random(each).astype(np.float32)
-        made.sample(Completion(ids, logprobs, "stop", 151645, "word " * each, (WeightVersion("default", 0, each),)), params)
+        made.sample(
+            Completion(
+                ids, logprobs, "stop", 151645, "word " * each, (WeightVersion("default", 0, each),)
+            ),
+            params,
+        )
         made.observe(rng.integers(0, 150_000, each).astype(np.int32))
     return made
 
@@ -114,7 +121,11 @@ def rss() -> float:
 def resident(episodes: int) -> float:
     """MiB by which a fresh process grows with that many live sessions."""
     done = subprocess.run(
-        [sys.executable, "-c", _RESIDENT.format(episodes=episodes)], capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, "-c", _RESIDENT.format(episodes=episodes)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     return float(done.stdout.split()[-1])
 
@@ -126,7 +137,9 @@ class CountingEngine(Engine):
         super().__init__(config)
         self.lengths: dict[str, int] = {}
 
-    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
         """Generate, and note the length."""
         found = await super().generate(request, progress=progress)
         self.lengths[request.session_id] = len(request.input_ids) + len(found.output_ids)
@@ -161,7 +174,9 @@ class HeldFactory(RecordedFactory):
 
 
 async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
-    """Return the bytes a token that whole episodes hold: messages, environment, agent and session."""
+    """Return the bytes a token that whole episodes hold: messages, environment, agent and
+    session.
+    """
     template = ChatTemplate(tok)
     parser = get_parser("hermes", template.encoder.control)
     engine = CountingEngine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
@@ -208,8 +223,14 @@ print(rss(), time.process_time())
 
 def start() -> list[list[str]]:
     """Return the rows of a fresh process: its memory and CPU after each step of its start."""
-    done = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True, timeout=600)
-    steps = ("imports", "and the tokenizer (151,643 tokens)", "and the chat template, certified, with one prompt")
+    done = subprocess.run(
+        [sys.executable, "-c", _START], capture_output=True, text=True, check=True, timeout=600
+    )
+    steps = (
+        "imports",
+        "and the tokenizer (151,643 tokens)",
+        "and the chat template, certified, with one prompt",
+    )
     found = [line.split() for line in done.stdout.splitlines()]
     return [
         [f"start: {step}", f"{number(float(size))} MiB, {number(float(cpu))} s of CPU"]
@@ -236,5 +257,8 @@ def run(*, quick: bool = False) -> Table:
     paused, lists = collection(1024), collection(256, as_lists) * 4
     made.rows.append(["ms of a full collection for 1,024 live episodes", number(max(paused, 0.0))])
     made.rows.append(["the same in Python lists (from 256)", number(lists)])
-    made.notes += [f"Peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB."]
+    made.notes += [
+        f"Peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} "
+        f"MiB."
+    ]
     return made

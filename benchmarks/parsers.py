@@ -1,11 +1,12 @@
-"""How long each parser takes for a megabyte of hostile text, and for twice that: reading must be linear.
+"""How long each parser takes for a megabyte of hostile text, and for twice that: reading must be
+linear.
 
     python benchmarks/parsers.py [NAME ...]
 
 Prints, for each format, the seconds for 1 MB of its own openers, of `{`, of `[`, of `x [f(` and of
-`<think>`, which must stay under one; those for 1 MB of prose that comes in pieces of eight characters, and how many times
-longer that is than for half of it; then the slowest of many other texts of 100 KB, and how many times
-longer one of four times its size takes.
+`<think>`, which must stay under one; those for 1 MB of prose that comes in pieces of eight
+characters, and how many times longer that is than for half of it; then the slowest of many other
+texts of 100 KB, and how many times longer one of four times its size takes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from toolroll.parsers.registry import built_in_parsers
 
 SIZE = 100_000
 UNITS = (
-    "{", "[", "<think>", "</think>", "<", "\\", '"', "'", " ", "\n", "a", "<|", '{"a":', '{"name": "f", "arguments": {', "[f(a='",
+    "{", "[", "<think>", "</think>", "<", "\\", '"', "'", " ", "\n", "a", "<|", '{"a":',
+    '{"name": "f", "arguments": {', "[f(a='",
     "[f(a=[", "[f(", "f(a=1),", '\\"', "'''", "{}", "[]", "</parameter>", "</arg_value>",
 )  # fmt: skip
 
@@ -28,7 +30,12 @@ UNITS = (
 def texts(parser: ToolCallParser, size: int) -> Iterator[tuple[str, str]]:
     """Hostile texts of about `size` characters for `parser`, by what they repeat."""
     marks = (*parser.openers, *parser.markers)
-    own = (*marks, "".join(marks) or "x", *(mark + "{" for mark in marks), *(mark + "f\n" for mark in marks))
+    own = (
+        *marks,
+        "".join(marks) or "x",
+        *(mark + "{" for mark in marks),
+        *(mark + "f\n" for mark in marks),
+    )
     for unit in dict.fromkeys((*UNITS, *own)):
         yield unit, unit * (size // len(unit))
         for mark in marks[:2]:
@@ -61,15 +68,24 @@ def main(names: list[str]) -> int:
         if names and kind.name not in names:
             continue
         parser = kind()
-        named = [seconds(parser, unit * (1_000_000 // len(unit))) for unit in (*kind.openers[:1], "{", "[", "x [f(", "<think>")]
+        named = [
+            seconds(parser, unit * (1_000_000 // len(unit)))
+            for unit in (*kind.openers[:1], "{", "[", "x [f(", "<think>")
+        ]
         prose = "word é " * (1_000_000 // 7)
         half, whole = streamed(parser, prose[: len(prose) // 2]), streamed(parser, prose)
-        slowest, unit, text = max((seconds(parser, text), unit, text) for unit, text in texts(parser, SIZE))
+        slowest, unit, text = max(
+            (seconds(parser, text), unit, text) for unit, text in texts(parser, SIZE)
+        )
         growth = seconds(parser, text * 4) / max(slowest, 1e-9)
         bad += max(named) > 1 or whole > 3 * half or (growth > 8 and slowest > 0.01)
         figures = " ".join(f"{one:5.2f}" for one in named)
         pieces = f"in pieces {whole:5.2f} s, x{whole / half:4.1f}"
-        print(f"{kind.name:16} {figures} s   {pieces}   100 KB: {slowest:5.2f} s, x{growth:4.1f} for 400 KB of {unit!r}", flush=True)
+        print(
+            f"{kind.name:16} {figures} s   {pieces}   100 KB: {slowest:5.2f} s, x{growth:4.1f} for "
+            f"400 KB of {unit!r}",
+            flush=True,
+        )
     return bad
 
 

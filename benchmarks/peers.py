@@ -1,7 +1,8 @@
-"""Other projects' ways from messages to the next prompt's ids, each behind one small class; one that is not installed is skipped.
+"""Other projects' ways from messages to the next prompt's ids, each behind one small class; one
+that is not installed is skipped.
 
-A way is given a conversation once (`begin`: the first prompt), then turn for turn what was sampled and what is new (`turn`), and
-returns the whole next prompt. Only `begin` and `turn` are timed.
+A way is given a conversation once (`begin`: the first prompt), then turn for turn what was sampled
+and what is new (`turn`), and returns the whole next prompt. Only `begin` and `turn` are timed.
 """
 
 from __future__ import annotations
@@ -51,15 +52,19 @@ class FullRender:
         return self._ids()
 
     def _ids(self) -> Sequence[int]:
-        text = self._tokenizer.apply_chat_template(self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True)
+        text = self._tokenizer.apply_chat_template(
+            self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True
+        )
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 class PublishedLoop:
-    """The blocking text loop of the first published tau-bench example: text to the engine, deltas by diffs of plain renders.
+    """The blocking text loop of the first published tau-bench example: text to the engine, deltas
+    by diffs of plain renders.
 
-    Written from its description: each turn renders the prompt with tools for the engine, and for the assistant's and for the
-    environment's message two renders without tools and one encode of the difference.
+    Written from its description: each turn renders the prompt with tools for the engine, and for
+    the assistant's and for the environment's message two renders without tools and one encode of
+    the difference.
     """
 
     name = "published loop (text payload)"
@@ -80,17 +85,25 @@ class PublishedLoop:
             before = self._render(generate=message["role"] == "assistant")
             self._messages.append(message)
             after = self._render(generate=False)
-            self._ids = self._ids + self._tokenizer.encode(after[len(before) :], add_special_tokens=False)
+            self._ids = self._ids + self._tokenizer.encode(
+                after[len(before) :], add_special_tokens=False
+            )
         self._payload()
         return self._ids
 
     def _payload(self) -> str:
         """What the engine would be sent."""
-        text = self._tokenizer.apply_chat_template(self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True)
+        text = self._tokenizer.apply_chat_template(
+            self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True
+        )
         return str(text)
 
     def _render(self, *, generate: bool) -> str:
-        return str(self._tokenizer.apply_chat_template(self._messages, tokenize=False, add_generation_prompt=generate))
+        return str(
+            self._tokenizer.apply_chat_template(
+                self._messages, tokenize=False, add_generation_prompt=generate
+            )
+        )
 
 
 class Renderers:
@@ -99,18 +112,27 @@ class Renderers:
     name = "renderers, bridge, retention all"
 
     def __init__(self, tokenizer: Any) -> None:
-        configs, base = importlib.import_module("renderers.configs"), importlib.import_module("renderers.base")
-        self._renderer = base.create_renderer(tokenizer, configs.Qwen3RendererConfig(thinking_retention="all"))
+        configs, base = (
+            importlib.import_module("renderers.configs"),
+            importlib.import_module("renderers.base"),
+        )
+        self._renderer = base.create_renderer(
+            tokenizer, configs.Qwen3RendererConfig(thinking_retention="all")
+        )
         self._tools: list[Tool] = []
         self._prompt: list[int] = []
 
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
         self._tools = tools
-        self._prompt = list(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+        self._prompt = list(
+            self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+        )
         return self._prompt
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
-        bridged = self._renderer.bridge_to_next_turn(self._prompt, sampled_ids, new, tools=self._tools)
+        bridged = self._renderer.bridge_to_next_turn(
+            self._prompt, sampled_ids, new, tools=self._tools
+        )
         self._prompt = list(bridged.token_ids)
         return self._prompt
 
@@ -148,12 +170,16 @@ class Strands:
         return self._next()
 
     def _next(self) -> Sequence[int]:
-        self._prompt = self._model.tokenize_prompt_messages(self._messages, self._system, self._specs)
+        self._prompt = self._model.tokenize_prompt_messages(
+            self._messages, self._system, self._specs
+        )
         return list(self._model.rollout.token_ids + self._prompt)
 
 
 class Verl:
-    """verl 0.9.1: its continuous-token builder for Qwen; `tools` given to each merge, as its agent loop does, or not."""
+    """verl 0.9.1: its continuous-token builder for Qwen; `tools` given to each merge, as its
+    agent loop does, or not.
+    """
 
     def __init__(self, tokenizer: Any, *, with_tools: bool) -> None:
         self.name = "verl, continuous tokens" + ("" if with_tools else ", tools=None")
@@ -191,7 +217,11 @@ def plain(message: Message) -> Message:
 def strands_message(message: Message) -> dict[str, Any]:
     """A message in strands' format."""
     if message["role"] == "tool":
-        result = {"toolUseId": message["tool_call_id"], "content": [{"text": message["content"]}], "status": "success"}
+        result = {
+            "toolUseId": message["tool_call_id"],
+            "content": [{"text": message["content"]}],
+            "status": "success",
+        }
         return {"role": "user", "content": [{"toolResult": result}]}
     return {"role": message["role"], "content": [{"text": message["content"]}]}
 
@@ -199,7 +229,11 @@ def strands_message(message: Message) -> dict[str, Any]:
 def strands_tool(tool: Tool) -> dict[str, Any]:
     """A tool in strands' format."""
     function = tool["function"]
-    return {"name": function["name"], "description": function["description"], "inputSchema": {"json": function["parameters"]}}
+    return {
+        "name": function["name"],
+        "description": function["description"],
+        "inputSchema": {"json": function["parameters"]},
+    }
 
 
 def verl_module() -> ModuleType:

@@ -1,7 +1,8 @@
-"""A stub of the engine in a process of its own: it answers `/generate` at once, or after a latency, with replies made beforehand.
+"""A stub of the engine in a process of its own: it answers `/generate` at once, or after a latency,
+with replies made beforehand.
 
-It parses nothing but the length of a request, so that it needs little of its core. Run as `python -m benchmarks.stub PORT LATENCY`,
-with the replies as JSON lines on standard input.
+It parses nothing but the length of a request, so that it needs little of its core. Run as `python
+-m benchmarks.stub PORT LATENCY`, with the replies as JSON lines on standard input.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ import numpy as np
 from support.processes import free_ports
 
 STEP = 0.004
-"""Seconds between two looks of a stub with a latency, which its answers are late by at most twice."""
+"""Seconds between two looks of a stub with a latency, which its answers are late by at most
+twice.
+"""
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 _COUNT = b"77777777"
-"""Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with spaces."""
+"""Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with
+spaces.
+"""
 _ID = b"0" * 32
 """Stands for the request's own id in a reply."""
 _RID = b'"rid":"'
@@ -46,7 +51,9 @@ class _Connection(asyncio.BufferedProtocol):
     """One keep-alive connection."""
 
     _room = memoryview(bytearray(1 << 20))
-    """Where the next piece comes in, on any connection: it is taken out before another one is read."""
+    """Where the next piece comes in, on any connection: it is taken out before another one is
+    read.
+    """
 
     def __init__(self, replies: Iterator[tuple[bytes, bytes]], latency: float) -> None:
         self._replies = replies
@@ -95,8 +102,8 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class _Steps(selectors.DefaultSelector):
-    """Looks up once in a while, as an engine does that answers in steps: woken for every request and every answer, it would take twice
-    the CPU, and the caches of whoever shares its cores."""
+    """Looks up once in a while, as an engine does that answers in steps: woken for every request
+    and every answer, it would take twice the CPU, and the caches of whoever shares its cores."""
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout > 0:
@@ -107,13 +114,19 @@ class _Steps(selectors.DefaultSelector):
 
 async def _serve(port: int, latency: float, replies: Sequence[tuple[bytes, bytes]]) -> None:
     turn = itertools.cycle(replies)
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(turn, latency), "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: _Connection(turn, latency), "127.0.0.1", port, backlog=4096
+    )
     await server.serve_forever()
 
 
 def _response(body: dict[str, Any]) -> bytes:
     data = json.dumps(body, separators=(",", ":")).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(data)
+        + data
+    )
 
 
 def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
@@ -130,7 +143,9 @@ def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
     }
     if logprobs:
         meta["input_token_logprobs"] = []
-        meta["output_token_logprobs"] = [[-0.125 - (at % 7) / 3, index, None] for at, index in enumerate(ids)]
+        meta["output_token_logprobs"] = [
+            [-0.125 - (at % 7) / 3, index, None] for at, index in enumerate(ids)
+        ]
     return {"text": text, "output_ids": list(ids), "meta_info": meta}
 
 
@@ -165,7 +180,12 @@ def _wait(port: int) -> None:
 
 if __name__ == "__main__":
     given = [json.loads(line) for line in sys.stdin]
-    made = [tuple(_response(answer(text, ids, logprobs=wanted)) for wanted in (False, True)) for text, ids in given]
+    made = [
+        tuple(_response(answer(text, ids, logprobs=wanted)) for wanted in (False, True))
+        for text, ids in given
+    ]
     latency = float(sys.argv[2])
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Steps() if latency else None)) as runner:
+    with asyncio.Runner(
+        loop_factory=lambda: asyncio.SelectorEventLoop(_Steps() if latency else None)
+    ) as runner:
         runner.run(_serve(int(sys.argv[1]), latency, made))  # type: ignore[arg-type]

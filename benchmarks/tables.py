@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("transformers", "tokenizers", "aiohttp", "httpx", "orjson", "numpy", "strands-sglang", "renderers", "verl")
+PACKAGES = (
+    "transformers",
+    "tokenizers",
+    "aiohttp",
+    "httpx",
+    "orjson",
+    "numpy",
+    "strands-sglang",
+    "renderers",
+    "verl",
+)
 
 
 @dataclass

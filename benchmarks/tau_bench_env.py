@@ -1,12 +1,15 @@
-"""What an episode of tau-bench costs besides the model and the user: ours against the package's own environment, in CPU time.
+"""What an episode of tau-bench costs besides the model and the user: ours against the package's own
+environment, in CPU time.
 
     python benchmarks/tau_bench_env.py [--tasks N] [--all-rewards]
 
-Prints, for each domain, milliseconds of CPU (medians over tasks, every thread of the process) for making an environment and
-resetting it, for a tool call, and for the step that ends the episode: the first time for a task (its expected outcome is computed)
-and again. Then the event loop's longest gap while 64 episodes are played at once, each task for the first time. `--all-rewards` plays
-the reference actions and nothing at all on every task of every split in both, and compares the reward infos (some minutes: the
-package's own takes them). Exits with 1 where a budget is passed or a reward info differs.
+Prints, for each domain, milliseconds of CPU (medians over tasks, every thread of the process) for
+making an environment and resetting it, for a tool call, and for the step that ends the episode: the
+first time for a task (its expected outcome is computed) and again. Then the event loop's longest
+gap while 64 episodes are played at once, each task for the first time. `--all-rewards` plays the
+reference actions and nothing at all on every task of every split in both, and compares the reward
+infos (some minutes: the package's own takes them). Exits with 1 where a budget is passed or a
+reward info differs.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ def stock_env(factory: TauBenchFactory, split: str, index: int) -> Any:
     """The package's own environment for one task."""
     domain = factory.name.partition("/")[2]
     envs = import_module("tau_bench.envs")
-    env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=index)
+    env = envs.get_env(
+        domain, user_strategy="human", user_model="", task_split=split, task_index=index
+    )
     env.user = SilentUser()
     return env
 
@@ -61,7 +66,9 @@ def stock_action(action: Action) -> Any:
     """`action` as the package's own."""
     make = import_module("tau_bench.types").Action
     if action.tool_calls:
-        return make(name=action.tool_calls[0].name, kwargs=dict(action.tool_calls[0].arguments or {}))
+        return make(
+            name=action.tool_calls[0].name, kwargs=dict(action.tool_calls[0].arguments or {})
+        )
     return make(name="respond", kwargs={"content": action.content})
 
 
@@ -82,7 +89,9 @@ class Clock:
         return statistics.median(self.found[name])
 
 
-async def play(factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock, ending: str) -> StepResult:
+async def play(
+    factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock, ending: str
+) -> StepResult:
     """One of our episodes, timed."""
     clock.start()
     env = factory.make(USER)
@@ -99,7 +108,9 @@ async def play(factory: TauBenchFactory, task: Task, actions: Sequence[Action], 
     return result
 
 
-def play_stock(factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock) -> Any:
+def play_stock(
+    factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock
+) -> Any:
     """One of the package's own, timed; its reward info."""
     clock.start()
     env = stock_env(factory, task.split, task.index)
@@ -121,7 +132,10 @@ async def measure(factory: TauBenchFactory, count: int) -> bool:
     began = time.process_time()
     tasks = factory.tasks("test")[:count]
     await play(factory, factory.tasks("test")[-1], [BYE], Clock(), "")
-    print(f"\n{factory.name}: {len(tasks)} tasks; once a process {time.process_time() - began:.1f} s (import, database, its texts)")
+    print(
+        f"\n{factory.name}: {len(tasks)} tasks; once a process {time.process_time() - began:.1f} s "
+        f"(import, database, its texts)"
+    )
     ours, theirs = Clock(), Clock()
     for task in tasks:
         actions = factory.reference(task)
@@ -130,7 +144,9 @@ async def measure(factory: TauBenchFactory, count: int) -> bool:
         if result.info["reward_info"] != play_stock(factory, task, actions, theirs):
             print(f"{factory.name} {task.id}: another reward info than the package's own")
             return False
-    print(f"{'':20} {'toolroll':>9} {'tau-bench':>10} {'ratio':>7} {'budget':>7}   ms of CPU, medians")
+    print(
+        f"{'':20} {'toolroll':>9} {'tau-bench':>10} {'ratio':>7} {'budget':>7}   ms of CPU, medians"
+    )
     kept = True
     for name in ("make + reset", "tool call", "final step, first", "final step, again"):
         mine, stock = ours.median(name), theirs.median(name.partition(",")[0])
@@ -141,7 +157,9 @@ async def measure(factory: TauBenchFactory, count: int) -> bool:
 
 
 async def largest_gap(factory: TauBenchFactory, count: int) -> bool:
-    """Print the longest time for which the event loop stood still while `count` episodes ran at once; whether it is in budget."""
+    """Print the longest time for which the event loop stood still while `count` episodes ran at
+    once; whether it is in budget.
+    """
     fresh = TauBenchFactory(factory.name.partition("/")[2], factory.splits, "")
     tasks = (list(fresh.tasks("test")) * count)[:count]
     gap = 0.0
@@ -164,7 +182,9 @@ async def largest_gap(factory: TauBenchFactory, count: int) -> bool:
     watching = asyncio.create_task(watch())
     await asyncio.gather(*(one(task) for task in tasks))
     watching.cancel()
-    print(f"{'loop gap, 64 at once':20} {gap * 1e3:9.0f} {'':10} {'':7} {GAP:7.0f}   ms of wall time")
+    print(
+        f"{'loop gap, 64 at once':20} {gap * 1e3:9.0f} {'':10} {'':7} {GAP:7.0f}   ms of wall time"
+    )
     return gap * 1e3 <= GAP
 
 
@@ -182,9 +202,13 @@ async def compare_all(factory: TauBenchFactory) -> bool:
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=25, help="of each domain's test split")
-    parser.add_argument("--all-rewards", action="store_true", help="compare the rewards of all tasks of all splits")
+    parser.add_argument(
+        "--all-rewards", action="store_true", help="compare the rewards of all tasks of all splits"
+    )
     given = parser.parse_args()
     if RETAIL.missing() is not None:
         print(f"tau-bench is not installed: {INSTALL}")

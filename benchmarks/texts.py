@@ -15,7 +15,10 @@ from benchmarks.tables import Table, number
 SIZE = 8_000
 """Bytes of UTF-8 of each tool result, about."""
 TURNS = 10
-_WORDS = "flight reservation cancel insurance passenger economy total payment gift certificate bag refund".split()
+_WORDS = (
+    "flight reservation cancel insurance passenger economy total payment gift certificate bag "
+    "refund"
+).split()
 
 
 def _english(rng: random.Random) -> str:
@@ -23,13 +26,19 @@ def _english(rng: random.Random) -> str:
 
 
 def _json(rng: random.Random) -> str:
-    rows = [{"id": f"R{rng.randrange(10**6)}", "seat": rng.choice(_WORDS), "price": rng.random()} for _ in range(SIZE // 58)]
+    rows = [
+        {"id": f"R{rng.randrange(10**6)}", "seat": rng.choice(_WORDS), "price": rng.random()}
+        for _ in range(SIZE // 58)
+    ]
     return json.dumps(rows)
 
 
 def _letters(first: int, last: int, width: int) -> Callable[[random.Random], str]:
     def made(rng: random.Random) -> str:
-        words = ("".join(chr(rng.randint(first, last)) for _ in range(6)) for _ in range(SIZE // (6 * width + 1)))
+        words = (
+            "".join(chr(rng.randint(first, last)) for _ in range(6))
+            for _ in range(SIZE // (6 * width + 1))
+        )
         return " ".join(words)
 
     return made
@@ -52,20 +61,43 @@ def run(*, quick: bool = False) -> Table:
     tools = made_up_tools()
     made = Table(
         "Text by its kind: microseconds of CPU per kB of a new tool result",
-        ["text", "tokens per kB", "floor: raw encode", "toolroll, whole turn", "full render + full tokenise"],
+        [
+            "text",
+            "tokens per kB",
+            "floor: raw encode",
+            "toolroll, whole turn",
+            "full render + full tokenise",
+        ],
     )
     for kind, make in KINDS.items():
         laps, size, tokens = Laps(), 0, 0
         for _ in range(1 if quick else 3):
             ways = (Toolroll(tok), FullRender(tok))
             for way in ways:
-                way.begin([{"role": "system", "content": "Be helpful."}, {"role": "user", "content": "Go."}], tools)
+                way.begin(
+                    [
+                        {"role": "system", "content": "Be helpful."},
+                        {"role": "user", "content": "Go."},
+                    ],
+                    tools,
+                )
             for turn in range(TURNS):
                 body = make(rng)
                 size += len(body.encode())
-                call = {"id": f"c{turn}", "type": "function", "function": {"name": "do_thing_1", "arguments": "{}"}}
+                call = {
+                    "id": f"c{turn}",
+                    "type": "function",
+                    "function": {"name": "do_thing_1", "arguments": "{}"},
+                }
                 said = {"role": "assistant", "content": "", "tool_calls": [call]}
-                new = [{"role": "tool", "tool_call_id": f"c{turn}", "name": "do_thing_1", "content": body}]
+                new = [
+                    {
+                        "role": "tool",
+                        "tool_call_id": f"c{turn}",
+                        "name": "do_thing_1",
+                        "content": body,
+                    }
+                ]
                 text = '<tool_call>\n{"name": "do_thing_1", "arguments": {}}\n</tool_call>'
                 ids = [*tok.encode(text, add_special_tokens=False), end]
                 with laps.lap("floor"):
@@ -78,5 +110,8 @@ def run(*, quick: bool = False) -> Table:
         cost = {name: sum(times) / size * 1000 for name, times in laps.times.items()}
         cells = [number(cost[name]) for name in ("floor", *(way.name for way in ways))]
         made.rows.append([kind, number(tokens / size * 1000), *cells])
-    made.notes.append(f"{TURNS} turns, each with a tool result of {SIZE:,} bytes of random text of its kind; template {QWEN}.")
+    made.notes.append(
+        f"{TURNS} turns, each with a tool result of {SIZE:,} bytes of random text of its kind; "
+        f"template {QWEN}."
+    )
     return made

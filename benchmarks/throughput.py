@@ -34,17 +34,25 @@ from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 ENGINE, USER = 0.5, 0.3
 TURNS = 20
 EPISODE = 14.0
-"""Seconds that an episode takes, about: so long is a window, and the warm-up before it, after which conversations of every length are
-in the air."""
+"""Seconds that an episode takes, about: so long is a window, and the warm-up before it, after which
+conversations of every length are in the air."""
 SAMPLES = 100  # more than can be played: the run is cancelled when the window has closed
-LOADS = ((256, False, 1), (1024, False, 1), (1024, False, 2), (256, True, 1), (1024, True, 1), (1024, True, 2))
+LOADS = (
+    (256, False, 1),
+    (1024, False, 1),
+    (1024, False, 2),
+    (256, True, 1),
+    (1024, True, 1),
+    (1024, True, 2),
+)
 """(episodes, blocking user, processes)."""
 
 
 @dataclass
 class Record:
-    """What one process saw, by the machine's monotonic clock: the time of each turn and whether the user was next; how late the event
-    loop came back, in seconds; the process's CPU until then, in seconds."""
+    """What one process saw, by the machine's monotonic clock: the time of each turn and whether the
+    user was next; how late the event loop came back, in seconds; the process's CPU until then, in
+    seconds."""
 
     turns: list[tuple[float, bool]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -61,10 +69,13 @@ class Record:
 
 
 class RecordingFactory(RecordedFactory):
-    """Its environments note their steps in `record`; the first step makes `mark`. Of the first `staggered` episodes each ends after
-    another number of turns, so that from then on episodes begin and end at all times, as they do in a long run."""
+    """Its environments note their steps in `record`; the first step makes `mark`. Of the first
+    `staggered` episodes each ends after another number of turns, so that from then on episodes
+    begin and end at all times, as they do in a long run."""
 
-    def __init__(self, given: Any, record: Record, mark: Path, *, blocking: bool, staggered: int) -> None:
+    def __init__(
+        self, given: Any, record: Record, mark: Path, *, blocking: bool, staggered: int
+    ) -> None:
         super().__init__(given, turns=TURNS, user_seconds=USER, blocking=blocking)
         self._record, self._mark = record, mark
         self._firsts = iter([1 + at % TURNS for at in range(staggered)])
@@ -89,7 +100,9 @@ class RecordingFactory(RecordedFactory):
         return made
 
 
-async def opened(share: int, stack: AsyncExitStack, *, url: str, folder: Path, blocking: bool) -> tuple[Runner, Sequence[Task]]:
+async def opened(
+    share: int, stack: AsyncExitStack, *, url: str, folder: Path, blocking: bool
+) -> tuple[Runner, Sequence[Task]]:
     """What one process plays with; what it saw is in `folder` when `stack` is closed."""
     tok = tokenizer()
     given = material(workload(), tok)
@@ -97,14 +110,24 @@ async def opened(share: int, stack: AsyncExitStack, *, url: str, folder: Path, b
     stack.callback(lambda: name.with_suffix(".json").write_bytes(orjson.dumps(record)))
     watching = asyncio.create_task(record.watch())
     stack.callback(watching.cancel)
-    served = await stack.enter_async_context(served_model(url, tok, threads=share if blocking else 8))
-    factory = RecordingFactory(given, record, name.with_suffix(".mark"), blocking=blocking, staggered=share)
+    served = await stack.enter_async_context(
+        served_model(url, tok, threads=share if blocking else 8)
+    )
+    factory = RecordingFactory(
+        given, record, name.with_suffix(".mark"), blocking=blocking, staggered=share
+    )
     agent = lambda: make_agent(served, {"parallel_calls": "first"})
-    return Runner(factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=TURNS, samples=SAMPLES)), factory.tasks("test")
+    return Runner(
+        factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=TURNS, samples=SAMPLES)
+    ), factory.tasks("test")
 
 
-async def play(url: str, episodes: int, seconds: float, *, blocking: bool, processes: int) -> list[Record]:
-    """Play for a while; what each process saw, this one's (which only takes in, where there are others) last."""
+async def play(
+    url: str, episodes: int, seconds: float, *, blocking: bool, processes: int
+) -> list[Record]:
+    """Play for a while; what each process saw, this one's (which only takes in, where there are
+    others) last.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         driver = Record()
@@ -114,7 +137,9 @@ async def play(url: str, episodes: int, seconds: float, *, blocking: bool, proce
                 runner, tasks = await open_(episodes, stack)
             else:
                 tasks = RecordedFactory(None, turns=TURNS).tasks("test")  # type: ignore[arg-type]
-                runner = ProcessRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
+                runner = ProcessRunner(
+                    open_, processes=processes, concurrency=episodes, samples=SAMPLES
+                )
             stack.enter_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
@@ -140,7 +165,9 @@ def _records(folder: Path) -> list[Record]:
 
 @dataclass
 class Seen:
-    """What was seen within a window: turns, those of them before the user, gaps in ms from the least, CPU in seconds."""
+    """What was seen within a window: turns, those of them before the user, gaps in ms from the
+    least, CPU in seconds.
+    """
 
     turns: int
     users: int
@@ -153,7 +180,13 @@ def seen(records: Sequence[Record], seconds: float) -> Seen:
     begin = max(record.turns[0][0] for record in records if record.turns) + EPISODE
     end = begin + seconds
     turns = [user for record in records for at, user in record.turns if begin <= at < end]
-    gaps = sorted(gap * 1000 for record in records if record.turns for at, gap in record.gaps if begin <= at < end)
+    gaps = sorted(
+        gap * 1000
+        for record in records
+        if record.turns
+        for at, gap in record.gaps
+        if begin <= at < end
+    )
     cpu = [[value for at, value in record.cpu if begin <= at < end] for record in records]
     return Seen(len(turns), sum(turns), gaps, sum(values[-1] - values[0] for values in cpu))
 
@@ -165,22 +198,40 @@ def run(*, quick: bool = False) -> Table:
     seconds = 6.0 if quick else EPISODE
     made = Table(
         "Engine 0.5 s, user 0.3 s: share of what the latencies allow",
-        ["episodes", "user", "processes", "turns/s", "share of the bound", "loop gap p99, ms", "largest, ms", "us of CPU a turn"],
+        [
+            "episodes",
+            "user",
+            "processes",
+            "turns/s",
+            "share of the bound",
+            "loop gap p99, ms",
+            "largest, ms",
+            "us of CPU a turn",
+        ],
     )
     with stub(given.replies) as url:
         asyncio.run(measured(ours, url, tok, given, 64))
     with stub(given.replies, latency=ENGINE) as url:
         for episodes, blocking, processes in LOADS:
-            found = seen(asyncio.run(play(url, episodes, seconds, blocking=blocking, processes=processes)), seconds)
+            found = seen(
+                asyncio.run(play(url, episodes, seconds, blocking=blocking, processes=processes)),
+                seconds,
+            )
             made.rows.append(row(found, seconds, (episodes, blocking, processes)))
     made.notes.append(
-        "The garbage collector paced as in `toolroll run` (`rollout/runtime/garbage.py`); processes as by `toolroll run --processes`."
+        "The garbage collector paced as in `toolroll run` (`rollout/runtime/garbage.py`); "
+        "processes as by `toolroll run --processes`."
     )
     made.notes.append(
-        f"Stationary: the first episodes end after 1 to {TURNS} turns, so that later ones begin and end at all times; measured for "
-        f"{seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of {STEP * 1000:g} ms, on the same two cores."
+        f"Stationary: the first episodes end after 1 to {TURNS} turns, so that later ones begin "
+        f"and end at all times; measured for "
+        f"{seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of "
+        f"{STEP * 1000:g} ms, on the same two cores."
     )
-    made.notes.append(f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's as much as ours.")
+    made.notes.append(
+        f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's "
+        f"as much as ours."
+    )
     return made
 
 

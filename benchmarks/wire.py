@@ -56,27 +56,49 @@ def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
     rounds = 3 if quick else 9
     engine = Engine("http://127.0.0.1:1")
-    made = Table("Requests and replies, microseconds of CPU", ["", "toolroll", "orjson, whole list", "json, whole list"])
+    made = Table(
+        "Requests and replies, microseconds of CPU",
+        ["", "toolroll", "orjson, whole list", "json, whole list"],
+    )
     new = np.arange(150_000, 150_300, dtype=np.int32)
     for length in LENGTHS:
         held = session(length)
         ids = held.input_ids.tolist()
 
         def request(held: Session = held) -> bytes:
-            asked = GenerateRequest(held.input_ids, _PARAMS, "s", input_ids_json=held.input_ids_json)
+            asked = GenerateRequest(
+                held.input_ids, _PARAMS, "s", input_ids_json=held.input_ids_json
+            )
             return engine._body(asked, "0" * 32, stream=False)
 
-        body = {"input_ids": ids, "sampling_params": _PARAMS, "return_logprob": True, "stream": False, "rid": "0" * 32}
+        body = {
+            "input_ids": ids,
+            "sampling_params": _PARAMS,
+            "return_logprob": True,
+            "stream": False,
+            "rid": "0" * 32,
+        }
         costs = cpu_in_turns(request, partial(orjson.dumps, body), rounds=rounds)
         cells = [*costs, cpu_of(partial(json.dumps, body), rounds=3)]
         made.rows.append([f"request, {length:,} ids", *map(number, cells)])
     growing = session(12_000)
-    made.rows.append(["300 new ids taken in", number(cpu_of(lambda: growing.observe(new), rounds=rounds)), "", ""])
+    made.rows.append(
+        [
+            "300 new ids taken in",
+            number(cpu_of(lambda: growing.observe(new), rounds=rounds)),
+            "",
+            "",
+        ]
+    )
     for tokens in REPLIES:
         text = reply(tokens)
-        asked = GenerateRequest(np.zeros(100, dtype=np.int32), {**_PARAMS, "max_new_tokens": tokens}, "s")
+        asked = GenerateRequest(
+            np.zeros(100, dtype=np.int32), {**_PARAMS, "max_new_tokens": tokens}, "s"
+        )
         read = partial(_parse, text, asked)
         costs = cpu_in_turns(read, partial(orjson.loads, text), rounds=rounds)
         cells = [*costs, cpu_of(partial(json.loads, text), rounds=3)]
-        made.rows.append([f"reply, {tokens:,} tokens with logprobs (others: only decoded)", *map(number, cells)])
+        made.rows.append(
+            [f"reply, {tokens:,} tokens with logprobs (others: only decoded)", *map(number, cells)]
+        )
     return made

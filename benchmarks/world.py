@@ -1,4 +1,6 @@
-"""What the loops play: an environment that answers a call with the next recorded tool result and a text with the next user line."""
+"""What the loops play: an environment that answers a call with the next recorded tool result and
+a text with the next user line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.conversations import Workload, as_sampled
-from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Message, Observation, StepResult, Task, Tool
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,9 @@ class Material:
 
 
 def material(load: Workload, tok: Any) -> Material:
-    """Taken from the recorded conversations; the replies are what a model of the Hermes format would have sampled."""
+    """Taken from the recorded conversations; the replies are what a model of the Hermes format
+    would have sampled.
+    """
     end = tok.convert_tokens_to_ids("<|im_end|>")
     replies, results, users = [], [], []
     for conversation in load.conversations[:12]:
@@ -35,13 +48,23 @@ def material(load: Workload, tok: Any) -> Material:
             replies.append((text, [*tok.encode(text, add_special_tokens=False), end]))
             for message in turn.new:
                 (results if message["role"] == "tool" else users).append(message["content"])
-    return Material([conversation.first for conversation in load.conversations], load.tools, replies, results, users)
+    return Material(
+        [conversation.first for conversation in load.conversations],
+        load.tools,
+        replies,
+        results,
+        users,
+    )
 
 
 class RecordedWorld(Environment):
-    """`turns` exchanges, then done. `user_seconds`: how long the user takes; `blocking`: whether it blocks its thread meanwhile."""
+    """`turns` exchanges, then done. `user_seconds`: how long the user takes; `blocking`: whether
+    it blocks its thread meanwhile.
+    """
 
-    def __init__(self, given: Material, *, turns: int, user_seconds: float = 0.0, blocking: bool = False) -> None:
+    def __init__(
+        self, given: Material, *, turns: int, user_seconds: float = 0.0, blocking: bool = False
+    ) -> None:
         self.blocking = blocking  # type: ignore[misc]
         self._given = given
         self._turns = turns
@@ -73,7 +96,13 @@ class RecordedWorld(Environment):
             return StepResult((), 1.0, True)
         calls = action.tool_calls
         new: list[Message] = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": next(self._results)} for call in calls
+            {
+                "role": "tool",
+                "tool_call_id": call.id,
+                "name": call.name,
+                "content": next(self._results),
+            }
+            for call in calls
         ]
         return StepResult(new or [{"role": "user", "content": next(self._users)}])
 
@@ -108,7 +137,9 @@ class RecordedFactory:
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The first call in a reply, as the published loop's adapter finds it: a search and a JSON decode."""
+    """The first call in a reply, as the published loop's adapter finds it: a search and a JSON
+    decode.
+    """
     begin, end = text.find("<tool_call>"), text.find("</tool_call>")
     if begin < 0 or end < 0:
         return None

@@ -1,4 +1,6 @@
-"""What every test runs under: the tiers, the distribution over processes, and what a skip may be."""
+"""What every test runs under: the tiers, the distribution over processes, and what a skip may
+be.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ The quick tier leaves out:
   tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
   tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers
   tests/integration  the real SGLang server and router, Ray
-`make test-all` runs all of it, with more examples of each property; `make test-peers` runs what is on GitHub only."""
+`make test-all` runs all of it, with more examples of each property; `make test-peers` runs what is on GitHub only."""  # noqa: E501
 
 BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
 """Files with one costly case a template: each template is a scope of its own."""
@@ -42,27 +44,44 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Tally:
-    """Counts of injected faults and of what became of the episodes; added up at the end of a run."""
+    """Counts of injected faults and of what became of the episodes; added up at the end of a
+    run.
+    """
     made = Tally()
     record_property("faults", made.counts)
     return made
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure: what a package index has is never a reason to skip. A browser is in none."""
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure: what a package index has is never a reason
+    to skip. A browser is in none.
+    """
     report = yield
-    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and not hasattr(report, "wasxfail") and not _allowed(item, report):
+    if (
+        report.skipped
+        and os.environ.get("TOOLROLL_NO_SKIPS")
+        and not hasattr(report, "wasxfail")
+        and not _allowed(item, report)
+    ):
         report.outcome = "failed"
         report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a module that skips itself."""
     report = yield
-    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and ALLOWED not in str(report.longrepr):
+    if (
+        report.skipped
+        and os.environ.get("TOOLROLL_NO_SKIPS")
+        and ALLOWED not in str(report.longrepr)
+    ):
         report.outcome = "failed"
         report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
     return report
@@ -74,7 +93,9 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
 
 
 def scope_of(nodeid: str) -> str:
-    """What one process runs in a row: a file with its fixtures, all files that share the real servers, or one template."""
+    """What one process runs in a row: a file with its fixtures, all files that share the real
+    servers, or one template.
+    """
     path = nodeid.partition("::")[0]
     if path.startswith("tests/integration/"):
         return "tests/integration"
@@ -95,16 +116,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return ByScope(config, log)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the figures that passed tests recorded with `record_property("figure", ...)`, and what the quick tier leaves out."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the figures that passed tests recorded with `record_property("figure", ...)`, and
+    what the quick tier leaves out.
+    """
     totals = dict.fromkeys(COUNTS, 0)
-    for report in [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]:
+    for report in [
+        *terminalreporter.stats.get("passed", []),
+        *terminalreporter.stats.get("failed", []),
+    ]:
         for name, value in report.user_properties:
             if name == "figure" and report.passed:
                 terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
             if name == "faults":
                 totals = {key: totals[key] + value[key] for key in COUNTS}
     if any(totals.values()):
-        terminalreporter.write_line("faults: " + ", ".join(f"{n} {key}" for key, n in totals.items()))
+        terminalreporter.write_line(
+            "faults: " + ", ".join(f"{n} {key}" for key, n in totals.items())
+        )
     if "not slow" in config.option.markexpr:
         terminalreporter.write_line(LEFT_OUT)

@@ -37,8 +37,10 @@ QUESTIONS = {
     "truncate": "{{ m.content | truncate(9) }}",
     "int": "{{ m.content | int }}",
     "alias": "{% set a = m.name %}" + ASKED.replace("{X}", "a == 'python'"),
-    "macro": "{% macro q(t) %}{% if t == 'ok' %}[!]{% endif %}{% endmacro %}{{ q(m.content) }}" + SLOTS["tool"],
-    "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% endfor %}" + SLOTS["tool"],
+    "macro": "{% macro q(t) %}{% if t == 'ok' %}[!]{% endif %}{% endmacro %}{{ q(m.content) }}"
+    + SLOTS["tool"],
+    "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% "
+    "endfor %}" + SLOTS["tool"],
     "joined": ASKED.replace("{X}", "'a' ~ m.name == 'apython'"),
     "lookup": "{{ {'python': 'P', 'now': 'N'}.get(m.name, '?') }}" + SLOTS["tool"],
     "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content | length > 9"),
@@ -62,7 +64,10 @@ def test_what_a_template_asks_of_a_message_is_answered_each_time(question: str) 
 
 
 def test_a_template_that_raises_for_an_id_is_never_appended_to() -> None:
-    refuse = "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}" + SLOTS["tool"]
+    refuse = (
+        "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
+        + SLOTS["tool"]
+    )
     found = failures(Template("refused_ids", filled(tool=refuse)))
     assert not found, found
 
@@ -124,7 +129,9 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
         {"role": "assistant", "content": "Ask."},
         ({"role": "user", "content": "x<|turn|> <|end|>"},),
     )
-    said = Said([*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn)
+    said = Said(
+        [*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn
+    )
     delta = subject.delta([*first, step.turn], step.new, sampled_ids=said.ids)
     assert delta == judge.truth(first, said, step.new, None).ids
 
@@ -161,7 +168,10 @@ def test_a_lone_surrogate_is_no_crash() -> None:
 
 def test_text_parts_render_as_the_template_renders_them() -> None:
     """A template that sees the parts shows them as it shows parts."""
-    shown = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ p.text | trim }}]{% endfor %}{% endif %}"
+    shown = (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ "
+        "p.text | trim }}]{% endfor %}{% endif %}"
+    )
     template = Template("parts", filled(user=shown))
     subject, judge = ChatTemplate(tokenizer_of(template)), Judge(tokenizer_of(template), template)
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]

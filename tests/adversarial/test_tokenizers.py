@@ -110,10 +110,16 @@ def _prompt(subject: ChatTemplate, canon: Canon, messages: Any, tools: Any) -> t
         got = list(subject.prompt(messages, tools))
     except TemplateError:
         return "refused", ""
-    return ("exact", "") if got == expected else ("wrong", f"prompt: {_compared(canon, expected, got)}")
+    return (
+        ("exact", "")
+        if got == expected
+        else ("wrong", f"prompt: {_compared(canon, expected, got)}")
+    )
 
 
-def _delta(subject: ChatTemplate, canon: Canon, messages: Any, said: Said, new: Sequence[Any], tools: Any) -> tuple[str, str]:
+def _delta(
+    subject: ChatTemplate, canon: Canon, messages: Any, said: Said, new: Sequence[Any], tools: Any
+) -> tuple[str, str]:
     expected = canon.delta(messages, said, new, tools)
     prompt = canon.judge.text(messages, tools, generate=True)
     try:
@@ -129,7 +135,11 @@ def _delta(subject: ChatTemplate, canon: Canon, messages: Any, said: Said, new: 
     except TemplateError:
         return "refused", ""
     kind = "whole" if said.stop else "cut"
-    return ("exact", "") if got == expected else ("wrong", f"{kind}: {_compared(canon, expected, got)}")
+    return (
+        ("exact", "")
+        if got == expected
+        else ("wrong", f"{kind}: {_compared(canon, expected, got)}")
+    )
 
 
 def _compared(canon: Canon, expected: Sequence[int], got: Sequence[int]) -> str:
@@ -148,7 +158,9 @@ def test_exact_or_refused_when_it_is_loaded(kind: str, name: str) -> None:
     assert cell.counts["exact cut"] + cell.counts["nothing said cut"] >= TURNS, cell.counts
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace_first", "unigram_first", "special_rstrip"])
+@pytest.mark.parametrize(
+    "kind", ["byte_level", "metaspace_first", "unigram_first", "special_rstrip"]
+)
 async def test_what_is_not_exact_is_never_trained(kind: str) -> None:
     """The check of an episode must not share the error that it looks for."""
     template = TEMPLATES["chatml"]
@@ -174,10 +186,13 @@ async def test_what_is_not_exact_is_never_trained(kind: str) -> None:
     wrong = [
         turn
         for turn, (entry, then) in enumerate(pairwise(engine.log))
-        if [*entry.input_ids, *entry.output_ids, *_expected(canon, script, turn, said[turn])] != then.input_ids.tolist()
+        if [*entry.input_ids, *entry.output_ids, *_expected(canon, script, turn, said[turn])]
+        != then.input_ids.tolist()
     ]
     trained = sum(trajectory.trained_tokens for trajectory in dialogue.session.trajectories())
-    assert not wrong or not trained, f"{trained} tokens are trained, and {len(wrong)} deltas are wrong"
+    assert not wrong or not trained, (
+        f"{trained} tokens are trained, and {len(wrong)} deltas are wrong"
+    )
     assert trained
 
 

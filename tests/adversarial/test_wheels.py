@@ -70,19 +70,26 @@ def test_a_loop_of_one_shape_is_exact_to_the_last_turn(name: str) -> None:
         whole["judged" if counts(rows)["inapplicable"] == 0 else "said nothing"] += 1
     wrong = bad(player.rows, WRONG, 3)
     assert not wrong, wrong
-    assert whole["judged"] or not FULL, [row for row in player.rows if row.verdict == "inapplicable"]
+    assert whole["judged"] or not FULL, [
+        row for row in player.rows if row.verdict == "inapplicable"
+    ]
 
 
 @pytest.mark.parametrize("name", NUMBERING)
 @pytest.mark.parametrize("verify", [None, "off"])
-async def test_a_template_that_numbers_is_correct_and_trained(name: str, verify: str | None) -> None:
+async def test_a_template_that_numbers_is_correct_and_trained(
+    name: str, verify: str | None
+) -> None:
     """In the template's own format of calls, and of results that it numbers over the whole
     conversation."""
     if name in BY_HAND:
         template, tokenizer = BY_HAND[name], tokenizer_of(BY_HAND[name])
     else:
         template, tokenizer = template_of(name, SOURCES[name], load_embedded_tokenizer)
-    made = [loop(f"{name}/{SEED}/{n}", calls=calls, published=True) for n, calls in enumerate((1, 2, 1, 0) * (5 if FULL else 1))]
+    made = [
+        loop(f"{name}/{SEED}/{n}", calls=calls, published=True)
+        for n, calls in enumerate((1, 2, 1, 0) * (5 if FULL else 1))
+    ]
     settings = {} if verify is None else {"verify": verify}
     outcomes = await play_episodes(template, made, tokenizer=tokenizer, scripted=True, **settings)
     assert not [outcome.wrong for outcome in outcomes if outcome.wrong]

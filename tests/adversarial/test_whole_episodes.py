@@ -23,8 +23,8 @@ ALWAYS = [template.name for template in by_hand() if template.name.startswith("s
 OTHERS = [template.name for template in by_hand() if template.name not in ALWAYS]
 NAMES = [*ALWAYS, *sampled(OTHERS, 6), *sampled([t.name for t in generated()], 150 if FULL else 3)]
 REPEATS = ("before_content.title",)
-"""Templates that show an assistant's text again in what follows it. If the model wrote the text of a
-control token, the check cannot tell that text from the template's own token, and excludes it."""
+"""Templates that show an assistant's text again in what follows it. If the model wrote the text of
+a control token, the check cannot tell that text from the template's own token, and excludes it."""
 VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
 
 
@@ -39,9 +39,13 @@ def failures(outcomes: list[Outcome]) -> str:
     lines = []
     for outcome in outcomes:
         if outcome.wrong:
-            lines.append(f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}")
+            lines.append(
+                f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}"
+            )
         if outcome.left_out and not excluded(outcome):
-            lines.append(f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong")
+            lines.append(
+                f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong"
+            )
     return "\n".join(lines)
 
 
@@ -63,9 +67,14 @@ async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -
     assert all(outcome.trained or outcome.ended or excluded(outcome) for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"])
+@pytest.mark.parametrize(
+    "name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"]
+)
 async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> None:
-    made = [loop(f"{name}/{SEED}/{n}", calls=calls) for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))]
+    made = [
+        loop(f"{name}/{SEED}/{n}", calls=calls)
+        for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))
+    ]
     outcomes = await play_episodes(ALL[name], made)
     assert not failures(outcomes), failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]

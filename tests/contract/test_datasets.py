@@ -35,10 +35,20 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     part = trajectory()
     assert first["input_ids"] == part.input_ids.tolist()
     assert first["loss_mask"] == part.loss_mask.tolist()
-    assert first["logprobs"] == [None if value != value else value for value in part.logprobs.tolist()]
-    assert first["weight_versions"] == [{"version": "v0", "start": 4, "stop": 7}, {"version": "v1", "start": 9, "stop": 12}]
+    assert first["logprobs"] == [
+        None if value != value else value for value in part.logprobs.tolist()
+    ]
+    assert first["weight_versions"] == [
+        {"version": "v0", "start": 4, "stop": 7},
+        {"version": "v1", "start": 9, "stop": 12},
+    ]
     assert json.loads(first["messages"])[1] == {"role": "assistant", "content": "Goodbye."}
-    assert (first["prompt_length"], first["fork_reason"], fork["fork_reason"], fork["prompt_length"]) == (4, None, "rewritten", 6)
+    assert (
+        first["prompt_length"],
+        first["fork_reason"],
+        fork["fork_reason"],
+        fork["prompt_length"],
+    ) == (4, None, "rewritten", 6)
 
 
 def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:

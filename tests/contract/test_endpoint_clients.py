@@ -1,4 +1,6 @@
-"""Whole episodes through the endpoint by unmodified clients of other projects; the trajectories are judged by the engine's own log."""
+"""Whole episodes through the endpoint by unmodified clients of other projects; the trajectories
+are judged by the engine's own log.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups tool results."""
-    return load_embedded_tokenizer() if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
+    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
+    tool results.
+    """
+    return (
+        load_embedded_tokenizer()
+        if request.param == "embedded"
+        else tokenizer_for(trl_template("qwen3"))
+    )
 
 
-# --- litellm -------------------------------------------------------------------------------------------------------------
+# --- litellm --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -44,7 +52,9 @@ async def test_litellm(litellm: Any, any_tokenizer: Any, provider: str) -> None:
         base = f"{bench.url}/sessions/s/v1"
 
         async def create(*, model: str, **asked: Any) -> Any:
-            return await litellm.acompletion(model=f"{provider}/{model}", api_base=base, api_key="unused", **asked)
+            return await litellm.acompletion(
+                model=f"{provider}/{model}", api_base=base, api_key="unused", **asked
+            )
 
         last = await play(create, temperature=0.7)
         assert last.content == "All seen: <b>x</b>."
@@ -58,15 +68,22 @@ async def test_litellm_streaming(litellm: Any, any_tokenizer: Any) -> None:
 
         async def create(*, model: str, **asked: Any) -> Any:
             stream = await litellm.acompletion(
-                model=f"openai/{model}", api_base=base, api_key="unused", stream=True, stream_options={"include_usage": True}, **asked
+                model=f"openai/{model}",
+                api_base=base,
+                api_key="unused",
+                stream=True,
+                stream_options={"include_usage": True},
+                **asked,
             )
-            return litellm.stream_chunk_builder([chunk async for chunk in stream], messages=asked["messages"])
+            return litellm.stream_chunk_builder(
+                [chunk async for chunk in stream], messages=asked["messages"]
+            )
 
         await play(create)
         await one_episode(bench)
 
 
-# --- openai-agents -------------------------------------------------------------------------------------------------------
+# --- openai-agents --------------------------------------------------------------------------------
 
 
 def an_agent(client: AsyncOpenAI, **more: Any) -> Any:
@@ -101,26 +118,42 @@ async def test_openai_agents(any_tokenizer: Any, streamed: bool) -> None:
 
 @SMALL
 async def test_openai_agents_with_a_handoff_is_two_roots(any_tokenizer: Any) -> None:
-    """Two agents with instructions and tools of their own, in one session: nothing is trained twice, nothing is lost."""
+    """Two agents with instructions and tools of their own, in one session: nothing is trained
+    twice, nothing is lost.
+    """
     import agents
 
-    said = ["<tool_call>" + json.dumps({"name": "transfer_to_looker", "arguments": {}}) + "</tool_call>", *SAID]
+    said = [
+        "<tool_call>"
+        + json.dumps({"name": "transfer_to_looker", "arguments": {}})
+        + "</tool_call>",
+        *SAID,
+    ]
     async with endpoint(any_tokenizer, lambda request: said[request.call], split="random") as bench:
         client = bench.client()
         model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-        boss = agents.Agent(name="boss", instructions="Hand everything over.", model=model, handoffs=[an_agent(client)])
+        boss = agents.Agent(
+            name="boss",
+            instructions="Hand everything over.",
+            model=model,
+            handoffs=[an_agent(client)],
+        )
         result = await agents.Runner.run(boss, FIRST[1]["content"])
         assert result.final_output == "All seen: <b>x</b>."
         trajectories = await bench.trajectories()
-        assert sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 4
+        assert (
+            sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 4
+        )
 
 
-# --- tau-bench -----------------------------------------------------------------------------------------------------------
+# --- tau-bench ------------------------------------------------------------------------------------
 
 
 @pytest.mark.peers
 @SMALL
-async def test_tau_benchs_own_agent(litellm: Any, any_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tau_benchs_own_agent(
+    litellm: Any, any_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """tau-bench's `ToolCallingAgent`, as it is, in its own environment."""
     from support.tau import REAL, needed
 
@@ -129,11 +162,16 @@ async def test_tau_benchs_own_agent(litellm: Any, any_tokenizer: Any, monkeypatc
 
     env = REAL.stock_env("retail", "test", 0)
     wanted = list(env.tasks[0].actions)
-    said = ["<tool_call>" + json.dumps({"name": it.name, "arguments": it.kwargs}) + "</tool_call>" for it in wanted] + ["Goodbye."]
+    said = [
+        "<tool_call>" + json.dumps({"name": it.name, "arguments": it.kwargs}) + "</tool_call>"
+        for it in wanted
+    ] + ["Goodbye."]
     async with endpoint(any_tokenizer, lambda request: said[request.call], split="random") as bench:
         monkeypatch.setenv("OPENAI_API_BASE", f"{bench.url}/sessions/s/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "unused")
-        agent = ToolCallingAgent(env.tools_info, env.wiki, model="m", provider="openai", temperature=0.0)
+        agent = ToolCallingAgent(
+            env.tools_info, env.wiki, model="m", provider="openai", temperature=0.0
+        )
         result = await asyncio.to_thread(agent.solve, env, 0)
         assert result.reward == 1.0
         [trajectory] = await bench.trajectories()

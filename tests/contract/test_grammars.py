@@ -20,10 +20,17 @@ def test_a_grammar_takes_what_its_parser_reads_and_nothing_else(name: str) -> No
     for wrong in ("", "I look. " + said, said[:-1], said + "\nWell.", f"{said}\n{said}"):
         assert not accepts(one, wrong)
     if name != "llama3":
-        assert accepts(Grammar.from_ebnf(call_grammar(name, ["look"], several=True)), f"{said}\n{said}")
+        assert accepts(
+            Grammar.from_ebnf(call_grammar(name, ["look"], several=True)), f"{said}\n{said}"
+        )
 
 
-SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"at": {"type": "string"}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
 STRICT = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
 FREE = {"type": "function", "function": {"name": "listen", "parameters": SCHEMA}}
 
@@ -33,7 +40,9 @@ def test_a_strict_tag_takes_calls_of_the_schema_and_nothing_else(forced: bool) -
     from xgrammar import Grammar
     from xgrammar.testing import _is_grammar_accept_string as accepts
 
-    grammar = Grammar.from_structural_tag(strict_tag("hermes", [STRICT, FREE], "", forced=forced, several=True))
+    grammar = Grammar.from_structural_tag(
+        strict_tag("hermes", [STRICT, FREE], "", forced=forced, several=True)
+    )
     right = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
     wrong = right.replace('"x"', "3")
     assert accepts(grammar, right)
@@ -43,6 +52,8 @@ def test_a_strict_tag_takes_calls_of_the_schema_and_nothing_else(forced: bool) -
     assert accepts(grammar, wrong.replace("look", "listen"))
     for free in ("Well.", "I look. " + right):
         assert accepts(grammar, free) != forced
-    one = Grammar.from_structural_tag(strict_tag("hermes", [STRICT], "", forced=forced, several=False))
+    one = Grammar.from_structural_tag(
+        strict_tag("hermes", [STRICT], "", forced=forced, several=False)
+    )
     assert accepts(one, right)
     assert not accepts(one, f"{right}\n{right}")

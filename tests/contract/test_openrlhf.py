@@ -27,5 +27,8 @@ module.AgentExecutor()
 def test_d1_openrlhf_takes_it_as_its_own(tmp_path: Path) -> None:
     """As OpenRLHF loads the file of `--train.agent_func_path`, with its own base class."""
     file = tmp_path / "agent.py"
-    file.write_text("from toolroll.rollout.adapters import openrlhf\n\n\nclass AgentExecutor(openrlhf.AgentExecutor):\n    pass\n")
+    file.write_text(
+        "from toolroll.rollout.adapters import openrlhf\n\n\nclass "
+        "AgentExecutor(openrlhf.AgentExecutor):\n    pass\n"
+    )
     subprocess.run([sys.executable, "-c", _AS_OPENRLHF, str(file)], check=True)

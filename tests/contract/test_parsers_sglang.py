@@ -1,5 +1,6 @@
-"""Our parsers against SGLang 0.5.23's of the same name: the same calls and the same text on well-formed replies, and each
-difference that `docs/parsers.md` lists; and `sglang:NAME`, which reports what SGLang's parser drops."""
+"""Our parsers against SGLang 0.5.23's of the same name: the same calls and the same text on
+well-formed replies, and each difference that `docs/parsers.md` lists; and `sglang:NAME`, which
+reports what SGLang's parser drops."""
 
 from __future__ import annotations
 
@@ -26,20 +27,26 @@ def anywhere(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Whether `test` holds for a value or for one inside it."""
 
     def found(value: Any) -> bool:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        inner = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        )
         return test(value) or any(found(one) for one in inner)
 
     return found
 
 
-NEGATIVE = anywhere(lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0)
+NEGATIVE = anywhere(
+    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0
+)
 NULL = anywhere(lambda value: value is None)
 WIDE_FLOAT = anywhere(lambda value: value == 1e22 and isinstance(value, float))
 
 
 def says(*words: str) -> Callable[[dict[str, Any]], bool]:
     """Whether an argument is a string that is one of `words` but for white space."""
-    return lambda arguments: any(isinstance(value, str) and value.strip() in words for value in arguments.values())
+    return lambda arguments: any(
+        isinstance(value, str) and value.strip() in words for value in arguments.values()
+    )
 
 
 def edged(arguments: dict[str, Any]) -> bool:
@@ -49,7 +56,10 @@ def edged(arguments: dict[str, Any]) -> bool:
 
 def quoted(arguments: dict[str, Any]) -> bool:
     """Whether an argument is a string between double quotes."""
-    return any(isinstance(value, str) and re.fullmatch(r'\s*".*"\s*', value, re.DOTALL) for value in arguments.values())
+    return any(
+        isinstance(value, str) and re.fullmatch(r'\s*".*"\s*', value, re.DOTALL)
+        for value in arguments.values()
+    )
 
 
 def reads_as_json(arguments: dict[str, Any]) -> bool:
@@ -111,12 +121,16 @@ def written() -> list[Case]:
 
 @cache
 def answers() -> dict[str, list[Any]]:
-    """What SGLang's parsers make of all cases of this file: its imports take five seconds, so it is asked once."""
+    """What SGLang's parsers make of all cases of this file: its imports take five seconds, so it
+    is asked once.
+    """
     differing = [(name, text, TOOLS) for name, text, _, _ in DIFFERENCES.values()]
     return ask([*written(), *differing], [("qwen25", text, TOOLS) for text in DROPPED])
 
 
-@pytest.mark.parametrize("place", range(len(FORMATS)), ids=[f"{form.name}-{form.write.__name__}" for form in FORMATS])
+@pytest.mark.parametrize(
+    "place", range(len(FORMATS)), ids=[f"{form.name}-{form.write.__name__}" for form in FORMATS]
+)
 def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
     parser = get_parser(FORMATS[place].name)
     differing = []
@@ -124,7 +138,11 @@ def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
     for (_, text, tools), theirs in zip(written()[here], answers()["theirs"][here], strict=True):
         reply = parser.parse(text, tools=tools, in_reasoning=False)
         ours = [[call.name, call.arguments] for call in reply.ok_calls]
-        if not same(ours, theirs["calls"]) or reply.bad_calls or reply.content != theirs["text"].strip():
+        if (
+            not same(ours, theirs["calls"])
+            or reply.bad_calls
+            or reply.content != theirs["text"].strip()
+        ):
             differing.append((text, ours, theirs))
     assert not differing, f"{len(differing)} of {EACH}, the first: {differing[0]}"
 
@@ -139,17 +157,23 @@ def _m3(inner: str) -> str:
 
 DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
     # what: (parser, text, our calls with their status, SGLang's calls)
-    "broken JSON is kept": ("qwen25", '<tool_call>\n{"name": "get_order"\n</tool_call>', [["get_order", None, "invalid_json"]], []),
-    "an unclosed call is kept": ("qwen25", GOOD[:-13], [["get_order", {"id": "a"}, "unclosed"]], []),
-    "an unknown tool is kept": ("qwen25", GOOD.replace("get_order", "nobody"), [["nobody", {"id": "a"}, "unknown_tool"]], []),
-    "no line break is needed": ("qwen25", GOOD.replace("\n", ""), [["get_order", {"id": "a"}, "ok"]], []),
+    "broken JSON is kept": ("qwen25", '<tool_call>\n{"name": '
+                                      '"get_order"\n</tool_call>', [["get_order", None,
+                                      "invalid_json"]], []),
+    "an unclosed call is kept": ("qwen25", GOOD[:-13], [["get_order", {"id": "a"}, "unclosed"]],
+    []),
+    "an unknown tool is kept": ("qwen25", GOOD.replace("get_order", "nobody"), [["nobody",
+    {"id": "a"}, "unknown_tool"]], []),
+    "no line break is needed": ("qwen25", GOOD.replace("\n", ""), [["get_order", {"id": "a"},
+    "ok"]], []),
     "markers may stand in strings": (
         "hermes",
         GOOD.replace('"a"', '"</tool_call>"'),
         [["get_order", {"id": "</tool_call>"}, "ok"]],
         [],
     ),
-    "numbers may be negative": ("pythonic", "[get_order(n=-1)]", [["get_order", {"n": -1}, "ok"]], []),
+    "numbers may be negative": ("pythonic", "[get_order(n=-1)]", [["get_order", {"n": -1}, "ok"]],
+    []),
     "null is null": (
         "gemma4",
         "<|tool_call>call:get_order{id:null}<tool_call|>",
@@ -192,7 +216,8 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
     ),
     "harmony needs no header": (
         "gpt-oss",
-        '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"id": "a"}<|call|>',
+        '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"id": '
+        '"a"}<|call|>',
         [["get_order", {"id": "a"}, "ok"]],
         [],
     ),
@@ -230,15 +255,18 @@ DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
     ),
     "a value must stand in lines of its own": (
         "beam",
-        ' to=get_order<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="id">a</rfl:parameter><|call|>',
+        ' to=get_order<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter '
+        'name="id">a</rfl:parameter><|call|>',
         [["get_order", None, "invalid_json"]],
         [["get_order", {}]],
     ),
     "JSON that is no call is text": ("llama3", '{"city": "Paris"}', [], []),
     "a value may hold <": (
         "step3",
-        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_order">\n'
-        '<steptml:parameter name="id">a<b</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke '
+        'name="get_order">\n'
+        '<steptml:parameter '
+        'name="id">a<b</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
         [["get_order", {"id": "a<b"}, "ok"]],
         [["get_order", {}]],
     ),
@@ -260,7 +288,14 @@ def test_every_name_of_sglangs_is_ours_but_the_one_that_is_no_format() -> None:
     assert set(names) - set(parser_names()) == {"response_template"}
 
 
-DROPPED = (GOOD, f"Hello {GOOD}", GOOD.replace("}}", "}"), GOOD[:-13], GOOD.replace("get_order", "nobody"), "just text")
+DROPPED = (
+    GOOD,
+    f"Hello {GOOD}",
+    GOOD.replace("}}", "}"),
+    GOOD[:-13],
+    GOOD.replace("get_order", "nobody"),
+    "just text",
+)
 
 
 def test_what_sglangs_parser_drops_is_reported() -> None:

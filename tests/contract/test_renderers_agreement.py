@@ -1,7 +1,8 @@
-"""Agreement of our deltas with `renderers` 0.1.12 (`bridge_to_next_turn`) on the families that it codes by hand.
+"""Agreement of our deltas with `renderers` 0.1.12 (`bridge_to_next_turn`) on the families that it
+codes by hand.
 
-Where an append exists and the two disagree, ours must be the oracle's, and the disagreement must be of a kind that
-docs/tokens.md explains. Skipped where the package is not installed.
+Where an append exists and the two disagree, ours must be the oracle's, and the disagreement must be
+of a kind that docs/tokens.md explains. Skipped where the package is not installed.
 """
 
 from __future__ import annotations
@@ -34,11 +35,21 @@ FAMILIES = {
     "data/minimax_m2_5": "minimax-m2",
 }
 TEMPLATES = tool_templates()
-# Kind of disagreement -> the scenarios it may occur in (a prefix of their names); docs/tokens.md says why.
+# Kind of disagreement -> the scenarios it may occur in (a prefix of their names); docs/tokens.md
+# says why.
 EXPLAINED = {
     "none": ("",),
     "control": ("inject_",),
-    "edges": ("tool_blank", "tool_edged", "parts_tool", "user_edged", "user_empty", "inject_", "tool_newline_end", "tool_empty"),
+    "edges": (
+        "tool_blank",
+        "tool_edged",
+        "parts_tool",
+        "user_edged",
+        "user_empty",
+        "inject_",
+        "tool_newline_end",
+        "tool_empty",
+    ),
     "parts": ("parts_",),
     "system": ("system_",),
     "thought": ("cut_thought",),
@@ -46,7 +57,9 @@ EXPLAINED = {
 }
 
 
-def kind_of(peer: list[int] | None, ours: list[int], careless: list[int], decode: Any, scenario: str) -> str | None:
+def kind_of(
+    peer: list[int] | None, ours: list[int], careless: list[int], decode: Any, scenario: str
+) -> str | None:
     """The kind of a disagreement; None where the two agree."""
     if peer is None:
         return "none"
@@ -59,7 +72,11 @@ def kind_of(peer: list[int] | None, ours: list[int], careless: list[int], decode
         return "thought"
     if mine == theirs + "<think>\n":
         return "generation prompt"
-    if scenario == "parts_tool" and mine.count("<response>") == 2 and theirs.count("<response>") == 1:
+    if (
+        scenario == "parts_tool"
+        and mine.count("<response>") == 2
+        and theirs.count("<response>") == 1
+    ):
         return "parts"
     if scenario.startswith("system_") and "Be brief" in theirs and "Be brief" not in mine:
         return "system"
@@ -73,7 +90,9 @@ def test_disagreements_are_explained(name: str) -> None:
     known = {
         config.model_fields["name"].default: config
         for config in vars(configs).values()
-        if isinstance(config, type) and issubclass(config, configs.BaseRendererConfig) and "name" in config.model_fields
+        if isinstance(config, type)
+        and issubclass(config, configs.BaseRendererConfig)
+        and "name" in config.model_fields
     }
     oracle = Oracle(tokenizer_for(TEMPLATES[name], EXTRA))
     renderer = base.create_renderer(oracle.tokenizer, known[FAMILIES[name]]())
@@ -84,7 +103,11 @@ def test_disagreements_are_explained(name: str) -> None:
             case, truth = oracle.judge(scenario)
         except Inapplicable:
             continue
-        if truth.kind not in ("append", "drift") or truth.input_ids is None or truth.careless_ids is None:
+        if (
+            truth.kind not in ("append", "drift")
+            or truth.input_ids is None
+            or truth.careless_ids is None
+        ):
             continue
         ours = template.delta(
             case.messages,
@@ -94,12 +117,25 @@ def test_disagreements_are_explained(name: str) -> None:
             stop_token_ids=case.stop_token_ids,
             finish_reason=case.finish_reason,
         )
-        bridged = renderer.bridge_to_next_turn(case.prompt_ids, case.sampled_ids, case.new, tools=case.tools)
+        bridged = renderer.bridge_to_next_turn(
+            case.prompt_ids, case.sampled_ids, case.new, tools=case.tools
+        )
         stream = len(case.prompt_ids) + len(case.sampled_ids)
         peer = None if bridged is None else [int(index) for index in bridged.token_ids][stream:]
-        kind = kind_of(peer, truth.input_ids, truth.careless_ids, oracle.tokenizer.decode, scenario.name)
+        kind = kind_of(
+            peer, truth.input_ids, truth.careless_ids, oracle.tokenizer.decode, scenario.name
+        )
         agreed += kind is None and ours == truth.input_ids
-        if ours != truth.input_ids or (kind is not None and not scenario.name.startswith(EXPLAINED.get(kind, ("-",)))):
-            unexplained.append((scenario.name, kind, oracle.tokenizer.decode(ours), peer and oracle.tokenizer.decode(peer)))
+        if ours != truth.input_ids or (
+            kind is not None and not scenario.name.startswith(EXPLAINED.get(kind, ("-",)))
+        ):
+            unexplained.append(
+                (
+                    scenario.name,
+                    kind,
+                    oracle.tokenizer.decode(ours),
+                    peer and oracle.tokenizer.decode(peer),
+                )
+            )
     assert not unexplained
     assert agreed > 0

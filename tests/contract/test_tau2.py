@@ -28,7 +28,9 @@ from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 BYE = Action("Goodbye.")
 
 
-async def play(factory: Tau2Factory, task: Task, actions: Sequence[Action], user: Any = None) -> StepResult:
+async def play(
+    factory: Tau2Factory, task: Task, actions: Sequence[Action], user: Any = None
+) -> StepResult:
     """The last step of an episode."""
     env = factory.make(EnvironmentOptions(user=lambda seed: user or ReferenceUser(task.data)))
     await env.reset(task, 0)
@@ -45,11 +47,13 @@ def act(name: str, /, **arguments: Any) -> Action:
     return Action("", (ToolCall(name, arguments, "", id="c"),))
 
 
-# --- rewards -----------------------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("factory", "count", "step"), [(AIRLINE, 50, 1), (TELECOM, 114, 1), (RETAIL, 114, 12)], ids=["airline", "telecom", "retail"]
+    ("factory", "count", "step"),
+    [(AIRLINE, 50, 1), (TELECOM, 114, 1), (RETAIL, 114, 12)],
+    ids=["airline", "telecom", "retail"],
 )
 async def test_reference_actions_pass(factory: Tau2Factory, count: int, step: int) -> None:
     """All of airline and telecom; of retail, whose every twelfth is played here, all 114 did."""
@@ -57,20 +61,34 @@ async def test_reference_actions_pass(factory: Tau2Factory, count: int, step: in
     assert len(tasks) == count
     chosen = tasks[::step]
     results = [await play(factory, task, factory.reference(task)) for task in chosen]
-    assert [(task.id, found.info) for task, found in zip(chosen, results, strict=True) if not found.done or found.reward != 1.0] == []
+    assert [
+        (task.id, found.info)
+        for task, found in zip(chosen, results, strict=True)
+        if not found.done or found.reward != 1.0
+    ] == []
 
 
 async def test_telecoms_floor() -> None:
-    """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that doing nothing earns nothing."""
+    """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that
+    doing nothing earns nothing.
+    """
     found = await play_floor(TELECOM, TELECOM.tasks("base"), max_num_steps=5)
     assert (found.graded, found.passed) == (114, 0)
-    idle = [(await play(TELECOM, task, [BYE], _leaving())).info["reward_info"] for task in TELECOM.tasks("base")]
-    assert Counter((part["assertions"], part["actions"]) for part in idle) == {(False, None): 94, (True, False): 20}
+    idle = [
+        (await play(TELECOM, task, [BYE], _leaving())).info["reward_info"]
+        for task in TELECOM.tasks("base")
+    ]
+    assert Counter((part["assertions"], part["actions"]) for part in idle) == {
+        (False, None): 94,
+        (True, False): 20,
+    }
 
 
 def _cancelling() -> Task:
     """A task in which something is to be cancelled."""
-    named = lambda task: {call.name for action in AIRLINE.reference(task) for call in action.tool_calls}
+    named = lambda task: {
+        call.name for action in AIRLINE.reference(task) for call in action.tool_calls
+    }
     return next(task for task in AIRLINE.tasks("base") if "cancel_reservation" in named(task))
 
 
@@ -81,19 +99,33 @@ def _leaving() -> Any:
 
 
 async def test_what_is_left_out_or_done_wrong_earns_nothing() -> None:
-    task = next(task for task in AIRLINE.tasks("base") if task.data["evaluation_criteria"].get("communicate_info"))
+    task = next(
+        task
+        for task in AIRLINE.tasks("base")
+        if task.data["evaluation_criteria"].get("communicate_info")
+    )
     whole = list(AIRLINE.reference(task))
-    assert (await play(AIRLINE, task, [*whole[:-1], BYE])).info["reward_info"]["communicated"] is False
+    assert (await play(AIRLINE, task, [*whole[:-1], BYE])).info["reward_info"][
+        "communicated"
+    ] is False
     task = next(
         task
         for task in AIRLINE.tasks("base")
         if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
     )
     whole = list(AIRLINE.reference(task))
-    without = [action for action in whole if not (action.tool_calls and "cancel" in action.tool_calls[0].name)]
+    without = [
+        action
+        for action in whole
+        if not (action.tool_calls and "cancel" in action.tool_calls[0].name)
+    ]
     missed = (await play(AIRLINE, task, without)).info["reward_info"]
     assert (missed["reward"], missed["database"]) == (0.0, False)
-    task = next(task for task in TELECOM.tasks("base") if any(not action.tool_calls for action in TELECOM.reference(task)[:-1]))
+    task = next(
+        task
+        for task in TELECOM.tasks("base")
+        if any(not action.tool_calls for action in TELECOM.reference(task)[:-1])
+    )
     calls_only = [action for action in TELECOM.reference(task) if action.tool_calls]
     assert (await play(TELECOM, task, [*calls_only, BYE], _leaving())).reward == 0.0
 
@@ -106,7 +138,9 @@ async def test_episodes_do_not_meet() -> None:
         if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
     )
     whole = AIRLINE.reference(task)
-    results = await asyncio.gather(*(play(AIRLINE, task, [BYE] if number == 3 else whole) for number in range(6)))
+    results = await asyncio.gather(
+        *(play(AIRLINE, task, [BYE] if number == 3 else whole) for number in range(6))
+    )
     assert [found.reward for found in results] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
 
 
@@ -117,14 +151,21 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
     seen: dict[str, str] = {digest(untouched.database): untouched.database.get_hash()}
     for task in AIRLINE.tasks("base"):
         calls = [call for action in AIRLINE.reference(task) for call in action.tool_calls]
-        writing = [call for call in calls if call.name in ("book_reservation", "update_reservation_flights")]
+        writing = [
+            call
+            for call in calls
+            if call.name in ("book_reservation", "update_reservation_flights")
+        ]
         if not writing or len(seen) > 3:
             continue
         state = domain.begin(task.data)
         for call in calls:
             state.call("assistant", call.name, call.arguments or {})
             if call in writing:
-                assert seen.setdefault(digest(state.database), state.database.get_hash()) == state.database.get_hash()
+                assert (
+                    seen.setdefault(digest(state.database), state.database.get_hash())
+                    == state.database.get_hash()
+                )
         assert domain.is_expected(task.data, state.database)
         users = state.database.users
         state.database.users = {name: users[name] for name in reversed(users)}
@@ -137,17 +178,27 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
 
 def test_same() -> None:
     assert same({"a": [1, {"b": 2}], "c": 1.0}, {"c": 1, "a": [{"b": 2}, 1]})
-    for left, right in (([1, 1], [1, 2]), ([1], [1, 1]), ({"a": 1}, {"b": 1}), ("1", 1), ({"a": None}, {})):
+    for left, right in (
+        ([1, 1], [1, 2]),
+        ([1], [1, 1]),
+        ({"a": 1}, {"b": 1}),
+        ("1", 1),
+        ({"a": None}, {}),
+    ):
         assert not same(left, right)
 
 
-# --- tools -------------------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("factory", "count", "user"), [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)], ids=["airline", "retail", "telecom"]
+    ("factory", "count", "user"),
+    [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)],
+    ids=["airline", "retail", "telecom"],
 )
-def test_tools_have_openais_form_and_take_the_reference_calls(factory: Tau2Factory, count: int, user: int) -> None:
+def test_tools_have_openais_form_and_take_the_reference_calls(
+    factory: Tau2Factory, count: int, user: int
+) -> None:
     domain = factory.domain
     assert (len(domain.tools), len(domain.user_tools)) == (count, user)
     for tool in [*domain.tools, *domain.user_tools]:
@@ -157,12 +208,19 @@ def test_tools_have_openais_form_and_take_the_reference_calls(factory: Tau2Facto
         for name, value in function["parameters"]["properties"].items():
             assert value.get("description"), (function["name"], name)
     schemas, offered = ToolSchemas(), Offered(domain.tools)
-    calls = [call for task in factory.tasks("base") for action in factory.reference(task) for call in action.tool_calls]
+    calls = [
+        call
+        for task in factory.tasks("base")
+        for action in factory.reference(task)
+        for call in action.tool_calls
+    ]
     assert [call for call in calls if not schemas.check(call, offered).ok] == []
 
 
 async def test_mistakes_are_answers() -> None:
-    env = AIRLINE.make(EnvironmentOptions(user=lambda seed: ScriptedUser(["Hello."], default="Hm.")))
+    env = AIRLINE.make(
+        EnvironmentOptions(user=lambda seed: ScriptedUser(["Hello."], default="Hm."))
+    )
     first = await env.reset(AIRLINE.tasks("base")[0], 0)
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert "<policy>" in first.messages[0]["content"]
@@ -222,7 +280,7 @@ def test_splits_and_what_is_left_of_the_import() -> None:
     assert not [name for name in sys.modules if name.startswith(("inspect_ai", "inspect_evals"))]
 
 
-# --- a user with tools --------------------------------------------------------------------------------------------------------
+# --- a user with tools ----------------------------------------------------------------------------
 
 
 async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
@@ -230,18 +288,25 @@ async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
     says = [
         completion("My phone has no service."),
         completion(None, [("check_status_bar", "{}")]),
-        completion(None, [("toggle_airplane_mode", "{}"), ("check_status_bar", "{"), ("fly", "{}")]),
+        completion(
+            None, [("toggle_airplane_mode", "{}"), ("check_status_bar", "{"), ("fly", "{}")]
+        ),
         completion("It is off now."),
         completion("###STOP###"),
     ]
-    async with endpoint(*says) as server, OpenAIUsers(UserConfig(base_url=server.url, model="m")) as users:
+    async with (
+        endpoint(*says) as server,
+        OpenAIUsers(UserConfig(base_url=server.url, model="m")) as users,
+    ):
         env = TELECOM.make(EnvironmentOptions(user=users.make))
         first = await env.reset(task, 0)
         step = await env.step(Action("Please turn airplane mode off."))
         last = await env.step(BYE)
         metrics = env.metrics()
     assert first.messages[1] == {"role": "user", "content": "My phone has no service."}
-    assert step.messages == [{"role": "user", "content": "It is off now."}], "the agent hears only what it is told"
+    assert step.messages == [{"role": "user", "content": "It is off now."}], (
+        "the agent hears only what it is told"
+    )
     assert last.done
     assert [tool["function"]["name"] for tool in server.bodies[0]["tools"]] == [
         tool["function"]["name"] for tool in TELECOM.domain.user_tools
@@ -249,7 +314,9 @@ async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
     system = server.bodies[0]["messages"][0]["content"]
     assert "User Simulation Guidelines" in system
     assert task.data["user_scenario"]["instructions"]["known_info"] in system
-    heard = [message["content"] for message in server.bodies[3]["messages"] if message["role"] == "tool"]
+    heard = [
+        message["content"] for message in server.bodies[3]["messages"] if message["role"] == "tool"
+    ]
     assert "Airplane Mode" in heard[0]
     assert "Airplane Mode is now OFF" in heard[1]
     assert heard[2].startswith("Error: the arguments cannot be read")
@@ -257,7 +324,11 @@ async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
     for message in server.bodies[3]["messages"]:
         for call in message.get("tool_calls", ()):
             json.loads(call["function"]["arguments"])
-    assert (metrics["user_calls"], metrics["user_tool_calls"], metrics["user_tool_errors"]) == (5, 4, 1)
+    assert (metrics["user_calls"], metrics["user_tool_calls"], metrics["user_tool_errors"]) == (
+        5,
+        4,
+        1,
+    )
 
 
 async def test_a_user_who_only_acts_is_a_failure() -> None:

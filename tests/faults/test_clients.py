@@ -29,18 +29,24 @@ async def converse(bench: Bench, session: str) -> list[Any]:
     messages: list[Any] = [{"role": "system", "content": f"You are {session}."}]
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"Line {turn} of {session}."})
-        status, answer = await bench.post(f"/sessions/{session}/v1/chat/completions", {"messages": messages})
+        status, answer = await bench.post(
+            f"/sessions/{session}/v1/chat/completions", {"messages": messages}
+        )
         assert status == 200, answer
         messages.append(answer["choices"][0]["message"])
     found = (await bench.get(f"/sessions/{session}/trajectories"))["trajectories"]
     judge(found, bench.engine, session)
-    return [{key: part[key] for key in ("input_ids", "loss_mask", "logprobs", "fork_reason")} for part in found]
+    return [
+        {key: part[key] for key in ("input_ids", "loss_mask", "logprobs", "fork_reason")}
+        for part in found
+    ]
 
 
 async def raw(bench: Bench, sent: bytes, *, leave: bool = False, end: bool = False) -> bytes:
     """Send bytes; return what comes until the server closes, or leave at once.
 
-    `end`: say that no more is sent; without it the server would wait for the rest of a half request.
+    `end`: say that no more is sent; without it the server would wait for the rest of a half
+    request.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(bench.url).port)
     try:
@@ -89,13 +95,17 @@ async def race(bench: Bench, count: int) -> int:
     return count
 
 
-async def test_hostile_clients_touch_nobody_else(tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hostile_clients_touch_nobody_else(
+    tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [f"good-{number}" for number in range(SESSIONS)]
     async with endpoint(tokenizer, speak) as bench:
         alone = {name: await converse(bench, name) for name in names}
     async with endpoint(tokenizer, speak) as bench:
         good = asyncio.gather(*(converse(bench, name) for name in names))
-        (tried, odd), left, raced = await asyncio.gather(attack(bench), leave_streams(bench, 20), race(bench, 10))
+        (tried, odd), left, raced = await asyncio.gather(
+            attack(bench), leave_streams(bench, 20), race(bench, 10)
+        )
         found = dict(zip(names, await good, strict=True))
         answers = sum(1 for entry in bench.engine.log if entry.routing_key == "raced")
     tally.tried(tried + left + raced)

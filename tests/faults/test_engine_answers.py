@@ -1,4 +1,6 @@
-"""Hostile answers of the engine next to honest ones: refused, never trained, and no other episode's."""
+"""Hostile answers of the engine next to honest ones: refused, never trained, and no other
+episode's.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,18 @@ REFUSED: dict[str, Fault] = {
     "NaN": Fault(status=200, body=b'{"output_ids": [NaN], "meta_info": {}}'),
     "deeply nested": Fault(status=200, body=b"[" * 100_000),
     "20 MB of text": Fault(status=500, body=b"x" * 20_000_000),
-    **{f"HTTP {status}": Fault(status=status, body=b'{"error": {"message": "no"}}') for status in ERRORS},
+    **{
+        f"HTTP {status}": Fault(status=status, body=b'{"error": {"message": "no"}}')
+        for status in ERRORS
+    },
 }
 """Answers that end their episode: no other attempt is made, or it gets the same answer."""
 PASSING: dict[str, Fault] = {
     "dropped": Fault(drop=True),
-    **{f"HTTP {status}": Fault(status=status, body=b"busy") for status in (408, 425, 429, 500, 502, 503, 504)},
+    **{
+        f"HTTP {status}": Fault(status=status, body=b"busy")
+        for status in (408, 425, 429, 500, 502, 503, 504)
+    },
     "another's": Fault(garble=HOSTILE["another's id"][0]),
 }
 """Faults that pass: the next attempt gets an honest answer."""
@@ -47,7 +55,9 @@ PASSING: dict[str, Fault] = {
 
 def speak(request: PolicyRequest) -> Any:
     """Look around, or say three tokens in a hostile session."""
-    return Reply(output_ids=[7, 8, 9]) if request.routing_key.startswith("hostile/") else look(request)
+    return (
+        Reply(output_ids=[7, 8, 9]) if request.routing_key.startswith("hostile/") else look(request)
+    )
 
 
 async def play(served: Model, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
@@ -62,23 +72,33 @@ def judge(engine: EmbeddedEngine, episodes: list[Episode]) -> None:
     """Check the tokens of each episode by the engine's log; garbled answers are in it too."""
     for episode in episodes:
         key = session_id(episode.env, episode.task_id, episode.sample)
-        served = [e for e in engine.log if e.routing_key == key and e.status == 200 and e.output_ids]
+        served = [
+            e for e in engine.log if e.routing_key == key and e.status == 200 and e.output_ids
+        ]
         turns = sum(len(trajectory.turns) for trajectory in episode.result.trajectories)
         judge_tokens(episode.result.trajectories, engine, key, refused=len(served) - turns)
 
 
-async def test_a_hostile_answer_ends_its_own_episode(tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hostile_answer_ends_its_own_episode(
+    tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
     names = sampled(REFUSED, 50)
 
     def faults(request: PolicyRequest) -> Fault | None:
         env, _, rest = request.routing_key.partition("/")
-        return REFUSED[names[int(rest.partition("#")[0].removeprefix("t-"))]] if env == "hostile" else None
+        return (
+            REFUSED[names[int(rest.partition("#")[0].removeprefix("t-"))]]
+            if env == "hostile"
+            else None
+        )
 
     async with serving(tokenizer, speak) as (_, served):
         alone = contents(await play(served, "pond", PONDS, LOOKING))
     config = {"attempts": 2}
     async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
-        good, bad = await asyncio.gather(play(served, "pond", PONDS, LOOKING), play(served, "hostile", len(names), SHORT))
+        good, bad = await asyncio.gather(
+            play(served, "pond", PONDS, LOOKING), play(served, "hostile", len(names), SHORT)
+        )
         judge(engine, [*good, *bad])
     tally.tried(len(names))
     tally.played(good, alone, alone)
@@ -87,11 +107,21 @@ async def test_a_hostile_answer_ends_its_own_episode(tokenizer: Any, tally: Tall
     tally.check()
     assert len(REFUSED) >= 100
     ends = {names[episode.task_index]: episode.result for episode in bad}
-    assert {name: end.stop_reason for name, end in ends.items() if end.stop_reason is not StopReason.ENGINE_ERROR} == {}
-    assert {name for name, end in ends.items() if end.trajectories and end.trajectories[-1].trained_tokens} == set()
+    assert {
+        name: end.stop_reason
+        for name, end in ends.items()
+        if end.stop_reason is not StopReason.ENGINE_ERROR
+    } == {}
+    assert {
+        name
+        for name, end in ends.items()
+        if end.trajectories and end.trajectories[-1].trained_tokens
+    } == set()
 
 
-async def test_a_fault_that_passes_changes_nothing(tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_that_passes_changes_nothing(
+    tokenizer: Any, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tokenizer, speak) as (_, served):
         alone = contents(await play(served, "pond", PONDS, LOOKING))
     kinds, injected = itertools.cycle(PASSING.values()), 0

@@ -21,13 +21,17 @@ pytestmark = pytest.mark.faults
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 STEP_TIMEOUT = 100_000.0
-"""Seconds, more than a test has. They pass at once (`let_time_pass`) when only faults that hang wait."""
+"""Seconds, more than a test has. They pass at once (`let_time_pass`) when only faults that hang
+wait.
+"""
 PONDS = 40 if FULL else 15
 HARMLESS = ("close", "aclose", "metrics")
 """Places at which a failure takes nothing from the episode."""
 
 
-async def play(tokenizer: Any, wrongs: Sequence[str], ponds: int, concurrency: int) -> list[Episode]:
+async def play(
+    tokenizer: Any, wrongs: Sequence[str], ponds: int, concurrency: int
+) -> list[Episode]:
     """Play `ponds` good tasks and one for each of `wrongs`; judge the tokens of each episode."""
     factory = TroubledFactory(wrongs, ponds)
     found: list[Episode] = []
@@ -42,7 +46,11 @@ async def play(tokenizer: Any, wrongs: Sequence[str], ponds: int, concurrency: i
         tasks = factory.tasks("test")
         async with asyncio.TaskGroup() as group:
             run = group.create_task(Runner(factory, make, settings).run(tasks, found.append))
-            group.create_task(let_time_pass(run, lambda: len(factory.hanging) == min(concurrency, len(tasks) - len(found))))
+            group.create_task(
+                let_time_pass(
+                    run, lambda: len(factory.hanging) == min(concurrency, len(tasks) - len(found))
+                )
+            )
         for episode in found:
             key = session_id(factory.name, episode.task_id, episode.sample)
             judge_tokens(episode.result.trajectories, engine, key)
@@ -72,7 +80,15 @@ async def test_every_fault_is_its_own_episodes(
     assert len(WRONG) >= 60
     wrong = {f"bad-{n}": name for n, name in enumerate(names)}
     ends = {wrong[e.task_id]: e.result for e in found if e.task_id in wrong}
-    odd = {name: result.info.get("error") for name, result in ends.items() if result.stop_reason is StopReason.INTERNAL_ERROR}
+    odd = {
+        name: result.info.get("error")
+        for name, result in ends.items()
+        if result.stop_reason is StopReason.INTERNAL_ERROR
+    }
     assert not odd, odd
-    kept = [name for name, result in ends.items() if WRONG[name][0] in HARMLESS and result.status is not Status.COMPLETED]
+    kept = [
+        name
+        for name, result in ends.items()
+        if WRONG[name][0] in HARMLESS and result.status is not Status.COMPLETED
+    ]
     assert not kept, kept

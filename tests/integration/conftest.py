@@ -1,4 +1,6 @@
-"""Real servers for the tests of this folder: each is started by the first test that asks for it, and lives until the run ends."""
+"""Real servers for the tests of this folder: each is started by the first test that asks for it,
+and lives until the run ends.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class RoutedSglang:
-    """A router (`url`) over two float32 workers with the same weights, each behind a proxy that writes down what it gets.
+    """A router (`url`) over two float32 workers with the same weights, each behind a proxy that
+    writes down what it gets.
 
     The router knows the workers by their proxies' addresses: `worker_urls` are those.
     """
@@ -41,7 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.integration)
-            item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))  # the first test of a fixture waits for its servers
+            # the first test of a fixture waits for its servers
+            item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +83,9 @@ def routed_sglang(sglang_float32: Server, log_folder: Path) -> Iterator[RoutedSg
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     """A session without limits, for plain requests."""
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=timeout
+    ) as session:
         yield session
 
 

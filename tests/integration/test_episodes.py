@@ -1,4 +1,6 @@
-"""Complete episodes through `asolve` on the real SGLang server, behind the real router; SGLang itself judges the tokens."""
+"""Complete episodes through `asolve` on the real SGLang server, behind the real router; SGLang
+itself judges the tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ SESSIONS = 16
 CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 
-NO_END_OF_TEXT = {"151643": -100.0}  # the grammar lets the model end with either; only <|im_end|> is what the template writes
+# the grammar lets the model end with either; only <|im_end|> is what the template writes
+NO_END_OF_TEXT = {"151643": -100.0}
 
 
 @asynccontextmanager
@@ -41,10 +44,20 @@ async def serving(url: str) -> AsyncIterator[Model]:
 
 
 async def play(
-    served: Model, session: str, *, users: int = 4, steps: int = 12, world: ListedWorld | None = None, **params: Any
+    served: Model,
+    session: str,
+    *,
+    users: int = 4,
+    steps: int = 12,
+    world: ListedWorld | None = None,
+    **params: Any,
 ) -> InteractionResult:
-    """An episode of several turns: the random model never stops by itself, so its turns are cut and go on."""
-    player = TrainableToolCallingAgent(served=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"})
+    """An episode of several turns: the random model never stops by itself, so its turns are cut
+    and go on.
+    """
+    player = TrainableToolCallingAgent(
+        served=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
+    )
     player.on_length = "continue"
     texts = [f"This is line {at} of {session}, with <|im_end|> in it." for at in range(users)]
     return await player.asolve(
@@ -58,7 +71,9 @@ async def play(
 
 
 async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> float:
-    """The largest difference between the recorded logprobs and SGLang's own, of one prefill over the finished sequence."""
+    """The largest difference between the recorded logprobs and SGLang's own, of one prefill over
+    the finished sequence.
+    """
     rescored = np.array([np.nan, *await wire.rescore(trajectory.input_ids.tolist())])
     trained = np.flatnonzero(trajectory.loss_mask)
     trained = trained[trained + shift < len(rescored)]
@@ -67,15 +82,20 @@ async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> f
 
 
 def check(result: InteractionResult, control: frozenset[int], users: int = 4) -> list[Trajectory]:
-    """A random model now and then samples a control token (of 26 among 151,936 ids, in about 100): a tool call that is none, or
-    another end of the turn. Then there may be more turns, or a fork; what holds for every token holds all the same."""
+    """A random model now and then samples a control token (of 26 among 151,936 ids, in about 100):
+    a tool call that is none, or another end of the turn. Then there may be more turns, or a fork;
+    what holds for every token holds all the same."""
     assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE), result.info
     assert not [name for name in result.metrics if name.startswith("token_mismatches")]
     for trajectory in result.trajectories:
         for earlier, later in pairwise(trajectory.turns):
             assert later.prompt_tokens == later.start
             assert later.cached_tokens >= earlier.stop - 1
-    sampled = {int(index) for found in result.trajectories for index in found.input_ids[found.loss_mask.astype(bool)]}
+    sampled = {
+        int(index)
+        for found in result.trajectories
+        for index in found.input_ids[found.loss_mask.astype(bool)]
+    }
     if not sampled & control:
         assert [len(trajectory.turns) for trajectory in result.trajectories] == [users]
     return list(result.trajectories)
@@ -86,7 +106,8 @@ async def test_sglang_rescores_an_episode_in_float32(float32: Wire) -> None:
         trajectories = check(await play(served, "rescored"), served.template.encoder.control_ids)
     for trajectory in trajectories:
         assert await difference(float32, trajectory) <= 1e-4
-        assert await difference(float32, trajectory, shift=1) > 1.0  # a mask that is one token off would be seen
+        # a mask that is one token off would be seen
+        assert await difference(float32, trajectory, shift=1) > 1.0
 
 
 async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
@@ -99,19 +120,37 @@ async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
 
 async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     """The grammar makes the random model call the tool; the turn ends with the real stop token."""
-    users = ["Go on."] * 40  # the grammar lets the model also spell the marker out, which is no call
-    world = ListedWorld(user_texts=users, tool_texts=["One </tool_response> thing.", "Another.", ""], system="Look around.")
+    # the grammar lets the model also spell the marker out, which is no call
+    users = ["Go on."] * 40
+    world = ListedWorld(
+        user_texts=users,
+        tool_texts=["One </tool_response> thing.", "Another.", ""],
+        system="Look around.",
+    )
     async with serving(float32.url) as served:
-        result = await play(served, "tools", world=world, steps=40, regex=CALL, max_new_tokens=64, logit_bias=NO_END_OF_TEXT)
+        result = await play(
+            served,
+            "tools",
+            world=world,
+            steps=40,
+            regex=CALL,
+            max_new_tokens=64,
+            logit_bias=NO_END_OF_TEXT,
+        )
         stop = served.template.stop_token_ids
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0), result.info
     [trajectory] = result.trajectories
     assert sum(len(action.tool_calls) for action in world.seen) == 4
-    assert all(int(trajectory.input_ids[turn.stop - 1]) in stop and turn.finish_reason == "stop" for turn in trajectory.turns)
+    assert all(
+        int(trajectory.input_ids[turn.stop - 1]) in stop and turn.finish_reason == "stop"
+        for turn in trajectory.turns
+    )
     assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
 
 
-async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: aiohttp.ClientSession) -> None:
+async def test_sixteen_episodes_stay_at_their_workers(
+    routed_sglang: Any, http: aiohttp.ClientSession
+) -> None:
     for proxy in routed_sglang.proxies:
         proxy.clear()
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
@@ -119,7 +158,10 @@ async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: 
         assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)  # type: ignore[attr-defined]
         results = await asyncio.gather(*(play(served, name) for name in names))
         trajectories = [check(result, served.template.encoder.control_ids) for result in results]
-    by_worker = [{seen.routing_key for seen in proxy.generations()} & set(names) for proxy in routed_sglang.proxies]
+    by_worker = [
+        {seen.routing_key for seen in proxy.generations()} & set(names)
+        for proxy in routed_sglang.proxies
+    ]
     assert by_worker[0].isdisjoint(by_worker[1])
     assert by_worker[0] | by_worker[1] == set(names)
     assert min(map(len, by_worker)) >= 4, [len(found) for found in by_worker]
@@ -133,12 +175,22 @@ async def test_the_context_is_never_overrun(float32: Wire) -> None:
     world = ListedWorld(user_texts=["Go on."] * 40, system="Follow the policy. " * 700)
     async with serving(float32.url) as served:
         result = await play(served, "long", world=world, steps=40, max_new_tokens=600)
-    assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.CONTEXT_FULL, 0.0)
-    assert CONTEXT - 600 < max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns) <= CONTEXT
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.CONTEXT_FULL,
+        0.0,
+    )
+    assert (
+        CONTEXT - 600
+        < max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns)
+        <= CONTEXT
+    )
 
 
 @pytest.mark.parametrize("params", [{"max_new_tokenz": 3}])
-async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire, params: dict[str, Any]) -> None:
+async def test_a_misspelt_parameter_is_refused_before_it_is_sent(
+    float32: Wire, params: dict[str, Any]
+) -> None:
     from toolroll import UsageError
 
     async with serving(float32.url) as served:

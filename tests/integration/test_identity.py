@@ -1,4 +1,6 @@
-"""Whose answer it is, and which model serves: what the real server and the real router tell of it."""
+"""Whose answer it is, and which model serves: what the real server and the real router tell of
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,29 @@ async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
     assert tokenizer.eos_token_id in ids
 
 
-async def test_the_id_of_an_answer_is_the_rid(http: aiohttp.ClientSession, routed_sglang: Any) -> None:
+async def test_the_id_of_an_answer_is_the_rid(
+    http: aiohttp.ClientSession, routed_sglang: Any
+) -> None:
     for wire in (Wire(http, routed_sglang.workers[0].url), Wire(http, routed_sglang.url)):
         rid = uuid.uuid4().hex
         answer = await wire.generate(PROMPT, fields={"rid": rid}, max_new_tokens=3)
         assert answer.meta["id"] == rid
-        body = {"input_ids": PROMPT, "rid": rid, "stream": True, "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+        body = {
+            "input_ids": PROMPT,
+            "rid": rid,
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 3, "ignore_eos": True},
+        }
         async with http.post(f"{wire.url}/generate", json=body) as response:
             lines = [line async for line in response.content if line.startswith(b"data: {")]
         assert [orjson.loads(line[6:])["meta_info"]["id"] for line in lines] == [rid] * len(lines)
-        assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3  # in up to three events: the server joins some
+        # in up to three events: the server joins some
+        assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3
 
 
-async def test_the_right_model_passes_at_the_server_and_behind_the_router(routed_sglang: Any) -> None:
+async def test_the_right_model_passes_at_the_server_and_behind_the_router(
+    routed_sglang: Any,
+) -> None:
     for proxy in routed_sglang.proxies:
         proxy.clear()
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
@@ -67,24 +79,32 @@ async def test_the_right_model_passes_at_the_server_and_behind_the_router(routed
             assert await served.check_identity() == []
         async with serving(url, qwen3_tokenizer(), "Qwen/Qwen3-8B") as served:
             [line] = await served.check_identity()
-            assert line.startswith(f"the engine serves '{tiny_model()}', the tokenizer is from 'Qwen/Qwen3-8B'")
+            assert line.startswith(
+                f"the engine serves '{tiny_model()}', the tokenizer is from 'Qwen/Qwen3-8B'"
+            )
     assert [proxy.generations() for proxy in routed_sglang.proxies] == [[], []]
 
 
 async def test_the_wrong_model_is_refused_and_stays_alive(routed_sglang: Any) -> None:
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, load_embedded_tokenizer(), "embedded") as served:
-            with pytest.raises(UsageError, match=f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"):
+            with pytest.raises(
+                UsageError, match=f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"
+            ):
                 await served.check_identity()
             assert (await served.engine.health()).ok  # type: ignore[attr-defined]
 
 
-async def test_through_a_router_alone_a_generation_tells_the_ids(http: aiohttp.ClientSession, routed_sglang: Any) -> None:
+async def test_through_a_router_alone_a_generation_tells_the_ids(
+    http: aiohttp.ClientSession, routed_sglang: Any
+) -> None:
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
         headers = {"Content-Type": request.content_type}
-        async with http.post(f"{routed_sglang.url}/generate", data=await request.read(), headers=headers) as response:
+        async with http.post(
+            f"{routed_sglang.url}/generate", data=await request.read(), headers=headers
+        ) as response:
             return web.Response(status=response.status, body=await response.read())
 
     async with http_server({"/generate": forward}) as url:
@@ -101,14 +121,20 @@ async def test_streams_of_the_real_server_keep_every_check(sglang_float32: Serve
     told: list[list[int]] = []
     async with Engine(EngineConfig(url=sglang_float32.url, vocab_size=len(tokenizer))) as engine:
         params = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 2.0}
-        answer = await engine.generate(request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids)))
-        plain = await engine.generate(request([*PROMPT, *answer.output_ids], sampling_params=params))
+        answer = await engine.generate(
+            request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids))
+        )
+        plain = await engine.generate(
+            request([*PROMPT, *answer.output_ids], sampling_params=params)
+        )
     assert told[-1] == answer.output_ids.tolist() and len(told) > 1
     assert len(plain.output_ids) == len(answer.output_ids) == 200
 
 
 @pytest.mark.parametrize("routed", [False, True])
-async def test_an_abort_of_ours_reaches_the_real_server(routed_sglang: Any, http: aiohttp.ClientSession, routed: bool) -> None:
+async def test_an_abort_of_ours_reaches_the_real_server(
+    routed_sglang: Any, http: aiohttp.ClientSession, routed: bool
+) -> None:
     """Which refuses it with a 400 if its body is not sent as JSON."""
     url = routed_sglang.url if routed else routed_sglang.workers[0].url
     workers = [Wire(http, worker.url) for worker in routed_sglang.workers]

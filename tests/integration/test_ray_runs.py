@@ -17,7 +17,13 @@ from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references, serve_in_thread
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    load_embedded_tokenizer,
+    play_references,
+    serve_in_thread,
+)
 
 SAMPLES = 3
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
@@ -25,7 +31,9 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddedEngine]:
-    """Says what the prompt asks for, however often an episode is begun; slow enough for something to happen meanwhile."""
+    """Says what the prompt asks for, however often an episode is begun; slow enough for
+    something to happen meanwhile.
+    """
     desk = find_environment("desk")
     lines = play_references(desk, desk.tasks("test"), samples=SAMPLES, mistakes=0.4, seed=9)
 
@@ -52,19 +60,33 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
     return RunConfig(
-        env="desk", engine=engine.url, model="embedded", parser="hermes", samples=SAMPLES, concurrency=8, floor=False, out=out, **more
+        env="desk",
+        engine=engine.url,
+        model="embedded",
+        parser="hermes",
+        samples=SAMPLES,
+        concurrency=8,
+        floor=False,
+        out=out,
+        **more,
     )
 
 
 @pytest.mark.faults
 async def test_a_node_that_dies_loses_and_doubles_nothing(
-    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, tally: Tally
+    engine: EmbeddedEngine,
+    cluster: Cluster,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    tally: Tally,
 ) -> None:
     console = Console(quiet=True)
     await run(config(engine, tmp_path / "here"), console)
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
-    running = asyncio.create_task(run(config(engine, tmp_path / "ray", ray=cluster.address, ray_workers=2), console))
+    running = asyncio.create_task(
+        run(config(engine, tmp_path / "ray", ray=cluster.address, ray_workers=2), console)
+    )
     file = tmp_path / "ray" / "episodes.jsonl"
     while not running.done() and not (file.is_file() and file.read_bytes().count(b"\n") >= 15):
         await asyncio.sleep(0.05)

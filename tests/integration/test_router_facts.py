@@ -1,4 +1,6 @@
-"""What toolroll relies on when sglang-router 0.3.2 stands between it and the workers, checked without our client."""
+"""What toolroll relies on when sglang-router 0.3.2 stands between it and the workers, checked
+without our client.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,25 @@ def routed(http: aiohttp.ClientSession, routed_sglang) -> Wire:  # type: ignore[
 
 
 def tokens(count: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(uuid.uuid4().int).integers(1000, 100_000, count)]
+    return [
+        int(token)
+        for token in np.random.default_rng(uuid.uuid4().int).integers(1000, 100_000, count)
+    ]
 
 
 async def play(routed: Wire, key: str) -> list[list[int]]:
-    """A session of growing prompts; each turn's prompt. Fails where a turn's cache does not hold the one before."""
+    """A session of growing prompts; each turn's prompt. Fails where a turn's cache does not hold
+    the one before.
+    """
     prompts, seen, prompt = [], 0, tokens(40)
     for _ in range(TURNS):
-        answer = await routed.generate(prompt, headers={"x-smg-routing-key": key}, max_new_tokens=8, ignore_eos=True, temperature=1.0)
+        answer = await routed.generate(
+            prompt,
+            headers={"x-smg-routing-key": key},
+            max_new_tokens=8,
+            ignore_eos=True,
+            temperature=1.0,
+        )
         assert answer.status == 200
         assert answer.meta["cached_tokens"] >= seen - 1
         prompts.append(prompt)
@@ -40,9 +53,16 @@ async def play(routed: Wire, key: str) -> list[list[int]]:
 
 async def test_a_session_stays_at_its_worker(routed: Wire, routed_sglang) -> None:  # type: ignore[no-untyped-def]
     keys = [uuid.uuid4().hex for _ in range(SESSIONS)]
-    played = dict(zip(keys, await asyncio.gather(*(play(routed, key) for key in keys)), strict=True))
+    played = dict(
+        zip(keys, await asyncio.gather(*(play(routed, key) for key in keys)), strict=True)
+    )
     by_worker = [
-        {key: [seen.json()["input_ids"] for seen in proxy.generations() if seen.routing_key == key] for key in keys}
+        {
+            key: [
+                seen.json()["input_ids"] for seen in proxy.generations() if seen.routing_key == key
+            ]
+            for key in keys
+        }
         for proxy in routed_sglang.proxies
     ]
     served = [{key for key, found in worker.items() if found} for worker in by_worker]
@@ -53,7 +73,9 @@ async def test_a_session_stays_at_its_worker(routed: Wire, routed_sglang) -> Non
         assert by_worker[0 if key in served[0] else 1][key] == prompts
 
 
-async def test_the_router_lists_its_workers_and_passes_no_abort_on(routed: Wire, routed_sglang) -> None:  # type: ignore[no-untyped-def]
+async def test_the_router_lists_its_workers_and_passes_no_abort_on(
+    routed: Wire, routed_sglang
+) -> None:  # type: ignore[no-untyped-def]
     listed = (await routed.get("/workers")).body["workers"]
     assert {worker["url"] for worker in listed} == set(routed_sglang.worker_urls)
     for path in ("/abort_request", "/pause_generation", "/continue_generation"):
@@ -61,8 +83,12 @@ async def test_the_router_lists_its_workers_and_passes_no_abort_on(routed: Wire,
     assert (await routed.get("/model_info")).status == 404
 
 
-async def test_the_router_drops_sampling_parameters_without_a_word(routed: Wire, routed_sglang) -> None:  # type: ignore[no-untyped-def]
-    answer = await routed.generate(tokens(8), max_new_tokens=6, temperature=1.0, logit_bias={str(HELLO): 300.0}, bogus=1)
+async def test_the_router_drops_sampling_parameters_without_a_word(
+    routed: Wire, routed_sglang
+) -> None:  # type: ignore[no-untyped-def]
+    answer = await routed.generate(
+        tokens(8), max_new_tokens=6, temperature=1.0, logit_bias={str(HELLO): 300.0}, bogus=1
+    )
     assert answer.status == 200
     assert answer.output_ids != [HELLO] * 6
     (seen,) = [seen for proxy in routed_sglang.proxies for seen in proxy.generations()]
@@ -78,9 +104,15 @@ async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
     assert (await routed.generate(tokens(5), max_new_tokens=1)).status == 200
 
 
-async def test_a_client_that_hangs_up_is_aborted_behind_the_router(routed: Wire, routed_sglang) -> None:  # type: ignore[no-untyped-def]
+async def test_a_client_that_hangs_up_is_aborted_behind_the_router(
+    routed: Wire, routed_sglang
+) -> None:  # type: ignore[no-untyped-def]
     rid = uuid.uuid4().hex
-    task = asyncio.create_task(routed.generate(tokens(10), fields={"rid": rid}, max_new_tokens=3500, ignore_eos=True, temperature=1.0))
+    task = asyncio.create_task(
+        routed.generate(
+            tokens(10), fields={"rid": rid}, max_new_tokens=3500, ignore_eos=True, temperature=1.0
+        )
+    )
     workers = [Wire(routed.http, worker.url) for worker in routed_sglang.workers]
 
     async def running() -> bool:
@@ -94,5 +126,9 @@ async def test_a_client_that_hangs_up_is_aborted_behind_the_router(routed: Wire,
     await until(idle, "the abandoned request is gone")
     (seen,) = [seen for proxy in routed_sglang.proxies for seen in proxy.generations()]
     assert seen.hung_up
-    logs = "".join(worker.log.read_text(encoding="utf-8", errors="replace") for worker in routed_sglang.workers)
-    assert any("disconnected from the client side" in line and rid in line for line in logs.splitlines())
+    logs = "".join(
+        worker.log.read_text(encoding="utf-8", errors="replace") for worker in routed_sglang.workers
+    )
+    assert any(
+        "disconnected from the client side" in line and rid in line for line in logs.splitlines()
+    )

@@ -1,4 +1,6 @@
-"""What toolroll relies on, checked on the real SGLang server and without our client. A change of SGLang is to fail here first."""
+"""What toolroll relies on, checked on the real SGLang server and without our client. A change of
+SGLang is to fail here first.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,23 @@ LONG = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 1.0}
 
 def fresh_prompt(length: int) -> list[int]:
     """Ids that no earlier request began with, so that nothing of them is cached."""
-    return [int(token) for token in np.random.default_rng(uuid.uuid4().int).integers(1000, 100_000, length)]
+    return [
+        int(token)
+        for token in np.random.default_rng(uuid.uuid4().int).integers(1000, 100_000, length)
+    ]
 
 
 @asynccontextmanager
-async def long_request(wire: Wire, rid: str, prompt: list[int] | None = None) -> AsyncIterator[asyncio.Task[Answer]]:
-    """A request that the engine is working on, and would be for some twenty seconds; ended in any case."""
+async def long_request(
+    wire: Wire, rid: str, prompt: list[int] | None = None
+) -> AsyncIterator[asyncio.Task[Answer]]:
+    """A request that the engine is working on, and would be for some twenty seconds; ended in
+    any case.
+    """
     before = await wire.running()
-    task = asyncio.create_task(wire.generate(prompt or fresh_prompt(12), fields={"rid": rid}, **LONG))
+    task = asyncio.create_task(
+        wire.generate(prompt or fresh_prompt(12), fields={"rid": rid}, **LONG)
+    )
     try:
         await until(lambda: _more_running(wire, before), f"request {rid} runs")
         yield task
@@ -40,7 +51,7 @@ async def _more_running(wire: Wire, before: int) -> bool:
     return await wire.running() > before
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+# --- what comes back ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,7 +66,9 @@ async def _more_running(wire: Wire, before: int) -> bool:
 async def test_the_stop_token_is_in_output_ids(
     float32: Wire, token: int, params: dict[str, object], text: str, matched: object
 ) -> None:
-    answer = await float32.generate(fresh_prompt(5), max_new_tokens=4, logit_bias={str(token): FORCE}, **params)
+    answer = await float32.generate(
+        fresh_prompt(5), max_new_tokens=4, logit_bias={str(token): FORCE}, **params
+    )
     assert answer.output_ids == [token]
     assert answer.body["text"] == text
     assert answer.meta["finish_reason"] == {"type": "stop", "matched": matched}
@@ -63,13 +76,17 @@ async def test_the_stop_token_is_in_output_ids(
 
 
 async def test_logprobs_are_aligned_one_to_one(float32: Wire) -> None:
-    answer = await float32.generate(fresh_prompt(20), max_new_tokens=60, ignore_eos=True, temperature=1.0)
+    answer = await float32.generate(
+        fresh_prompt(20), max_new_tokens=60, ignore_eos=True, temperature=1.0
+    )
     assert len(answer.output_ids) == 60 == answer.meta["completion_tokens"]
     assert [item[1] for item in answer.meta["output_token_logprobs"]] == answer.output_ids
     assert all(logprob <= 0 for logprob in answer.logprobs)
     assert len(set(answer.logprobs)) > 30
     assert answer.meta["finish_reason"] == {"type": "length", "length": 60}
-    assert answer.meta["weight_versions"] == [{"version": answer.meta["weight_version"], "start": 0, "end": 60}]
+    assert answer.meta["weight_versions"] == [
+        {"version": answer.meta["weight_version"], "start": 0, "end": 60}
+    ]
 
 
 async def test_the_second_turn_finds_the_first_in_the_cache(float32: Wire) -> None:
@@ -82,7 +99,7 @@ async def test_the_second_turn_finds_the_first_in_the_cache(float32: Wire) -> No
     assert second.meta["prompt_tokens"] == len(seen) + 30
 
 
-# --- logprobs ---------------------------------------------------------------------------------------------------------
+# --- logprobs -------------------------------------------------------------------------------------
 
 
 async def recorded_and_rescored(wire: Wire) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
@@ -90,7 +107,12 @@ async def recorded_and_rescored(wire: Wire) -> tuple[list[int], list[int], np.nd
     prompt = fresh_prompt(50)
     answer = await wire.generate(prompt, max_new_tokens=80, ignore_eos=True, temperature=1.0)
     rescored = await wire.rescore(prompt + answer.output_ids)
-    return prompt, answer.output_ids, np.array(answer.logprobs), np.array(rescored[len(prompt) - 1 :])
+    return (
+        prompt,
+        answer.output_ids,
+        np.array(answer.logprobs),
+        np.array(rescored[len(prompt) - 1 :]),
+    )
 
 
 async def test_rescoring_agrees_in_float32(float32: Wire) -> None:
@@ -107,12 +129,18 @@ async def test_rescoring_agrees_in_bf16(bf16: Wire) -> None:
 async def test_rescoring_notices_a_shift_by_one_token(float32: Wire) -> None:
     prompt, sampled, recorded, rescored = await recorded_and_rescored(float32)
     assert np.abs(recorded[1:] - rescored[:-1]).max() > 1.0  # misread by one
-    shifted = await float32.rescore([*prompt, 198, *sampled])  # sampled behind a newline that was not there
+    # sampled behind a newline that was not there
+    shifted = await float32.rescore([*prompt, 198, *sampled])
     assert np.abs(recorded - np.array(shifted[len(prompt) :])).max() > 0.1
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.6}, {"temperature": 1.5}, {"temperature": 0.8, "top_p": 0.5, "top_k": 20}])
-async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, params: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.6}, {"temperature": 1.5}, {"temperature": 0.8, "top_p": 0.5, "top_k": 20}],
+)
+async def test_logprobs_are_of_the_logits_over_the_temperature(
+    float32: Wire, params: dict[str, float]
+) -> None:
     """And not renormalised by top-p and top-k. Computed anew with transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -122,11 +150,13 @@ async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, pa
     model = AutoModelForCausalLM.from_pretrained(tiny_model("float32"), dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + answer.output_ids])).logits[0, len(prompt) - 1 : -1]
-    expected = torch.log_softmax(logits / params["temperature"], dim=-1)[torch.arange(30), torch.tensor(answer.output_ids)]
+    expected = torch.log_softmax(logits / params["temperature"], dim=-1)[
+        torch.arange(30), torch.tensor(answer.output_ids)
+    ]
     assert np.abs(np.array(answer.logprobs) - expected.numpy()).max() <= 1e-3
 
 
-# --- aborts -----------------------------------------------------------------------------------------------------------
+# --- aborts ---------------------------------------------------------------------------------------
 
 
 async def test_an_abort_matches_by_prefix(float32: Wire) -> None:
@@ -164,11 +194,15 @@ async def test_a_pause_returns_what_was_sampled_and_it_can_be_resumed(float32: W
 async def test_a_client_that_hangs_up_is_aborted(float32: Wire, sglang_float32: Server) -> None:
     rid = uuid.uuid4().hex
     async with long_request(float32, rid) as task:
-        assert (await float32.generate([HELLO], fields={"rid": rid}, max_new_tokens=1)).message.startswith("Duplicate request ID")
+        assert (
+            await float32.generate([HELLO], fields={"rid": rid}, max_new_tokens=1)
+        ).message.startswith("Duplicate request ID")
         task.cancel()
         await until(lambda: _idle(float32), "the abandoned request is gone")  # after some 4 s
     log = sglang_float32.log.read_text(encoding="utf-8", errors="replace")
-    assert any("disconnected from the client side" in line and rid in line for line in log.splitlines())
+    assert any(
+        "disconnected from the client side" in line and rid in line for line in log.splitlines()
+    )
     again = await float32.generate([HELLO], fields={"rid": rid}, max_new_tokens=1)
     assert again.status == 200  # a rid may come again once its request is over
 
@@ -177,7 +211,7 @@ async def _idle(wire: Wire) -> bool:
     return await wire.running() == 0
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +223,9 @@ async def _idle(wire: Wire) -> bool:
         (CONTEXT_LENGTH - 2, 1, "exceeds the maximum allowed length"),
     ],
 )
-async def test_an_overflow_of_the_context_is_a_400(float32: Wire, length: int, max_new_tokens: int, words: str) -> None:
+async def test_an_overflow_of_the_context_is_a_400(
+    float32: Wire, length: int, max_new_tokens: int, words: str
+) -> None:
     answer = await float32.generate(fresh_prompt(length), max_new_tokens=max_new_tokens)
     assert answer.status == 400
     assert list(answer.body) == ["error"]
@@ -197,13 +233,20 @@ async def test_an_overflow_of_the_context_is_a_400(float32: Wire, length: int, m
 
 
 async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) -> None:
-    """`max_req_input_len` itself is refused already; the sampled tokens end two short of the context."""
+    """`max_req_input_len` itself is refused already; the sampled tokens end two short of the
+    context.
+    """
     limit = (await float32.get("/server_info")).body["max_req_input_len"]
     assert limit == CONTEXT_LENGTH - 6
     refused = await float32.generate(fresh_prompt(limit), max_new_tokens=1)
     assert (refused.status, refused.message.startswith("Input length")) == (400, True)
     length = limit - 1
-    answer = await float32.generate(fresh_prompt(length), max_new_tokens=CONTEXT_LENGTH - length, ignore_eos=True, temperature=1.0)
+    answer = await float32.generate(
+        fresh_prompt(length),
+        max_new_tokens=CONTEXT_LENGTH - length,
+        ignore_eos=True,
+        temperature=1.0,
+    )
     assert answer.status == 200
     assert len(answer.output_ids) == CONTEXT_LENGTH - length - 2
     assert answer.meta["finish_reason"] == {"type": "length", "length": len(answer.output_ids)}
@@ -215,7 +258,7 @@ async def test_a_misspelt_sampling_parameter_is_a_400(float32: Wire) -> None:
     assert "unknown field `max_tokens`, expected one of `max_new_tokens`" in answer.body["error"]
 
 
-# --- weight versions --------------------------------------------------------------------------------------------------
+# --- weight versions ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -227,7 +270,9 @@ async def versioned(float32: Wire) -> AsyncIterator[Wire]:
 
 
 async def set_version(wire: Wire, version: str) -> None:
-    answer = await wire.post("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+    answer = await wire.post(
+        "/update_weight_version", {"new_version": version, "abort_all_requests": False}
+    )
     assert answer.status == 200, answer.body
 
 
@@ -244,10 +289,15 @@ async def test_a_weight_version_that_changes_in_a_turn_shows_in_its_spans(versio
     rid = uuid.uuid4().hex
     async with long_request(versioned, rid) as task:
         await set_version(versioned, "new")
-        await versioned.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)  # the long one samples beside it
+        # the long one samples beside it
+        await versioned.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)
         await versioned.post("/abort_request", {"rid": rid})
         answer = await task
     spans = answer.meta["weight_versions"]
     assert [span["version"] for span in spans] == ["old", "new"]
-    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], len(answer.output_ids))
+    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (
+        0,
+        spans[1]["start"],
+        len(answer.output_ids),
+    )
     assert answer.meta["weight_version"] == "new"

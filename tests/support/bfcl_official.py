@@ -1,6 +1,8 @@
-"""Judges BFCL trajectories with the official checker: a program of its own, since that checker keeps every world it ever made.
+"""Judges BFCL trajectories with the official checker: a program of its own, since that checker
+keeps every world it ever made.
 
-Reads one JSON object a line, `{"category", "index", "turns": [[call as Python text]]}`, and writes one line, `true` or `false`, each.
+Reads one JSON object a line, `{"category", "index", "turns": [[call as Python text]]}`, and writes
+one line, `true` or `false`, each.
 """
 
 from __future__ import annotations
@@ -15,10 +17,19 @@ from typing import Any
 
 
 def official_verdicts(trajectories: Sequence[dict[str, Any]], folder: Path) -> list[bool]:
-    """The official verdict on each of `trajectories`; what the checker writes at import goes to `folder`."""
+    """The official verdict on each of `trajectories`; what the checker writes at import goes to
+    `folder`.
+    """
     lines = "\n".join(json.dumps(trajectory) for trajectory in trajectories)
     environment = {**os.environ, "BFCL_PROJECT_ROOT": str(folder)}
-    run = subprocess.run([sys.executable, __file__], input=lines, capture_output=True, text=True, env=environment, check=False)
+    run = subprocess.run(
+        [sys.executable, __file__],
+        input=lines,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -30,15 +41,23 @@ def _main() -> None:
 
     data = {
         name: BfclData(name)
-        for name in {"multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"}
+        for name in {
+            "multi_turn_base",
+            "multi_turn_miss_func",
+            "multi_turn_miss_param",
+            "multi_turn_long_context",
+        }
     }
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
         found = data[asked["category"]]
         entry = dict(found.entries[asked["index"]])
-        # A name of its own for each trajectory: worlds are kept under (model, entry), and a used one judges wrongly.
+        # A name of its own for each trajectory: worlds are kept under (model, entry), and a used
+        # one judges wrongly.
         decoded = [[[call] for call in turn] for turn in asked["turns"]]
-        result = multi_turn_checker(decoded, found.ground_truths[entry["id"]], entry, asked["category"], f"model{number}")
+        result = multi_turn_checker(
+            decoded, found.ground_truths[entry["id"]], entry, asked["category"], f"model{number}"
+        )
         sys.stdout.write(json.dumps(bool(result["valid"])) + "\n")
 
 

@@ -1,7 +1,9 @@
-"""A folder of this machine for what is costly to build: keyed by content, written once, shared by all processes.
+"""A folder of this machine for what is costly to build: keyed by content, written once, shared by
+all processes.
 
-Invariants: an entry is complete or absent (it is built beside its place and renamed into it); the key holds everything that the
-entry depends on, so nothing is ever updated in place; the folder belongs to the user who runs the tests.
+Invariants: an entry is complete or absent (it is built beside its place and renamed into it); the
+key holds everything that the entry depends on, so nothing is ever updated in place; the folder
+belongs to the user who runs the tests.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from pathlib import Path
 
 
 def cached_folder(kind: str, key: tuple[bytes | str, ...], build: Callable[[Path], None]) -> Path:
-    """The folder that `build(folder)` filled, built at most once for this `key` (two processes may both build: one wins)."""
+    """The folder that `build(folder)` filled, built at most once for this `key` (two processes
+    may both build: one wins).
+    """
     digest = hashlib.sha256()
     for part in key:
         data = part.encode() if isinstance(part, str) else part

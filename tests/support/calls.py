@@ -9,13 +9,30 @@ from hypothesis import strategies as st
 from support.formats import Call, Format
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,15}", fullmatch=True)
-_EDGES = (0, -1, 2**31, 2**53 + 1, -(2**63), 0.1, -1.5, 1e22, 1e-7, 5e-324, 1.7976931348623157e308, 2**64)
+_EDGES = (
+    0,
+    -1,
+    2**31,
+    2**53 + 1,
+    -(2**63),
+    0.1,
+    -1.5,
+    1e22,
+    1e-7,
+    5e-324,
+    1.7976931348623157e308,
+    2**64,
+)
 _NO_NAMES = frozenset("true false null none".split())
 
 
 def strings(form: Format) -> st.SearchStrategy[str]:
     """Text that is mostly the format's own markers, and that it can carry."""
-    piece = st.one_of(st.sampled_from(form.markers), st.text(max_size=6), st.sampled_from(("null", "true", "12", "1.5", " ", "{}")))
+    piece = st.one_of(
+        st.sampled_from(form.markers),
+        st.text(max_size=6),
+        st.sampled_from(("null", "true", "12", "1.5", " ", "{}")),
+    )
     return st.lists(piece, max_size=5).map("".join).filter(form.carries)
 
 
@@ -29,18 +46,28 @@ def arguments(form: Format) -> st.SearchStrategy[dict[str, Any]]:
         strings(form),
         *([st.none()] if form.null else []),
     )
-    words = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,9}", fullmatch=True).filter(lambda word: word.lower() not in _NO_NAMES)
+    words = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,9}", fullmatch=True).filter(
+        lambda word: word.lower() not in _NO_NAMES
+    )
     keys = words if form.keys == "word" else st.one_of(words, strings(form))
     values = st.recursive(
-        scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=6
+        scalars,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)
+        ),
+        max_leaves=6,
     )
-    return st.dictionaries(keys, values, max_size=4).filter(lambda found: form.carries(found) and all(map(form.carries, found)))
+    return st.dictionaries(keys, values, max_size=4).filter(
+        lambda found: form.carries(found) and all(map(form.carries, found))
+    )
 
 
 def calls(form: Format) -> st.SearchStrategy[list[Call]]:
     """One call or, where the format has several in a reply, up to three; one tool of a name."""
     pair = st.tuples(NAMES, arguments(form))
-    return st.lists(pair, min_size=1, max_size=3 if form.parallel else 1, unique_by=lambda call: call[0])
+    return st.lists(
+        pair, min_size=1, max_size=3 if form.parallel else 1, unique_by=lambda call: call[0]
+    )
 
 
 def same(left: Any, right: Any) -> bool:
@@ -54,9 +81,29 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-# --- ordinary calls, without hypothesis: many, quickly, the same each time --------------------------------------------------
+# --- ordinary calls, without hypothesis: many, quickly, the same each time ------------------------
 
-_WORDS = ("order", "Zürich", " ", "\n", '"', "'", "{", "}", "[x]", "é", "𝛑", "-", "1.5", ", ", "#W12", "a@b.de", "null", "true", "10")
+_WORDS = (
+    "order",
+    "Zürich",
+    " ",
+    "\n",
+    '"',
+    "'",
+    "{",
+    "}",
+    "[x]",
+    "é",
+    "𝛑",
+    "-",
+    "1.5",
+    ", ",
+    "#W12",
+    "a@b.de",
+    "null",
+    "true",
+    "10",
+)
 
 
 def ordinary_calls(form: Format, picks: random.Random) -> list[Call]:
@@ -64,13 +111,23 @@ def ordinary_calls(form: Format, picks: random.Random) -> list[Call]:
     number = picks.choice((1, 1, 2, 3)) if form.parallel else 1
     names = picks.sample(("get_order", "cancel", "search_flights", "book2", "x"), number)
     return [
-        (name, {key: _value(picks, 2) for key in picks.sample(("id", "city", "Rooms", "n_max"), picks.randint(0, 3))})
+        (
+            name,
+            {
+                key: _value(picks, 2)
+                for key in picks.sample(("id", "city", "Rooms", "n_max"), picks.randint(0, 3))
+            },
+        )
         for name in names
     ]
 
 
 def _value(picks: random.Random, depth: int) -> Any:
-    kind = picks.choice(("text", "text", "integer", "float", "boolean", "null", "list", "object") if depth else ("text", "integer"))
+    kind = picks.choice(
+        ("text", "text", "integer", "float", "boolean", "null", "list", "object")
+        if depth
+        else ("text", "integer")
+    )
     if kind == "text":
         return "".join(picks.choice(_WORDS) for _ in range(picks.randint(0, 5)))
     if kind == "integer":
@@ -81,4 +138,11 @@ def _value(picks: random.Random, depth: int) -> Any:
         return picks.random() < 0.5
     if kind == "list":
         return [_value(picks, depth - 1) for _ in range(picks.randint(0, 3))]
-    return {key: _value(picks, depth - 1) for key in picks.sample(("a", "b", "c"), picks.randint(0, 2))} if kind == "object" else None
+    return (
+        {
+            key: _value(picks, depth - 1)
+            for key in picks.sample(("a", "b", "c"), picks.randint(0, 2))
+        }
+        if kind == "object"
+        else None
+    )

@@ -48,17 +48,29 @@ async def endpoint(*answers: Answer | dict[str, Any]) -> AsyncIterator[Seen]:
 
 
 def completion(
-    content: str | None, calls: list[tuple[str, str]] | None = None, finish: str = "stop", **message: Any
+    content: str | None,
+    calls: list[tuple[str, str]] | None = None,
+    finish: str = "stop",
+    **message: Any,
 ) -> dict[str, Any]:
     """A chat completion as OpenAI's own types have it."""
     found: dict[str, Any] = {"role": "assistant", "content": content} | message
     if calls:
         found["tool_calls"] = [
-            {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"call_{at}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for at, (name, arguments) in enumerate(calls)
         ]
         finish = "tool_calls"
-    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5}}
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 4,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
     data = {
         "id": "c",
         "object": "chat.completion",

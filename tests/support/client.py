@@ -30,21 +30,35 @@ def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> Gener
 
 
 @asynccontextmanager
-async def client(url: str, *, facts: ModelInfo | None = FACTS, sleep: Any = None, **config: Any) -> AsyncIterator[Engine]:
-    async with Engine(EngineConfig(url=url, **config), facts=facts, sleep=Pauses() if sleep is None else sleep) as engine:
+async def client(
+    url: str, *, facts: ModelInfo | None = FACTS, sleep: Any = None, **config: Any
+) -> AsyncIterator[Engine]:
+    async with Engine(
+        EngineConfig(url=url, **config), facts=facts, sleep=Pauses() if sleep is None else sleep
+    ) as engine:
         yield engine
 
 
 @asynccontextmanager
 async def embedded(
-    tokenizer: Any, policy: Any = echo, *, config: dict[str, Any] | None = None, sleep: Any = None, **engine: Any
+    tokenizer: Any,
+    policy: Any = echo,
+    *,
+    config: dict[str, Any] | None = None,
+    sleep: Any = None,
+    **engine: Any,
 ) -> Any:
-    async with EmbeddedEngine(tokenizer, policy, **engine) as served, client(served.url, sleep=sleep, **(config or {})) as calls:
+    async with (
+        EmbeddedEngine(tokenizer, policy, **engine) as served,
+        client(served.url, sleep=sleep, **(config or {})) as calls,
+    ):
         yield served, calls
 
 
 def flaky(*answers: web.Response | dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """A handler that gives `answers` in turn (the last one for ever), and the bodies that it got."""
+    """A handler that gives `answers` in turn (the last one for ever), and the bodies that it
+    got.
+    """
     seen: list[dict[str, Any]] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:
@@ -58,4 +72,6 @@ def flaky(*answers: web.Response | dict[str, Any]) -> tuple[list[dict[str, Any]]
 
 
 def refusal(status: int, body: Any = None, **headers: str) -> web.Response:
-    return web.Response(status=status, body=body if isinstance(body, bytes) else orjson.dumps(body), headers=headers)
+    return web.Response(
+        status=status, body=body if isinstance(body, bytes) else orjson.dumps(body), headers=headers
+    )

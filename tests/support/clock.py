@@ -1,4 +1,6 @@
-"""The event loop's clock, moved on by hand: long time limits end at once, and only those that the test means."""
+"""The event loop's clock, moved on by hand: long time limits end at once, and only those that
+the test means.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The embedded engine and SGLang's HTTP spoken plainly to it: for tests that check the engine and not our client of it."""
+"""The embedded engine and SGLang's HTTP spoken plainly to it: for tests that check the engine
+and not our client of it.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,26 @@ from toolroll.rollout.testing import EmbeddedEngine, Policy, PolicyRequest, Repl
 
 
 @asynccontextmanager
-async def wired(tokenizer: Any, policy: Policy = echo, **settings: Any) -> AsyncIterator[tuple[EmbeddedEngine, Wire]]:
+async def wired(
+    tokenizer: Any, policy: Policy = echo, **settings: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, Wire]]:
     """An embedded engine with `settings`, and a connection to it."""
-    async with EmbeddedEngine(tokenizer, policy, **settings) as engine, aiohttp.ClientSession() as http:
+    async with (
+        EmbeddedEngine(tokenizer, policy, **settings) as engine,
+        aiohttp.ClientSession() as http,
+    ):
         yield engine, Wire(http, engine.url)
 
 
 def says(said: str | Reply | list[int]) -> Policy:
     """The policy that always says the same: a text, exact ids, or a whole reply."""
-    reply = said if isinstance(said, Reply) else Reply(said) if isinstance(said, str) else Reply(output_ids=said)
+    reply = (
+        said
+        if isinstance(said, Reply)
+        else Reply(said)
+        if isinstance(said, str)
+        else Reply(output_ids=said)
+    )
     return lambda request: reply
 
 

@@ -1,4 +1,6 @@
-"""An endpoint over an embedded engine, the clients that talk to it, and the judge of its trajectories."""
+"""An endpoint over an embedded engine, the clients that talk to it, and the judge of its
+trajectories.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,17 @@ class Bench:
     def client(self, session: str | None = "s", **options: Any) -> AsyncOpenAI:
         """The SDK's own client, with a session in its address."""
         path = f"/sessions/{session}/v1" if session else "/v1"
-        http = DefaultAsyncHttpxClient(verify=False)  # without the certificates that take 20 ms to load
-        client = AsyncOpenAI(**{"base_url": self.url + path, "api_key": "unused", "max_retries": 0, "http_client": http, **options})
+        # without the certificates that take 20 ms to load
+        http = DefaultAsyncHttpxClient(verify=False)
+        client = AsyncOpenAI(
+            **{
+                "base_url": self.url + path,
+                "api_key": "unused",
+                "max_retries": 0,
+                "http_client": http,
+                **options,
+            }
+        )
         self.clients.append(client)
         return client
 
@@ -51,21 +62,30 @@ class Bench:
 
     async def joined(self, session: str, *, retry: int) -> None:
         """Wait until a retry of this number, or a later one, has joined a request of `session`."""
-        while not any(work.joined >= retry for work in self.endpoint.sessions.find(session).works.all()):
+        while not any(
+            work.joined >= retry for work in self.endpoint.sessions.find(session).works.all()
+        ):
             await asyncio.sleep(0.01)
 
     async def trajectories(self, session: str = "s", *, refused: int = 0) -> list[dict[str, Any]]:
-        """The session's trajectories, judged; `refused`: how many answers of the engine must be trained nowhere."""
+        """The session's trajectories, judged; `refused`: how many answers of the engine must be
+        trained nowhere.
+        """
         found = (await self.get(f"/sessions/{session}/trajectories"))["trajectories"]
         judge(found, self.engine, session, refused=refused)
         return found
 
 
 @asynccontextmanager
-async def endpoint(tokenizer: Any, policy: Any, *, settings: dict[str, Any] | None = None, **engine: Any) -> AsyncIterator[Bench]:
+async def endpoint(
+    tokenizer: Any, policy: Any, *, settings: dict[str, Any] | None = None, **engine: Any
+) -> AsyncIterator[Bench]:
     """A served endpoint on a free port."""
     async with serving(tokenizer, policy, **engine) as (embedded, served):
-        core = Endpoint(served, EndpointSettings(**{"port": 0, "grace": 60.0, "verify": "always", **(settings or {})}))
+        core = Endpoint(
+            served,
+            EndpointSettings(**{"port": 0, "grace": 60.0, "verify": "always", **(settings or {})}),
+        )
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             bench = Bench(embedded, served, core, server, http)
             yield bench
@@ -73,10 +93,16 @@ async def endpoint(tokenizer: Any, policy: Any, *, settings: dict[str, Any] | No
                 await client.close()
 
 
-def judge(trajectories: list[dict[str, Any]], engine: EmbeddedEngine, session: str, *, refused: int = 0) -> None:
-    """I1, I2 and the logprobs of a session, by what the engine saw: each trained turn was sampled from exactly its prefix, once; and
-    everything sampled is trained, but `refused` answers."""
-    requests = [entry for entry in engine.log if entry.routing_key == session and entry.status == 200 and entry.output_ids]
+def judge(
+    trajectories: list[dict[str, Any]], engine: EmbeddedEngine, session: str, *, refused: int = 0
+) -> None:
+    """I1, I2 and the logprobs of a session, by what the engine saw: each trained turn was sampled
+    from exactly its prefix, once; and everything sampled is trained, but `refused` answers."""
+    requests = [
+        entry
+        for entry in engine.log
+        if entry.routing_key == session and entry.status == 200 and entry.output_ids
+    ]
     used = [False] * len(requests)
     for trajectory in trajectories:
         ids, mask = np.array(trajectory["input_ids"]), np.array(trajectory["loss_mask"])
@@ -85,7 +111,11 @@ def judge(trajectories: list[dict[str, Any]], engine: EmbeddedEngine, session: s
         for turn in trajectory["turns"]:
             start, stop = turn["start"], turn["stop"]
             sampled[start:stop] = True
-            fits = [at for at, entry in enumerate(requests) if _is(entry, ids, start, stop, trajectory["logprobs"])]
+            fits = [
+                at
+                for at, entry in enumerate(requests)
+                if _is(entry, ids, start, stop, trajectory["logprobs"])
+            ]
             assert fits, "a turn's prompt and sampled ids were never served together"
             if turn["excluded"] is not None:
                 continue
@@ -94,8 +124,13 @@ def judge(trajectories: list[dict[str, Any]], engine: EmbeddedEngine, session: s
             used[free[0]] = True
             expected[start:stop] = 1
         assert np.array_equal(mask, expected)
-        assert all((value is None) != flag for value, flag in zip(trajectory["logprobs"], sampled, strict=True))
-    assert used.count(False) == refused, f"{used.count(False)} sampled turns are trained nowhere, expected {refused}"
+        assert all(
+            (value is None) != flag
+            for value, flag in zip(trajectory["logprobs"], sampled, strict=True)
+        )
+    assert used.count(False) == refused, (
+        f"{used.count(False)} sampled turns are trained nowhere, expected {refused}"
+    )
     assert engine.killed == 0
 
 
@@ -104,5 +139,8 @@ def _is(entry: Any, ids: Any, start: int, stop: int, logprobs: list[float | None
         len(entry.input_ids) == start
         and np.array_equal(entry.input_ids, ids[:start])
         and np.array_equal(entry.output_ids, ids[start:stop])
-        and np.array_equal(np.array(entry.logprobs, dtype=np.float32), np.array(logprobs[start:stop], dtype=np.float32))
+        and np.array_equal(
+            np.array(entry.logprobs, dtype=np.float32),
+            np.array(logprobs[start:stop], dtype=np.float32),
+        )
     )

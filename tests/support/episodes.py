@@ -27,14 +27,28 @@ def call(name: str = "look", **arguments: Any) -> str:
 
 @asynccontextmanager
 async def serving(
-    tokenizer: Any, policy: Any, *, max_resumes: int = 0, config: dict[str, Any] | None = None, **engine: Any
+    tokenizer: Any,
+    policy: Any,
+    *,
+    max_resumes: int = 0,
+    config: dict[str, Any] | None = None,
+    **engine: Any,
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
     history = engine.pop("history", "fork")
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
         template = ChatTemplate(tokenizer, history=history)
-        client = Engine(EngineConfig(url=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})))
-        served = Model(client, template, get_parser("hermes", template.encoder.control), max_resumes=max_resumes)
+        client = Engine(
+            EngineConfig(
+                url=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
+            )
+        )
+        served = Model(
+            client,
+            template,
+            get_parser("hermes", template.encoder.control),
+            max_resumes=max_resumes,
+        )
         async with served:
             yield embedded, served
 
@@ -50,15 +64,23 @@ def agent(served: Model, **settings: Any) -> TrainableToolCallingAgent:
     )
 
 
-def judge(result: InteractionResult, engine: EmbeddedEngine, session_id: str, *, refused: int = 0) -> None:
-    """I1, I2 and the logprobs of one episode, by the requests that the engine saw; `refused`: how many of its answers the client
-    must have refused."""
+def judge(
+    result: InteractionResult, engine: EmbeddedEngine, session_id: str, *, refused: int = 0
+) -> None:
+    """I1, I2 and the logprobs of one episode, by the requests that the engine saw; `refused`: how
+    many of its answers the client must have refused."""
     judge_tokens(result.trajectories, engine, session_id, refused=refused)
 
 
-def judge_tokens(trajectories: Sequence[Trajectory], engine: EmbeddedEngine, session_id: str, *, refused: int = 0) -> None:
+def judge_tokens(
+    trajectories: Sequence[Trajectory], engine: EmbeddedEngine, session_id: str, *, refused: int = 0
+) -> None:
     """As `judge`, of the trajectories of a session."""
-    requests = [entry for entry in engine.log if entry.routing_key == session_id and entry.status == 200 and entry.output_ids]
+    requests = [
+        entry
+        for entry in engine.log
+        if entry.routing_key == session_id and entry.status == 200 and entry.output_ids
+    ]
     sampled = {id(entry): False for entry in requests}
     for trajectory in trajectories:
         _judge_trajectory(trajectory, requests, sampled)
@@ -68,10 +90,15 @@ def judge_tokens(trajectories: Sequence[Trajectory], engine: EmbeddedEngine, ses
     assert engine.killed == 0
 
 
-def _judge_trajectory(trajectory: Trajectory, requests: list[Any], sampled: dict[int, bool]) -> None:
+def _judge_trajectory(
+    trajectory: Trajectory, requests: list[Any], sampled: dict[int, bool]
+) -> None:
     mask = np.zeros(len(trajectory), dtype=np.uint8)
     for turn in trajectory.turns:
-        prompt, said = trajectory.input_ids[: turn.start], trajectory.input_ids[turn.start : turn.stop]
+        prompt, said = (
+            trajectory.input_ids[: turn.start],
+            trajectory.input_ids[turn.start : turn.stop],
+        )
         entry = next(
             (
                 e
@@ -83,7 +110,9 @@ def _judge_trajectory(trajectory: Trajectory, requests: list[Any], sampled: dict
             None,
         )
         assert entry is not None, "a turn's prompt and sampled ids were never served together"
-        assert np.array_equal(trajectory.logprobs[turn.start : turn.stop], np.array(entry.logprobs, dtype=np.float32))
+        assert np.array_equal(
+            trajectory.logprobs[turn.start : turn.stop], np.array(entry.logprobs, dtype=np.float32)
+        )
         if turn.excluded is None:
             assert not sampled[id(entry)], "a sampled turn is trained twice"
             sampled[id(entry)] = True

@@ -79,7 +79,9 @@ async def conversations() -> Items:
 
 
 async def sessions() -> Items:
-    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, `n` choices."""
+    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, `n`
+    choices.
+    """
 
     def policy(request: PolicyRequest) -> Reply:
         rng = random.Random(f"{request.routing_key}/{request.call}")
@@ -106,7 +108,8 @@ async def _talk(bench: Any, session: str, rng: random.Random) -> list[Any]:
     answers: list[Any] = []
     for turn in range(rng.randint(2, 6)):
         answering = [
-            {"role": "tool", "tool_call_id": it["id"], "content": f"seen {turn}"} for it in messages[-1].get("tool_calls") or ()
+            {"role": "tool", "tool_call_id": it["id"], "content": f"seen {turn}"}
+            for it in messages[-1].get("tool_calls") or ()
         ]
         messages += answering or [{"role": "user", "content": f"Go on {turn} <|end|>"}]
         if rng.random() < 0.2 and turn > 1:
@@ -133,7 +136,10 @@ async def samples() -> Items:
     found: Items = {}
     with pytest.MonkeyPatch.context() as patch:
         slime_mirror.install(patch)
-        lines = {f"s{n}": [*(["Let me see."] if n % 3 == 0 else []), *reference_lines(n % len(TASKS))] for n in range(SAMPLES)}
+        lines = {
+            f"s{n}": [*(["Let me see."] if n % 3 == 0 else []), *reference_lines(n % len(TASKS))]
+            for n in range(SAMPLES)
+        }
         async with trainer(says(lines)) as (_, args):
             for n in range(SAMPLES):
                 prompt = str(n % len(TASKS))
@@ -158,7 +164,9 @@ async def episodes(folder: Path) -> Items:
     each = -(-EPISODES // len(tasks))
     lines = play_references(desk, tasks, samples=each, mistakes=0.5, seed=7)
     async with serving(load_embedded_tokenizer(), reference_policy(lines)) as (_, served):
-        settings = RunSettings({"max_new_tokens": 256, "temperature": 1.0}, samples=each, pace_gc=False)
+        settings = RunSettings(
+            {"max_new_tokens": 256, "temperature": 1.0}, samples=each, pace_gc=False
+        )
         runner = Runner(desk, lambda: agent(served), settings)
         with EpisodeStore(folder) as store:
             await runner.run(tasks, store.append)
@@ -172,7 +180,11 @@ async def episodes(folder: Path) -> Items:
 def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
         times = ("latency", "seconds", "cached_tokens")
-        return {key: _steady_record(kept) for key, kept in value.items() if not any(word in key for word in times)}
+        return {
+            key: _steady_record(kept)
+            for key, kept in value.items()
+            if not any(word in key for word in times)
+        }
     return [_steady_record(one) for one in value] if isinstance(value, list) else value
 
 

@@ -1,12 +1,15 @@
-"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed for it: it is no dependency.
+"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed for it: it
+is no dependency.
 
     python -m support.fuzz_scanners json FOLDER -max_total_time=240 -max_len=200        (in tests/)
     python -m support.fuzz_scanners --keep FOUND/json FOUND/python FOUND/values FOUND/blocks
 
-The first word names the scanner: json, python, values, or blocks (every format, on texts made of its markers); FOLDER collects the
-inputs that reach new code, further words are libFuzzer's (`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep`
-takes such folders, each named for its scanner, and adds what reaches a new step of the parsers' code to
-`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. A failure is mended, and its text added there by hand.
+The first word names the scanner: json, python, values, or blocks (every format, on texts made of
+its markers); FOLDER collects the inputs that reach new code, further words are libFuzzer's
+(`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep` takes such folders, each
+named for its scanner, and adds what reaches a new step of the parsers' code to
+`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. A failure is mended, and its text
+added there by hand.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class Reached:
             sys.settrace(None)
         return len(self.steps) > before
 
-    def _frame(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+    def _frame(
+        self, frame: FrameType, event: str, argument: object
+    ) -> Callable[..., object] | None:
         name = frame.f_code.co_filename
         if "/parsers/" not in name or "/tests/" in name:
             return None
@@ -53,7 +58,9 @@ class Reached:
 
 
 def keep(folders: list[str]) -> None:
-    """Add to the corpus of each folder's scanner what reaches something new in the parsers, the short ones first."""
+    """Add to the corpus of each folder's scanner what reaches something new in the parsers, the
+    short ones first.
+    """
     from support.scanners import SCANNERS, check_format, text_of
 
     for folder in map(Path, folders):
@@ -61,12 +68,16 @@ def keep(folders: list[str]) -> None:
         blocks = folder.name == "blocks"
         path = CORPUS / f"{folder.name}.json"
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        data = sorted((entry.read_bytes() for entry in folder.iterdir()), key=lambda one: (len(one), one))
+        data = sorted(
+            (entry.read_bytes() for entry in folder.iterdir()), key=lambda one: (len(one), one)
+        )
         new = [list(text_of(one)) if blocks else [one.decode("utf-8", "ignore")] for one in data]
         check = check_format if blocks else SCANNERS[folder.name]
         for found in kept:
             reached.is_new(partial(check, *(found if blocks else [found])))
-        kept += [found if blocks else found[0] for found in new if reached.is_new(partial(check, *found))]
+        kept += [
+            found if blocks else found[0] for found in new if reached.is_new(partial(check, *found))
+        ]
         path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,6 @@
-"""Answers that no honest engine gives: each as a way to spoil the honest one, and the words of its refusal."""
+"""Answers that no honest engine gives: each as a way to spoil the honest one, and the words of
+its refusal.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from support.http import completion
 Spoil = Callable[[dict[str, Any]], Any]
 
 RID = "0123456789abcdef"
-ASKED = request([5, 6, 7], sampling_params={"max_new_tokens": 8, "stop": ["END"], "stop_token_ids": [9]})
+ASKED = request(
+    [5, 6, 7], sampling_params={"max_new_tokens": 8, "stop": ["END"], "stop_token_ids": [9]}
+)
 IDS = [7, 8, 9]
 
 
@@ -37,7 +41,10 @@ def meta(**fields: Any) -> Spoil:
 
 
 def without(name: str) -> Spoil:
-    return lambda answer: {**answer, "meta_info": {key: value for key, value in answer["meta_info"].items() if key != name}}
+    return lambda answer: {
+        **answer,
+        "meta_info": {key: value for key, value in answer["meta_info"].items() if key != name},
+    }
 
 
 def top(**fields: Any) -> Spoil:
@@ -78,17 +85,29 @@ TOP = ["a top logprob is", "expected [logprob, id, text] with an id below 9096"]
 
 HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     # whose answer it is
-    "another's id": (meta(id="f" * 16), ["answered another request", "'ffffffffffffffff'", f"expected '{RID}'"]),
+    "another's id": (
+        meta(id="f" * 16),
+        ["answered another request", "'ffffffffffffffff'", f"expected '{RID}'"],
+    ),
     "an empty id": (meta(id=""), ["answered another request", "meta_info.id is ''"]),
-    "an id that begins with ours": (meta(id=RID + "_0"), ["answered another request", f"'{RID}_0'"]),
+    "an id that begins with ours": (
+        meta(id=RID + "_0"),
+        ["answered another request", f"'{RID}_0'"],
+    ),
     "an id that is a number": (meta(id=7), ["answered another request", "meta_info.id is 7"]),
     "an id in a list": (meta(id=[RID]), ["answered another request"]),
     # the answer as a whole
     "null": (lambda answer: None, ["no output_ids and meta_info", "None"]),
     "a list of two": (lambda answer: [answer, answer], ["no output_ids and meta_info"]),
     "a string": (lambda answer: "x", ["no output_ids and meta_info: x"]),
-    "no ids": (lambda answer: {"text": "", "meta_info": answer["meta_info"]}, ["no output_ids and meta_info"]),
-    "no meta_info": (lambda answer: {"text": "", "output_ids": IDS}, ["no output_ids and meta_info"]),
+    "no ids": (
+        lambda answer: {"text": "", "meta_info": answer["meta_info"]},
+        ["no output_ids and meta_info"],
+    ),
+    "no meta_info": (
+        lambda answer: {"text": "", "output_ids": IDS},
+        ["no output_ids and meta_info"],
+    ),
     "meta_info is a list": (top(meta_info=[]), ["no output_ids and meta_info"]),
     "text is a number": (top(text=5), ["the engine's text is '5' (int)", "expected a string"]),
     "text is a list": (top(text=["x"]), ["(list)", "expected a string"]),
@@ -108,8 +127,14 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "ids are a string": (ids("789"), NO_LIST),
     "ids are a number": (ids(3), NO_LIST),
     "ids are an object": (ids({"0": 7}), NO_LIST),
-    "nine where eight were asked for": (ids(list(range(10, 19))), ["sent 9 output_ids", "at most max_new_tokens = 8"]),
-    "999 where eight were asked for": (ids([7] * 999), ["sent 999 output_ids", "at most max_new_tokens = 8"]),
+    "nine where eight were asked for": (
+        ids(list(range(10, 19))),
+        ["sent 9 output_ids", "at most max_new_tokens = 8"],
+    ),
+    "999 where eight were asked for": (
+        ids([7] * 999),
+        ["sent 999 output_ids", "at most max_new_tokens = 8"],
+    ),
     # counts
     "fewer counted": (meta(completion_tokens=2), [*COUNTED, "counts 2"]),
     "more counted": (meta(completion_tokens=4), [*COUNTED, "counts 4"]),
@@ -122,11 +147,20 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     # logprobs
     "no logprobs": (without("output_token_logprobs"), ["3 sampled ids came with 0 logprobs"]),
     "logprobs are null": (meta(output_token_logprobs=None), ["3 sampled ids came with 0 logprobs"]),
-    "a logprob too few": (meta(output_token_logprobs=[[-1.0, 7, None]] * 2), ["3 sampled ids came with 2 logprobs"]),
-    "a logprob too many": (meta(output_token_logprobs=[[-1.0, 7, None]] * 4), ["3 sampled ids came with 4 logprobs"]),
+    "a logprob too few": (
+        meta(output_token_logprobs=[[-1.0, 7, None]] * 2),
+        ["3 sampled ids came with 2 logprobs"],
+    ),
+    "a logprob too many": (
+        meta(output_token_logprobs=[[-1.0, 7, None]] * 4),
+        ["3 sampled ids came with 4 logprobs"],
+    ),
     "logprobs are a string": (meta(output_token_logprobs="abc"), NUMBER),
     "logprobs are numbers": (meta(output_token_logprobs=[-1.0, -1.0, -1.0]), NUMBER),
-    "another token's": (item([-0.5, 9, None]), ["logprob 1 belongs to token 9", "output_ids has 8 there"]),
+    "another token's": (
+        item([-0.5, 9, None]),
+        ["logprob 1 belongs to token 9", "output_ids has 8 there"],
+    ),
     "of no token": (item([-0.5, None, None]), ["logprob 1 belongs to token None"]),
     "nan": (logprob(math.nan), POSITIVE),
     "infinite": (logprob(math.inf), POSITIVE),
@@ -148,8 +182,14 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "another API's type": (meta(finish_reason={"type": "tool_calls"}), [*FINISH, "'tool_calls'"]),
     "a type that is a list": (meta(finish_reason={"type": ["stop"]}), FINISH),
     "a type that is null": (meta(finish_reason={"type": None}), FINISH),
-    "stopped at a token before the last": (stop(8), ["the engine stopped at token 8, but output_ids end with 9"]),
-    "stopped at a token that is nowhere": (stop(4), ["the engine stopped at token 4, but output_ids end with 9"]),
+    "stopped at a token before the last": (
+        stop(8),
+        ["the engine stopped at token 8, but output_ids end with 9"],
+    ),
+    "stopped at a token that is nowhere": (
+        stop(4),
+        ["the engine stopped at token 4, but output_ids end with 9"],
+    ),
     "stopped at a string that nobody asked for": (stop("FIN"), [*MATCHED, "'FIN'"]),
     "an id that SGLang replaced": (stop("NaN happened"), [*MATCHED, "'NaN happened'"]),
     "stopped at true": (stop(True), [*MATCHED, "True"]),
@@ -161,15 +201,32 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     ),
     # the rest
     "a weight version without an end": (meta(weight_versions=[{"version": "a", "start": 0}]), SPAN),
-    "a weight version from a float": (meta(weight_versions=[{"version": "a", "start": 0.0, "end": 3}]), SPAN),
-    "a weight version to a string": (meta(weight_versions=[{"version": "a", "start": 0, "end": "3"}]), SPAN),
-    "a weight version of too many": (meta(weight_versions=[{"version": "a", "start": 0, "end": 4}]), ["cover 4 of 3 sampled"]),
+    "a weight version from a float": (
+        meta(weight_versions=[{"version": "a", "start": 0.0, "end": 3}]),
+        SPAN,
+    ),
+    "a weight version to a string": (
+        meta(weight_versions=[{"version": "a", "start": 0, "end": "3"}]),
+        SPAN,
+    ),
+    "a weight version of too many": (
+        meta(weight_versions=[{"version": "a", "start": 0, "end": 4}]),
+        ["cover 4 of 3 sampled"],
+    ),
     "weight versions with a gap": (
-        meta(weight_versions=[{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 2, "end": 3}]),
+        meta(
+            weight_versions=[
+                {"version": "a", "start": 0, "end": 1},
+                {"version": "b", "start": 2, "end": 3},
+            ]
+        ),
         ["gap or overlap at token 1"],
     ),
     "cached tokens in words": (meta(cached_tokens="many"), ["cannot be read"]),
-    "too few top logprobs": (tops([[-0.5, 7, None]]), ["3 sampled ids came with 1 lists of top logprobs"]),
+    "too few top logprobs": (
+        tops([[-0.5, 7, None]]),
+        ["3 sampled ids came with 1 lists of top logprobs"],
+    ),
     "a top logprob outside": (tops([], [[-0.5, 2**31 - 1, None]], []), TOP),
     "a top logprob below": (tops([], [[-0.5, -1, None]], []), TOP),
     "a top logprob that is nan": (tops([], [[math.nan, 5, None]], []), TOP),

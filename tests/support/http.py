@@ -14,7 +14,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncIterator[str]:
-    """A server at the yielded address; `routes` maps paths to handlers of any method, all else is a 404."""
+    """A server at the yielded address; `routes` maps paths to handlers of any method, all else
+    is a 404.
+    """
     app = web.Application(client_max_size=1 << 28)
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)
@@ -45,7 +47,9 @@ def completion(ids: list[int], **meta: Any) -> dict[str, Any]:
     `meta` replaces fields of `meta_info`.
     """
     info = {
-        "finish_reason": {"type": "stop", "matched": ids[-1]} if ids else {"type": "length", "length": 0},
+        "finish_reason": {"type": "stop", "matched": ids[-1]}
+        if ids
+        else {"type": "length", "length": 0},
         "completion_tokens": len(ids),
         "output_token_logprobs": [[-0.5 - at, index, None] for at, index in enumerate(ids)],
         "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}] if ids else [],

@@ -1,8 +1,10 @@
-"""A program that plays a run twice: once undisturbed, and once killed with SIGKILL at random moments and resumed each time.
+"""A program that plays a run twice: once undisturbed, and once killed with SIGKILL at random
+moments and resumed each time.
 
-`python -m support.killed_run FOLDER EPISODES KILLS SEED` writes FOLDER/whole and FOLDER/killed, and prints how it went as JSON. Each
-run is a forked child with an engine of its own; everything is imported before the first fork, so that a start costs milliseconds.
-A moment is counted, not timed: so many calls of functions after the run is started, or has begun to write its next episodes.
+`python -m support.killed_run FOLDER EPISODES KILLS SEED` writes FOLDER/whole and FOLDER/killed, and
+prints how it went as JSON. Each run is a forked child with an engine of its own; everything is
+imported before the first fork, so that a start costs milliseconds. A moment is counted, not timed:
+so many calls of functions after the run is started, or has begun to write its next episodes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 @dataclass
 class Moment:
-    """When a run is killed: `calls` calls after it has begun to write its `episodes`-th episode; from its start for 0."""
+    """When a run is killed: `calls` calls after it has begun to write its `episodes`-th episode;
+    from its start for 0.
+    """
 
     episodes: int
     calls: int
@@ -69,7 +73,11 @@ async def run(tokenizer: Any, folder: Path, episodes: int, moment: Moment) -> No
             kept.append(episode)
 
         async with serving(tokenizer, look) as (_, served):
-            runner = Runner(factory, lambda: agent(served, verify="sample"), RunSettings(PARAMS, samples=SAMPLES, concurrency=32))
+            runner = Runner(
+                factory,
+                lambda: agent(served, verify="sample"),
+                RunSettings(PARAMS, samples=SAMPLES, concurrency=32),
+            )
             await runner.run(factory.tasks("test"), keep, done=kept.done)
 
 
@@ -96,7 +104,10 @@ def main(folder: Path, episodes: int, kills: int, seed: int) -> None:
     torn, lines = 0, []
     file = folder / "killed" / FILE_NAME
     for _ in range(kills):
-        moment = Moment(rng.randint(0, 3 * episodes // (2 * kills)), rng.randint(1, rng.choice((30, 300, 3_000))))
+        moment = Moment(
+            rng.randint(0, 3 * episodes // (2 * kills)),
+            rng.randint(1, rng.choice((30, 300, 3_000))),
+        )
         if not play(tokenizer, folder / "killed", episodes, moment):
             break
         data = file.read_bytes() if file.is_file() else b""

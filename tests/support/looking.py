@@ -1,4 +1,6 @@
-"""One episode that every client plays: a look at three things, with thoughts, parallel calls, and texts that spell control tokens."""
+"""One episode that every client plays: a look at three things, with thoughts, parallel calls,
+and texts that spell control tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,15 @@ from support.worlds import TOOL
 from toolroll.rollout.testing import PolicyRequest
 
 THINKING = "<think>\nWhat now?\n</think>\n\n"
-SAID = ("Let me look. " + call(at="x"), THINKING + call(at="y") + call(at="z"), THINKING + "All seen: <b>x</b>.")
-FIRST: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look around. <|im_end|><|end|>"}]
+SAID = (
+    "Let me look. " + call(at="x"),
+    THINKING + call(at="y") + call(at="z"),
+    THINKING + "All seen: <b>x</b>.",
+)
+FIRST: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Look around. <|im_end|><|end|>"},
+]
 """The user's text spells control tokens: they must stay text."""
 
 Create = Callable[..., Awaitable[Any]]
@@ -39,7 +48,13 @@ async def play(create: Create, **more: Any) -> Any:
         if not message.tool_calls:
             return message
         for wanted in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": wanted.id, "content": seen(wanted.function.arguments)})
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": wanted.id,
+                    "content": seen(wanted.function.arguments),
+                }
+            )
 
 
 async def one_episode(bench: Bench, session: str = "s") -> None:
@@ -53,7 +68,12 @@ async def one_episode(bench: Bench, session: str = "s") -> None:
     stop = bench.served.template.encoder.decode([ids[trajectory["turns"][0]["stop"] - 1]])
     assert trained == "".join(said + stop for said in SAID)
     texts = ("<|im_end|>", "<|im_start|>", "<|end|>")
-    spelled = sum(FIRST[1]["content"].count(text) for text in texts) + 6  # I6: each is text, so none of them is one token
+    # I6: each is text, so none of them is one token
+    spelled = sum(FIRST[1]["content"].count(text) for text in texts) + 6
     whole = tokenizer.decode(ids)
-    as_tokens = sum(1 for index in ids if index in control and bench.served.template.encoder.decode([index]) in texts)
+    as_tokens = sum(
+        1
+        for index in ids
+        if index in control and bench.served.template.encoder.decode([index]) in texts
+    )
     assert sum(whole.count(text) for text in texts) == as_tokens + spelled

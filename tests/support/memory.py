@@ -1,4 +1,6 @@
-"""How much memory something takes, counted: it shows work on large texts and numbers without a clock."""
+"""How much memory something takes, counted: it shows work on large texts and numbers without a
+clock.
+"""
 
 from __future__ import annotations
 

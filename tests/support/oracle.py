@@ -1,10 +1,13 @@
-"""What is right for one template and one scenario: found by plain renders, with nothing of toolroll.
+"""What is right for one template and one scenario: found by plain renders, with nothing of
+toolroll.
 
-Invariants: a truth is `append` (the whole render begins with prompt and sampled text: the rest of it, encoded, is the only
-right answer), `drift` (the same but for white space in the sampled text), `rewrite` (no append exists: forking is right; keeping
-the stream is right only with exactly the text behind the turn's close, where that is defined) or `raises` (the template refuses
-the conversation). Control tokens are the template's own markers; the same characters in a body of system, user, tool or tool
-description are text (I6). Texts are compared up to NFC, which the vocabulary's normaliser applies.
+Invariants: a truth is `append` (the whole render begins with prompt and sampled text: the rest of
+it, encoded, is the only right answer), `drift` (the same but for white space in the sampled text),
+`rewrite` (no append exists: forking is right; keeping the stream is right only with exactly the
+text behind the turn's close, where that is defined) or `raises` (the template refuses the
+conversation). Control tokens are the template's own markers; the same characters in a body of
+system, user, tool or tool description are text (I6). Texts are compared up to NFC, which the
+vocabulary's normaliser applies.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Truth:
-    """`input_ids`: what to append (`append`, `drift`), or the only right tail if the stream is kept (`rewrite`; None: there is
-    none). `careless_ids`: what the same text gives when control text in bodies becomes control tokens."""
+    """`input_ids`: what to append (`append`, `drift`), or the only right tail if the stream is kept
+    (`rewrite`; None: there is none). `careless_ids`: what the same text gives when control text in
+    bodies becomes control tokens."""
 
     kind: Kind
     input_ids: list[int] | None = None
@@ -57,7 +61,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the turn ends in renders: its last text, what stands behind that up to the stop token, and the stop token's text."""
+    """How the turn ends in renders: its last text, what stands behind that up to the stop token,
+    and the stop token's text.
+    """
 
     mark: str
     rest: str
@@ -70,19 +76,27 @@ class Oracle:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.control: dict[str, int] = tokenizer.get_added_vocab()
-        self.pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))))
+        self.pattern = re.compile(
+            "|".join(map(re.escape, sorted(self.control, key=len, reverse=True)))
+        )
         self._renders: dict[str, str] = {}
 
-    # --- renders and ids ----------------------------------------------------------------------------------------------
+    # --- renders and ids --------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
-        """The template's text, remembered. Arguments are given as dicts, or as JSON text if it takes no dicts."""
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
+        """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
+        takes no dicts.
+        """
         key = repr((messages, tools, generate))
         if key not in self._renders:
             self._renders[key] = self._rendered(messages, tools, generate=generate)
         return self._renders[key]
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
         failure: Exception | None = None
         for form, joins in itertools.product((_as_dict, _as_text), (False, True)):
             prepared = [_prepared(message, form, joins=joins) for message in messages]
@@ -111,7 +125,9 @@ class Oracle:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
-        """Ids of a render whose bodies are masked: the control tokens that remain are the template's."""
+        """Ids of a render whose bodies are masked: the control tokens that remain are the
+        template's.
+        """
         ids: list[int] = []
         at = 0
         for found in [*self.pattern.finditer(masked), None]:
@@ -123,13 +139,20 @@ class Oracle:
         return ids
 
     def mask(self, value: Any) -> Any:
-        """Messages or tools with control text in bodies (not in assistant turns) replaced by words."""
+        """Messages or tools with control text in bodies (not in assistant turns) replaced by
+        words.
+        """
         if isinstance(value, str):
-            return self.pattern.sub(lambda found: f"\ue000{self.control[found.group()]}\ue001", value)
+            return self.pattern.sub(
+                lambda found: f"\ue000{self.control[found.group()]}\ue001", value
+            )
         if isinstance(value, dict):
             if value.get("role") == "assistant":
                 return value
-            return {key: value[key] if key in ("role", "tool_call_id") else self.mask(value[key]) for key in value}
+            return {
+                key: value[key] if key in ("role", "tool_call_id") else self.mask(value[key])
+                for key in value
+            }
         return [self.mask(item) for item in value] if isinstance(value, list | tuple) else value
 
     def restore(self, text: str) -> str:
@@ -137,21 +160,31 @@ class Oracle:
         texts = {index: text for text, index in self.control.items()}
         return re.sub("\ue000([0-9]+)\ue001", lambda found: texts[int(found.group(1))], text)
 
-    # --- prompts ------------------------------------------------------------------------------------------------------
+    # --- prompts ----------------------------------------------------------------------------------
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
         """The ids of a first prompt. Raises `Refused` as the template does."""
         text = self.render(messages, tools, generate=True)
         return self._ids(text, len(text), messages, tools)
 
-    def _ids(self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-        """The ids of the last `length` characters of `text`, the render of `messages` with a generation prompt."""
-        masked = self.render(self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True)
+    def _ids(
+        self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> list[int]:
+        """The ids of the last `length` characters of `text`, the render of `messages` with a
+        generation prompt.
+        """
+        masked = self.render(
+            self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True
+        )
         if self.restore(masked) != text:
-            raise Inapplicable("the template tests for control text in a body: the body cannot be masked")
-        return self.careful(masked[_masked_index(masked, len(text) - length, self.restore) :], self.restore)
+            raise Inapplicable(
+                "the template tests for control text in a body: the body cannot be masked"
+            )
+        return self.careful(
+            masked[_masked_index(masked, len(text) - length, self.restore) :], self.restore
+        )
 
-    # --- the truth ----------------------------------------------------------------------------------------------------
+    # --- the truth --------------------------------------------------------------------------------
 
     def judge(self, scenario: Scenario) -> tuple[Case, Truth]:
         """The case that an implementation is given, and what is right. Raises `Inapplicable`."""
@@ -172,13 +205,17 @@ class Oracle:
             full = self.render([*messages, *scenario.new], scenario.tools, generate=True)
         except Refused:
             return case, Truth("raises")
-        kind, length = self._compare(full, prompt, sampled, ending if stopped else replace(ending, stop=""), scenario)
+        kind, length = self._compare(
+            full, prompt, sampled, ending if stopped else replace(ending, stop=""), scenario
+        )
         if length is None:
             return case, Truth(kind)
         careful = self._ids(full, length, [*messages, *scenario.new], scenario.tools)
         return case, Truth(kind, careful, self.careless(full[len(full) - length :]))
 
-    def _compare(self, full: str, prompt: str, sampled: str, ending: Ending, scenario: Scenario) -> tuple[Kind, int | None]:
+    def _compare(
+        self, full: str, prompt: str, sampled: str, ending: Ending, scenario: Scenario
+    ) -> tuple[Kind, int | None]:
         """The kind of truth and the length of the text to append."""
         if full.startswith(prompt + sampled):
             return "append", len(full) - len(prompt + sampled)
@@ -201,24 +238,37 @@ class Oracle:
         return "rewrite", len(full) - tail
 
     def _close_only(self, full: str, scenario: Scenario) -> int | None:
-        """The length of the text from the close on, for an unfinished turn that history does not show: a plain turn's."""
+        """The length of the text from the close on, for an unfinished turn that history does not
+        show: a plain turn's.
+        """
         messages = [*scenario.history, {"role": "assistant", "content": MARK}, *scenario.new]
         text = self.render(messages, scenario.tools, generate=True)
         tail = text[text.rfind(MARK) + len(MARK) :]
         return len(tail) if MARK in text and full.endswith(tail) else None
 
-    # --- what the model sampled ---------------------------------------------------------------------------------------
+    # --- what the model sampled -------------------------------------------------------------------
 
     def _sample(self, scenario: Scenario) -> tuple[Scenario, str, str, Ending]:
-        """The scenario (with its turn as parsed), the prompt's text, the sampled text, and the turn's ending."""
+        """The scenario (with its turn as parsed), the prompt's text, the sampled text, and the
+        turn's ending.
+        """
         try:
             prompt = self.render(scenario.history, scenario.tools, generate=True)
             alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
         except Refused as error:
-            raise Inapplicable(f"the template refuses the conversation before the new messages: {error}") from error
-        thinks = prompt.rstrip().endswith("<think>") and not alone.startswith(prompt) and scenario.sampled != "raw_thought"
-        if thinks and not scenario.turn.get("reasoning_content"):  # the model must end the thought that the prompt opens
-            return self._sample(replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."}))
+            raise Inapplicable(
+                f"the template refuses the conversation before the new messages: {error}"
+            ) from error
+        thinks = (
+            prompt.rstrip().endswith("<think>")
+            and not alone.startswith(prompt)
+            and scenario.sampled != "raw_thought"
+        )
+        # the model must end the thought that the prompt opens
+        if thinks and not scenario.turn.get("reasoning_content"):
+            return self._sample(
+                replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."})
+            )
         if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
             raise Inapplicable("the prompt closes the thought: the model does not think")
         at = alone.rfind(scenario.mark)
@@ -226,7 +276,9 @@ class Oracle:
             raise Inapplicable("the template does not render this turn")
         ending = self._ending(scenario, alone[at + len(scenario.mark) :])
         said = alone[_turn_start(prompt, alone) : at + len(scenario.mark)]
-        if scenario.sampled not in ("alone", "raw_thought") and not scenario.turn.get("reasoning_content"):
+        if scenario.sampled not in ("alone", "raw_thought") and not scenario.turn.get(
+            "reasoning_content"
+        ):
             said = self._in_history(scenario, prompt, ending) or said
         opened = prompt.rstrip().endswith("<think>")
         if opened and not alone.startswith(prompt) and "</think>" not in said:
@@ -244,37 +296,65 @@ class Oracle:
         if scenario.sampled == "compact":
             compact = (said + ending.rest).replace('": ', '":').replace(", ", ",")
             return scenario, prompt, compact + ending.stop, ending
-        return scenario, prompt, said + ending.rest + ("\n" if scenario.sampled == "spaced" else "") + ending.stop, ending
+        return (
+            scenario,
+            prompt,
+            said + ending.rest + ("\n" if scenario.sampled == "spaced" else "") + ending.stop,
+            ending,
+        )
 
     def _in_history(self, scenario: Scenario, prompt: str, ending: Ending) -> str | None:
-        """The turn's text as history shows it behind the prompt (Qwen3 writes an empty thought only at a conversation's end)."""
+        """The turn's text as history shows it behind the prompt (Qwen3 writes an empty thought
+        only at a conversation's end).
+        """
         try:
-            full = self.render([*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True)
+            full = self.render(
+                [*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True
+            )
         except Refused:
             return None
         at = full.rfind(ending.mark + ending.rest)
-        return full[len(prompt) : at + len(ending.mark)] if full.startswith(prompt) and at >= len(prompt) else None
+        return (
+            full[len(prompt) : at + len(ending.mark)]
+            if full.startswith(prompt) and at >= len(prompt)
+            else None
+        )
 
     def _ending(self, scenario: Scenario, rest: str) -> Ending:
-        """Where the model stopped: at the close that the template writes, or else at the next role marker (GLM)."""
+        """Where the model stopped: at the close that the template writes, or else at the next
+        role marker (GLM).
+        """
         closes = {text for text in _CLOSES if text in self.control}
-        found = next((match for match in self.pattern.finditer(rest) if match.group() in closes), None)
+        found = next(
+            (match for match in self.pattern.finditer(rest) if match.group() in closes), None
+        )
         if found is None and not scenario.turn.get("tool_calls"):
             found = self.pattern.search(rest.replace("</think>", "        "))
         if found is not None:
             return Ending(scenario.mark, rest[: found.start()], found.group())
         try:
-            full = self.render([*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True)
+            full = self.render(
+                [*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True
+            )
         except Refused as error:
-            raise Inapplicable("no close in the render, and the template refuses what follows") from error
-        behind = full[full.rfind(scenario.mark) + len(scenario.mark) :] if scenario.mark == MARK else full
+            raise Inapplicable(
+                "no close in the render, and the template refuses what follows"
+            ) from error
+        behind = (
+            full[full.rfind(scenario.mark) + len(scenario.mark) :]
+            if scenario.mark == MARK
+            else full
+        )
         if scenario.mark != MARK:
-            at = full.find(scenario.mark + rest.rstrip("\n"), full.find(scenario.history[-1]["content"]))
+            at = full.find(
+                scenario.mark + rest.rstrip("\n"), full.find(scenario.history[-1]["content"])
+            )
             behind = full[at + len(scenario.mark) :]
         own = rest if behind.startswith(rest) else rest.rstrip("\n")
         marker = self.pattern.match(behind, len(own)) if behind.startswith(own) else None
         last = [match for match in self.pattern.finditer(own) if match.end() == len(own)]
-        if marker is None and last and behind.startswith(own):  # Gemma 4 stops where the result begins, and shows it at the end
+        # Gemma 4 stops where the result begins, and shows it at the end
+        if marker is None and last and behind.startswith(own):
             return Ending(scenario.mark, own[: last[0].start()], last[0].group())
         if marker is None:
             raise Inapplicable("no token ends the turn in the render")
@@ -292,19 +372,26 @@ class Oracle:
         return ids
 
 
-# The tokens with which published models end a turn, also where a call has other markers behind its last argument.
+# The tokens with which published models end a turn, also where a call has other markers behind its
+# last argument.
 _CLOSES = (
-    "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>",
+    "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>",
+    "<|eot_id|>", "<|eom_id|>",
     "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>", "<|end_of_text|>",
     "<SPECIAL_12>", "<end_of_sentence>", "<sep>", "<seed:eos>",
 )  # fmt: skip
 
 
 def _turn_start(prompt: str, alone: str) -> int:
-    """Where the turn begins in its own render: behind the prompt, or where the render leaves the prompt."""
+    """Where the turn begins in its own render: behind the prompt, or where the render leaves the
+    prompt.
+    """
     if alone.startswith(prompt):
         return len(prompt)
-    at = next((i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b), min(len(prompt), len(alone)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b),
+        min(len(prompt), len(alone)),
+    )
     if len(prompt) - at > 60:
         raise Inapplicable("the template rewrites the prompt when the turn itself is rendered")
     return at
@@ -328,10 +415,15 @@ def _squash(text: str) -> str:
 
 
 def _shows_parts(messages: Sequence[Message], text: str) -> bool:
-    """Whether the template shows the text of each part, and not the list of parts as Python prints it."""
-    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    """Whether the template shows the text of each part, and not the list of parts as Python
+    prints it.
+    """
+    contents = [
+        message["content"] for message in messages if isinstance(message.get("content"), list)
+    ]
     return not contents or (
-        "'type': 'text'" not in text and all(part["text"].strip() in text for content in contents for part in content)
+        "'type': 'text'" not in text
+        and all(part["text"].strip() in text for content in contents for part in content)
     )
 
 
@@ -341,7 +433,10 @@ def _prepared(message: Message, form: Callable[[Any], Any], *, joins: bool) -> M
         message = {**message, "content": "".join(part["text"] for part in content)}
     if not message.get("tool_calls"):
         return message
-    made = [{**c, "function": {**c["function"], "arguments": form(c["function"]["arguments"])}} for c in message["tool_calls"]]
+    made = [
+        {**c, "function": {**c["function"], "arguments": form(c["function"]["arguments"])}}
+        for c in message["tool_calls"]
+    ]
     return {**message, "tool_calls": made}
 
 
@@ -350,4 +445,8 @@ def _as_dict(arguments: Any) -> Any:
 
 
 def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return (
+        arguments
+        if isinstance(arguments, str)
+        else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    )

@@ -1,7 +1,8 @@
 """Verdicts on an implementation, by the oracle.
 
-Invariants: a refusal is right only where no append exists (or, with `history="preserve"`, where no tail is defined), so an
-implementation cannot pass by refusing; every exception that is neither a fork nor a refusal is a crash.
+Invariants: a refusal is right only where no append exists (or, with `history="preserve"`, where no
+tail is defined), so an implementation cannot pass by refusing; every exception that is neither a
+fork nor a refusal is a crash.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from support.oracle_scenarios import Message, Scenario, Tool, scenarios
 
 History = Literal["fork", "preserve"]
 Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]
-VERDICTS = ("exact", "preserve-ok", "fork-right", "refused-unneeded", "wrong", "injected", "crashed")
+VERDICTS = (
+    "exact",
+    "preserve-ok",
+    "fork-right",
+    "refused-unneeded",
+    "wrong",
+    "injected",
+    "crashed",
+)
 BAD = frozenset(VERDICTS[3:])
 
 
@@ -50,8 +59,12 @@ def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
     return "injected" if truth.careless_ids is not None and value == truth.careless_ids else "wrong"
 
 
-def judge_deltas(oracle: Oracle, implementations: Mapping[History, Implementation]) -> dict[History, list[Row]]:
-    """By policy, a row for each scenario; those that say nothing about the template are `inapplicable`."""
+def judge_deltas(
+    oracle: Oracle, implementations: Mapping[History, Implementation]
+) -> dict[History, list[Row]]:
+    """By policy, a row for each scenario; those that say nothing about the template are
+    `inapplicable`.
+    """
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in scenarios(sorted(oracle.control)):
         try:
@@ -65,8 +78,12 @@ def judge_deltas(oracle: Oracle, implementations: Mapping[History, Implementatio
     return rows
 
 
-def judge_prompts(oracle: Oracle, implementations: Mapping[History, Implementation]) -> dict[History, list[Row]]:
-    """By policy, a row for each different first prompt among the scenarios. The policy has no say in what is right."""
+def judge_prompts(
+    oracle: Oracle, implementations: Mapping[History, Implementation]
+) -> dict[History, list[Row]]:
+    """By policy, a row for each different first prompt among the scenarios. The policy has no
+    say in what is right.
+    """
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in _prompts(scenarios(sorted(oracle.control))):
         try:
@@ -78,14 +95,20 @@ def judge_prompts(oracle: Oracle, implementations: Mapping[History, Implementati
                 judged.append(Row(scenario.name, "inapplicable", "inapplicable", str(reason)))
             continue
         for history, implementation in implementations.items():
-            outcome = implementation.prompt(list(scenario.history), list(scenario.tools) if scenario.tools else None)
+            outcome = implementation.prompt(
+                list(scenario.history), list(scenario.tools) if scenario.tools else None
+            )
             rows[history].append(_row(oracle, scenario, truth, outcome, "fork"))
     return rows
 
 
-def _row(oracle: Oracle, scenario: Scenario, truth: Truth, outcome: Outcome, history: History) -> Row:
+def _row(
+    oracle: Oracle, scenario: Scenario, truth: Truth, outcome: Outcome, history: History
+) -> Row:
     word = verdict(truth, outcome, history)
-    return Row(scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else "")
+    return Row(
+        scenario.name, truth.kind, word, _detail(oracle, truth, outcome) if word in BAD else ""
+    )
 
 
 def _prompts(all_scenarios: Iterable[Scenario]) -> list[Scenario]:
@@ -95,7 +118,9 @@ def _prompts(all_scenarios: Iterable[Scenario]) -> list[Scenario]:
     return list(seen.values())
 
 
-def outcome_of(make: Callable[[], list[int]], fork: type[Exception], refuse: type[Exception]) -> Outcome:
+def outcome_of(
+    make: Callable[[], list[int]], fork: type[Exception], refuse: type[Exception]
+) -> Outcome:
     """What a call came to: `fork` and `refuse` are the implementation's own errors."""
     try:
         return "append", [int(index) for index in make()]

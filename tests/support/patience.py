@@ -1,6 +1,10 @@
-"""How long a test waits for what must happen: long enough for any machine, so that only a hang reaches it."""
+"""How long a test waits for what must happen: long enough for any machine, so that only a hang
+reaches it.
+"""
 
 from __future__ import annotations
 
 PATIENCE = 240.0
-"""In seconds. It is below pytest's own timeout, so that a test that hangs fails with its own words."""
+"""In seconds. It is below pytest's own timeout, so that a test that hangs fails with its own
+words.
+"""

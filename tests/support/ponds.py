@@ -1,5 +1,5 @@
-"""A small benchmark for tests of runs: any number of tasks, played against the embedded engine by a policy that only looks at the
-prompt, so that an episode is the same whenever it is played."""
+"""A small benchmark for tests of runs: any number of tasks, played against the embedded engine by a
+policy that only looks at the prompt, so that an episode is the same whenever it is played."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from typing import Any
 from support.worlds import TOOL
 
 from toolroll.rollout.testing import PolicyRequest
-from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+)
 
 _SEEN = ("frog", "fish", "newt", "reed")
 
 
 class Pond(Environment):
-    """The user asks for a number of looks; each look shows something that follows from the seed; a reply without a call ends it."""
+    """The user asks for a number of looks; each look shows something that follows from the seed;
+    a reply without a call ends it.
+    """
 
     def __init__(self, on_step: Callable[[Task, Action], Any] | None = None) -> None:
         self._on_step = on_step
@@ -27,16 +36,26 @@ class Pond(Environment):
     def reset(self, task: Task, seed: int) -> Observation:
         self._task, self._random, self._looks = task, random.Random(seed), 0
         text = f"Please look around {task.data['looks']} times. This is pond {task.id}, day {seed}."
-        return Observation([{"role": "system", "content": "Be helpful."}, {"role": "user", "content": text}], [TOOL])
+        return Observation(
+            [{"role": "system", "content": "Be helpful."}, {"role": "user", "content": text}],
+            [TOOL],
+        )
 
     def step(self, action: Action) -> StepResult:
         if self._on_step is not None:
             self._on_step(self._task, action)
         if not action.tool_calls:
-            return StepResult((), float(self._looks == self._task.data["looks"]), True, info={"looks": self._looks})
+            return StepResult(
+                (),
+                float(self._looks == self._task.data["looks"]),
+                True,
+                info={"looks": self._looks},
+            )
         self._looks += len(action.tool_calls)
         shown = [
-            f"a {self._random.choice(['frog', 'fish', 'newt', 'reed'])} at {self._random.random():.6f}" for _ in action.tool_calls
+            f"a {self._random.choice(['frog', 'fish', 'newt', 'reed'])} at "
+            f"{self._random.random():.6f}"
+            for _ in action.tool_calls
         ]
         return StepResult(
             [
@@ -64,7 +83,9 @@ class PondFactory:
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [Task(f"t-{index}", index, split, {"looks": index % 4}) for index in range(self.count)]
+        return [
+            Task(f"t-{index}", index, split, {"looks": index % 4}) for index in range(self.count)
+        ]
 
     def make(self, options: EnvironmentOptions) -> Pond:
         pond = Pond(self.on_step)
@@ -76,7 +97,9 @@ class PondFactory:
 
 
 def look(request: PolicyRequest) -> str:
-    """Looks as often as it was asked to, but for one in five ponds; what it says follows from the prompt alone."""
+    """Looks as often as it was asked to, but for one in five ponds; what it says follows from
+    the prompt alone.
+    """
     text = request.text
     wanted = int(text.split("Please look around ")[1].split(" times")[0])
     done = text.count('"arguments": {"at": "place')

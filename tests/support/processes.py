@@ -1,7 +1,9 @@
-"""Server processes of tests: started in a session of their own, watched until they answer, killed as a whole group.
+"""Server processes of tests: started in a session of their own, watched until they answer, killed
+as a whole group.
 
-Invariants: nothing outlives the test run (the group is killed by its id; the kernel kills the server if pytest itself is killed);
-a server that does not start says why, with the end of its log; nothing but 127.0.0.1 is listened on.
+Invariants: nothing outlives the test run (the group is killed by its id; the kernel kills the
+server if pytest itself is killed); a server that does not start says why, with the end of its log;
+nothing but 127.0.0.1 is listened on.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from typing import Any
 
 HOST = "127.0.0.1"
 START_DEADLINE = 240.0
-"""Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on a busy one."""
+"""Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on
+a busy one.
+"""
 _GRACE = 2.0  # an idle router is gone after 1.5 s; SGLang wants 4 to drain, and has nothing to save
 _POLL = 0.2
-_PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE)
+_PORT_TAKEN = re.compile(
+    r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,7 +72,9 @@ def tail(path: Path, lines: int) -> str:
 
 
 def get_json(url: str, *, timeout: float = 10.0) -> tuple[int, Any]:
-    """Status and JSON (None where the body is none) of a GET, past any proxy settings of the environment."""
+    """Status and JSON (None where the body is none) of a GET, past any proxy settings of the
+    environment.
+    """
     host, _, path = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=timeout)
     try:
@@ -91,18 +99,30 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def serving(
-    command: Callable[[int], Sequence[str]], *, ready: str, environment: Mapping[str, str], log: Path, name: str
+    command: Callable[[int], Sequence[str]],
+    *,
+    ready: str,
+    environment: Mapping[str, str],
+    log: Path,
+    name: str,
 ) -> Iterator[Server]:
-    """Run `command(port)` until the context closes; open once a GET of the path `ready` gives a 200.
+    """Run `command(port)` until the context closes; open once a GET of the path `ready` gives a
+    200.
 
-    Its temporary files go where it closes. A port that was taken in the moment between is tried anew, twice at most.
+    Its temporary files go where it closes. A port that was taken in the moment between is tried
+    anew, twice at most.
     """
-    with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:  # short: it holds socket paths
+    # short: it holds socket paths
+    with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:
         yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
 
 
 def _attempts(
-    command: Callable[[int], Sequence[str]], ready: str, environment: Mapping[str, str], log: Path, name: str
+    command: Callable[[int], Sequence[str]],
+    ready: str,
+    environment: Mapping[str, str],
+    log: Path,
+    name: str,
 ) -> Iterator[Server]:
     for attempt in (1, 2, 3):
         port = free_ports(1)[0]
@@ -120,7 +140,9 @@ def _attempts(
             kill_group(process)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
@@ -145,7 +167,9 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> f
     began = time.monotonic()
     while (seconds := time.monotonic() - began) < START_DEADLINE:
         if process.poll() is not None:
-            raise ServerFailed(f"{name} exited with {process.returncode} after {seconds:.0f} s:\n{tail(log, 60)}")
+            raise ServerFailed(
+                f"{name} exited with {process.returncode} after {seconds:.0f} s:\n{tail(log, 60)}"
+            )
         if answers(url):
             return time.monotonic() - began
         time.sleep(_POLL)
@@ -153,10 +177,14 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> f
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: a moment to clean up (SIGTERM waits for running requests), then SIGKILL."""
-    group = process.pid  # a session's leader is its group's too, and the number stays taken while one member lives
+    """End the process and all that it started: a moment to clean up (SIGTERM waits for running
+    requests), then SIGKILL.
+    """
+    # a session's leader is its group's too, and the number stays taken while one member lives
+    group = process.pid
     if process.poll() is None:
-        process.terminate()  # to the leader alone: it takes the end of one of its own processes for a crash
+        # to the leader alone: it takes the end of one of its own processes for a crash
+        process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     with suppress(ProcessLookupError):

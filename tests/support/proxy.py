@@ -1,7 +1,9 @@
-"""`CountingProxy`: a reverse proxy that stands between a router and a worker and writes down what passes.
+"""`CountingProxy`: a reverse proxy that stands between a router and a worker and writes down what
+passes.
 
-Invariants: bytes pass unchanged both ways; a client that hangs up is hung up on at the worker too; `requests` is in the order of
-arrival and holds every request. It runs in a thread with an event loop of its own, so that it serves tests of any loop.
+Invariants: bytes pass unchanged both ways; a client that hangs up is hung up on at the worker too;
+`requests` is in the order of arrival and holds every request. It runs in a thread with an event
+loop of its own, so that it serves tests of any loop.
 """
 
 from __future__ import annotations
@@ -19,13 +21,25 @@ from aiohttp import web
 from support.processes import HOST
 
 _HOP_BY_HOP = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "content-encoding"}
+    {
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "host",
+        "content-length",
+        "content-encoding",
+    }
 )
 
 
 @dataclass(slots=True)
 class SeenRequest:
-    """One request as the worker got it. `status` of the answer; None while there is none, or where the client hung up."""
+    """One request as the worker got it. `status` of the answer; None while there is none, or
+    where the client hung up.
+    """
 
     method: str
     path: str
@@ -90,14 +104,18 @@ def counting_proxy(target: str) -> Iterator[CountingProxy]:
 async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.Event) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False
+    ) as session:
         app = web.Application(client_max_size=256 * 2**20)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             return await _pass_on(proxy, session, request)
 
         app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, HOST, 0)
@@ -109,17 +127,31 @@ async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.E
             await runner.cleanup()
 
 
-async def _pass_on(proxy: CountingProxy, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+async def _pass_on(
+    proxy: CountingProxy, session: aiohttp.ClientSession, request: web.Request
+) -> web.StreamResponse:
     seen = SeenRequest(
-        request.method, request.path, {name.lower(): value for name, value in request.headers.items()}, await request.read()
+        request.method,
+        request.path,
+        {name.lower(): value for name, value in request.headers.items()},
+        await request.read(),
     )
     proxy.requests.append(seen)
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+    headers = {
+        name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP
+    }
     try:
         async with session.request(
-            request.method, f"{proxy.target}{request.raw_path}", data=seen.body or None, headers=headers
+            request.method,
+            f"{proxy.target}{request.raw_path}",
+            data=seen.body or None,
+            headers=headers,
         ) as upstream:
-            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
+            kept = {
+                name: value
+                for name, value in upstream.headers.items()
+                if name.lower() not in _HOP_BY_HOP
+            }
             if "Content-Encoding" in upstream.headers:
                 kept["Content-Encoding"] = upstream.headers["Content-Encoding"]
             response = web.StreamResponse(status=upstream.status, headers=kept)

@@ -1,4 +1,6 @@
-"""Episodes for the regression tests of published defects, and the published ways of making tokens, re-made to fail them."""
+"""Episodes for the regression tests of published defects, and the published ways of making
+tokens, re-made to fail them.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +35,47 @@ def qwen(template: str = "qwen2_5") -> Any:
 
 @cache
 def with_bos(template: str = "llama3_2") -> Any:
-    """A tokenizer that puts a BOS before any text, with a template that writes one itself: Llama's."""
+    """A tokenizer that puts a BOS before any text, with a template that writes one itself:
+    Llama's.
+    """
     tokenizer = tokenizer_for(trl_template(template))
     begin = tokenizer.bos_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{begin} $A", None, [(begin, tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        f"{begin} $A", None, [(begin, tokenizer.bos_token_id)]
+    )
     return tokenizer
 
 
 class DiffingAgent(TrainableToolCallingAgent):
-    """Its deltas are made as the published example makes them: the text by which two renders of the conversation differ in
-    length, without a generation prompt, encoded anew."""
+    """Its deltas are made as the published example makes them: the text by which two renders of the
+    conversation differ in length, without a generation prompt, encoded anew."""
 
-    def _get_token_delta(self, tokenizer: Any, messages: Sequence[Any]) -> tuple[list[int], list[int]]:
+    def _get_token_delta(
+        self, tokenizer: Any, messages: Sequence[Any]
+    ) -> tuple[list[int], list[int]]:
         ids = diffed(tokenizer, messages)
         return ids, [0] * len(ids)
 
 
 def diffed(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     """The ids that the last message seems to add."""
-    before, now = (tokenizer.apply_chat_template(list(part), tokenize=False) for part in (messages[:-1], messages))
+    before, now = (
+        tokenizer.apply_chat_template(list(part), tokenize=False)
+        for part in (messages[:-1], messages)
+    )
     return list(tokenizer(now[len(before) :], add_special_tokens=False)["input_ids"])
 
 
 def retold(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
-    """A whole conversation as the published example trains it: encoded from text, message by message."""
+    """A whole conversation as the published example trains it: encoded from text, message by
+    message.
+    """
     first = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
-    ids = list(tokenizer.apply_chat_template(list(messages[:first]), tokenize=True, add_generation_prompt=True, return_dict=False))
+    ids = list(
+        tokenizer.apply_chat_template(
+            list(messages[:first]), tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+    )
     for at in range(first, len(messages)):
         ids += diffed(tokenizer, messages[: at + 1])
     return ids
@@ -83,10 +100,16 @@ async def episode(
         return said[request.call] if request.call < len(said) else "Goodbye."
 
     async with serving(tokenizer, speak, **engine) as (embedded, served):
-        agent = kind(served=served, policy=policy or CallPolicy(parallel_calls="first"), rollout_args={"verify": "off"})
+        agent = kind(
+            served=served,
+            policy=policy or CallPolicy(parallel_calls="first"),
+            rollout_args={"verify": "off"},
+        )
         agent.on_length = on_length  # type: ignore[assignment]
         given = {"max_new_tokens": 512, "temperature": 1.0} if params is None else params
-        result = await agent.asolve(world, None, given, max_num_steps=steps, task=Task("t", 0), seed=seed, session_id="s")
+        result = await agent.asolve(
+            world, None, given, max_num_steps=steps, task=Task("t", 0), seed=seed, session_id="s"
+        )
         return result, embedded
 
 
@@ -97,5 +120,7 @@ def text_of(tokenizer: Any, trajectory: Trajectory) -> str:
 
 def observed(trajectory: Trajectory, at: int) -> np.ndarray[Any, Any]:
     """The ids between the sampled turns `at` and `at + 1`."""
-    ids: np.ndarray[Any, Any] = trajectory.input_ids[trajectory.turns[at].stop : trajectory.turns[at + 1].start]
+    ids: np.ndarray[Any, Any] = trajectory.input_ids[
+        trajectory.turns[at].stop : trajectory.turns[at + 1].start
+    ]
     return ids

@@ -1,12 +1,13 @@
 r"""Real tokenizers and chat templates for tests, out of two pinned wheels and without a model hub.
 
-The BPE is Qwen's (`qwen.tiktoken` in dashscope 1.24.6: that of Qwen2, Qwen2.5 and Qwen3), the special tokens are Qwen3's, and
-the chat templates are those that trl 1.16.0 ships. `tokenizer_for` takes the first 4,096 of the 151,643 ranks unless it is
-asked for all of them. These are a complete BPE, with Qwen's own merges across the edges of message bodies (`}\n`, `\n\n`),
-and a tokenizer is made of them in milliseconds, not in a second.
+The BPE is Qwen's (`qwen.tiktoken` in dashscope 1.24.6: that of Qwen2, Qwen2.5 and Qwen3), the
+special tokens are Qwen3's, and the chat templates are those that trl 1.16.0 ships. `tokenizer_for`
+takes the first 4,096 of the 151,643 ranks unless it is asked for all of them. These are a complete
+BPE, with Qwen's own merges across the edges of message bodies (`}\n`, `\n\n`), and a tokenizer is
+made of them in milliseconds, not in a second.
 
-Invariants: neither wheel is imported (they are read as data), nor anything of toolroll; each text that a template's model reads
-as one control token is one added token of the tokenizer made for it.
+Invariants: neither wheel is imported (they are read as data), nor anything of toolroll; each text
+that a template's model reads as one control token is one added token of the tokenizer made for it.
 """
 
 from __future__ import annotations
@@ -26,35 +27,51 @@ from transformers import PreTrainedTokenizerFast
 
 N_RANKS = 151_643
 FEW_RANKS = 4_096
-# Qwen3's added tokens in the order of their ids, which begin at N_RANKS; True: skipped by skip_special_tokens.
+# Qwen3's added tokens in the order of their ids, which begin at N_RANKS; True: skipped by
+# skip_special_tokens.
 QWEN3_ADDED: tuple[tuple[str, bool], ...] = (
-    ("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True), ("<|object_ref_start|>", True),
-    ("<|object_ref_end|>", True), ("<|box_start|>", True), ("<|box_end|>", True), ("<|quad_start|>", True),
-    ("<|quad_end|>", True), ("<|vision_start|>", True), ("<|vision_end|>", True), ("<|vision_pad|>", True),
-    ("<|image_pad|>", True), ("<|video_pad|>", True), ("<tool_call>", False), ("</tool_call>", False),
-    ("<|fim_prefix|>", False), ("<|fim_middle|>", False), ("<|fim_suffix|>", False), ("<|fim_pad|>", False),
-    ("<|repo_name|>", False), ("<|file_sep|>", False), ("<tool_response>", False), ("</tool_response>", False),
+    ("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True), ("<|object_ref_start|>",
+    True),
+    ("<|object_ref_end|>", True), ("<|box_start|>", True), ("<|box_end|>", True), ("<|quad_start|>",
+    True),
+    ("<|quad_end|>", True), ("<|vision_start|>", True), ("<|vision_end|>", True), ("<|vision_pad|>",
+    True),
+    ("<|image_pad|>", True), ("<|video_pad|>", True), ("<tool_call>", False), ("</tool_call>",
+    False),
+    ("<|fim_prefix|>", False), ("<|fim_middle|>", False), ("<|fim_suffix|>", False), ("<|fim_pad|>",
+    False),
+    ("<|repo_name|>", False), ("<|file_sep|>", False), ("<tool_response>", False),
+    ("</tool_response>", False),
     ("<think>", False), ("</think>", False),
 )  # fmt: skip
 _QWEN3_TEXTS = frozenset(text for text, _ in QWEN3_ADDED)
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-# Control tokens with bars: <|x|>, DeepSeek's full-width ones, and Gemma's pairs <|x> and <x|>; MiniMax's, Seed's, Nemotron's.
+# Control tokens with bars: <|x|>, DeepSeek's full-width ones, and Gemma's pairs <|x> and <x|>;
+# MiniMax's, Seed's, Nemotron's.
 _BARRED = re.compile(
     r"<\|[^|<>'\"\s{}]+\|>|<\|\"\|>|<｜[^｜\s]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\]~!?b\[|\]~b\]|\[e~\["
     r"|</?seed:[a-z_]+>|<SPECIAL_\d+>|<(?:beginning|end)_of_sentence>|<sep>"
 )
-# Control tokens in other shapes. Tags that are not here (<tools>, <function=, <parameter>, <IMPORTANT>) are ordinary text.
+# Control tokens in other shapes. Tags that are not here (<tools>, <function=, <parameter>,
+# <IMPORTANT>) are ordinary text.
 _OTHER_SHAPES = (
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",  # Qwen, GLM, Nemotron
+    # Qwen, GLM, Nemotron
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[gMASK]", "<sop>",  # GLM
     "<start_of_turn>", "<end_of_turn>", "<start_of_image>",  # Gemma 3
     "<minimax:tool_call>", "</minimax:tool_call>",  # MiniMax
     "<end_of_utterance>", "<image>",  # Idefics, SmolVLM, LFM2-VL
-    "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
-    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "</s>",  # Mistral
+    "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
+    # Mistral
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "</s>",
 )  # fmt: skip
-# A marker that only this family has -> its model's end of turn and beginning of text. The first that fits decides.
+# A marker that only this family has -> its model's end of turn and beginning of text. The first
+# that fits decides.
 _FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("[gMASK]", "<|endoftext|>", None),  # GLM ends a turn with the next role marker
     ("<|return|>", "<|return|>", "<|startoftext|>"),  # gpt-oss
@@ -77,20 +94,25 @@ _FAMILIES: tuple[tuple[str, str, str | None], ...] = (
 )
 
 
-# --- where the data lie --------------------------------------------------------------------------------------------------
+# --- where the data lie ---------------------------------------------------------------------------
 
 
 def wheel_folder(name: str) -> Path:
     """The folder of an installed package, found without importing it."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(f"the wheel {name} is not installed: pip install --no-deps -r tests/requirements-data.txt")
+        raise RuntimeError(
+            f"the wheel {name} is not installed: pip install --no-deps -r "
+            f"tests/requirements-data.txt"
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 @cache
 def trl_templates() -> dict[str, str]:
-    """Name -> source of each chat template in the trl wheel, the patched `*_training` ones included."""
+    """Name -> source of each chat template in the trl wheel, the patched `*_training` ones
+    included.
+    """
     paths = sorted((wheel_folder("trl") / "chat_templates").glob("*.jinja"))
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
@@ -99,12 +121,17 @@ def trl_template(name: str) -> str:
     """The source of one chat template of the trl wheel, `qwen3` say."""
     found = trl_templates()
     if name not in found:
-        raise KeyError(f"trl {importlib.metadata.version('trl')} has no template {name!r}; it has {', '.join(found)}")
+        raise KeyError(
+            f"trl {importlib.metadata.version('trl')} has no template {name!r}; it has "
+            f"{', '.join(found)}"
+        )
     return found[name]
 
 
 def extra_templates(variable: str = "TOOLROLL_TEST_DATA", sub: str = "templates") -> dict[str, str]:
-    """Name -> source of the chat templates in the folder that `variable` names; none if it is not set."""
+    """Name -> source of the chat templates in the folder that `variable` names; none if it is
+    not set.
+    """
     folder = os.environ.get(variable)
     paths = sorted((Path(folder) / sub).glob("*.jinja")) if folder else []
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
@@ -112,12 +139,17 @@ def extra_templates(variable: str = "TOOLROLL_TEST_DATA", sub: str = "templates"
 
 @cache
 def all_templates() -> dict[str, str]:
-    """trl's templates, and those of `TOOLROLL_TEST_DATA` and `TOOLROLL_EXTRA_TEMPLATES` whose text is another one, as `data/NAME`
-    and `extra/NAME`."""
+    """trl's templates, and those of `TOOLROLL_TEST_DATA` and `TOOLROLL_EXTRA_TEMPLATES` whose text
+    is another one, as `data/NAME` and `extra/NAME`."""
     found = dict(trl_templates())
-    for prefix, more in (("data", extra_templates()), ("extra", extra_templates("TOOLROLL_EXTRA_TEMPLATES", ""))):
+    for prefix, more in (
+        ("data", extra_templates()),
+        ("extra", extra_templates("TOOLROLL_EXTRA_TEMPLATES", "")),
+    ):
         known = set(found.values())
-        found |= {f"{prefix}/{name}": source for name, source in more.items() if source not in known}
+        found |= {
+            f"{prefix}/{name}": source for name, source in more.items() if source not in known
+        }
     return found
 
 
@@ -126,12 +158,14 @@ def tool_templates() -> dict[str, str]:
     return {name: source for name, source in all_templates().items() if "tool" in source}
 
 
-# --- tokenizers ----------------------------------------------------------------------------------------------------------
+# --- tokenizers -----------------------------------------------------------------------------------
 
 
 @cache
 def qwen3_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
-    """Qwen3's real tokenizer with `template` (default: trl's `qwen3`) as its chat template; shared, so not to be changed."""
+    """Qwen3's real tokenizer with `template` (default: trl's `qwen3`) as its chat template;
+    shared, so not to be changed.
+    """
     return tokenizer_for(trl_template("qwen3") if template is None else template, ranks=N_RANKS)
 
 
@@ -140,19 +174,25 @@ def markers(source: str) -> list[str]:
     return sorted({*_BARRED.findall(source), *(text for text in _OTHER_SHAPES if text in source)})
 
 
-def tokenizer_for(source: str, extra: Sequence[str] = (), *, ranks: int = FEW_RANKS) -> PreTrainedTokenizerFast:
-    """A new tokenizer: Qwen's BPE of so many ranks with the control tokens of the template `source` (and `extra`) added, and
-    `source` as its chat template.
+def tokenizer_for(
+    source: str, extra: Sequence[str] = (), *, ranks: int = FEW_RANKS
+) -> PreTrainedTokenizerFast:
+    """A new tokenizer: Qwen's BPE of so many ranks with the control tokens of the template `source`
+    (and `extra`) added, and `source` as its chat template.
 
-    Qwen3's own added tokens for a template that has no others (with all ranks, these have their own ids); else the template's
-    and its family's.
+    Qwen3's own added tokens for a template that has no others (with all ranks, these have their own
+    ids); else the template's and its family's.
     """
     found = markers(source)
-    end, begin = next(((end, begin) for mark, end, begin in _FAMILIES if mark in found), ("<|endoftext|>", None))
+    end, begin = next(
+        ((end, begin) for mark, end, begin in _FAMILIES if mark in found), ("<|endoftext|>", None)
+    )
     backend = _base(ranks)
     if set(found) <= _QWEN3_TEXTS and "bos_token" not in source and not extra:
         for text, special in QWEN3_ADDED:  # in the order of their ids
-            (backend.add_special_tokens if special else backend.add_tokens)([_added(text, special=special)])
+            (backend.add_special_tokens if special else backend.add_tokens)(
+                [_added(text, special=special)]
+            )
         return _wrapped(backend, "<|im_end|>", None, source)
     if "<|im_start|>" in found and "bos_token" not in source:
         begin = None
@@ -166,7 +206,9 @@ def save_qwen3(folder: Path, template: str | None = None) -> None:
     qwen3_tokenizer(template).save_pretrained(folder)
 
 
-def _wrapped(backend: Tokenizer, end: str, begin: str | None, template: str) -> PreTrainedTokenizerFast:
+def _wrapped(
+    backend: Tokenizer, end: str, begin: str | None, template: str
+) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=end,
@@ -180,7 +222,9 @@ def _wrapped(backend: Tokenizer, end: str, begin: str | None, template: str) -> 
 
 
 def _added(text: str, *, special: bool) -> AddedToken:
-    return AddedToken(text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False)
+    return AddedToken(
+        text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False
+    )
 
 
 def _base(ranks: int) -> Tokenizer:
@@ -194,7 +238,9 @@ def _in_json(ranks: int) -> str:
     if ranks < N_RANKS:
         return _built(data, ranks).to_str()
     key = (data, Path(__file__).read_bytes(), importlib.metadata.version("tokenizers"))
-    folder = cached_folder("qwen", key, lambda folder: _built(data, ranks).save(str(folder / "bare.json")))
+    folder = cached_folder(
+        "qwen", key, lambda folder: _built(data, ranks).save(str(folder / "bare.json"))
+    )
     return (folder / "bare.json").read_text(encoding="utf-8")
 
 
@@ -202,17 +248,23 @@ def _built(data: bytes, count: int) -> Tokenizer:
     lines = [line.split() for line in data.splitlines()[:count]]
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     if sorted(ranks.values()) != list(range(count)):
-        raise RuntimeError(f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 1.24.6?")
+        raise RuntimeError(
+            f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 1.24.6?"
+        )
     backend = Tokenizer(_bpe(ranks))
     backend.normalizer = normalizers.NFC()
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_SPLIT), "isolated"), byte_level])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_SPLIT), "isolated"), byte_level]
+    )
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _bpe(ranks: dict[bytes, int]) -> models.BPE:
-    """The BPE with these ranks: each token of two bytes or more is the merge of two, found by merging with lower ranks only."""
+    """The BPE with these ranks: each token of two bytes or more is the merge of two, found by
+    merging with lower ranks only.
+    """
     letters = _byte_letters()
     spell = lambda token: "".join(letters[byte] for byte in token)
     merges = []
@@ -238,7 +290,11 @@ def _merged(ranks: dict[bytes, int], token: bytes, limit: int) -> list[bytes]:
 
 
 def _byte_letters() -> dict[int, str]:
-    """The letter that stands for each byte in a byte-level vocabulary: itself where it is printable, else one from 256 on."""
+    """The letter that stands for each byte in a byte-level vocabulary: itself where it is
+    printable, else one from 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }

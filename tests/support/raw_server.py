@@ -28,7 +28,9 @@ def sampled(*ids: int) -> bytes:
 class Talker:
     """The server's side of one connection; `number` counts connections from 0."""
 
-    def __init__(self, server: TalkingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, server: TalkingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.server, self.reader, self.writer = server, reader, writer
         self.number = len(server.talkers)
         self.posts = 0

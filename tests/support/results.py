@@ -10,10 +10,21 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.types import Episode, InteractionResult, Message, StopReason, Trajectory, Turn, WeightVersion, status_of
+from toolroll.rollout.types import (
+    Episode,
+    InteractionResult,
+    Message,
+    StopReason,
+    Trajectory,
+    Turn,
+    WeightVersion,
+    status_of,
+)
 
 
-def trajectory(length: int = 12, spans: Sequence[tuple[int, int]] = ((4, 7), (9, 12)), **more: Any) -> Trajectory:
+def trajectory(
+    length: int = 12, spans: Sequence[tuple[int, int]] = ((4, 7), (9, 12)), **more: Any
+) -> Trajectory:
     """A sequence of ids 100, 101 ... in which `spans` were sampled."""
     mask = np.zeros(length, dtype=np.uint8)
     logprobs = np.full(length, np.nan, dtype=np.float32)
@@ -22,7 +33,19 @@ def trajectory(length: int = 12, spans: Sequence[tuple[int, int]] = ((4, 7), (9,
         mask[start:stop] = 1
         logprobs[start:stop] = -0.25 * np.arange(1, stop - start + 1)
         versions = (WeightVersion(f"v{number}", start, stop),)
-        turns.append(Turn(start, stop, "stop", 2, versions, {"temperature": 1.0}, start, start // 2, 0.5 + number))
+        turns.append(
+            Turn(
+                start,
+                stop,
+                "stop",
+                2,
+                versions,
+                {"temperature": 1.0},
+                start,
+                start // 2,
+                0.5 + number,
+            )
+        )
     ids = np.arange(100, 100 + length, dtype=np.int32)
     return Trajectory(ids, mask, logprobs, tuple(turns), spans[0][0] if spans else length, **more)
 
@@ -43,7 +66,11 @@ def episode(
     parts = tuple([trajectory()] if trajectories is None else trajectories)
     last = parts[-1] if parts else None
     cut = last.prompt_length if last else 0
-    said = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}] if messages is None else messages
+    said = (
+        [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}]
+        if messages is None
+        else messages
+    )
     result = InteractionResult(
         prompt="<|user|>Hello.",
         reward=None if status_of(reason).value == "aborted" else reward,
@@ -65,11 +92,13 @@ def episode(
 
 
 def content(found: Episode, *, circumstances: bool = True) -> dict[str, Any]:
-    """Everything in an episode as plain data that can be compared; without `circumstances`, what depends neither on the clock nor on
-    the engine's cache."""
+    """Everything in an episode as plain data that can be compared; without `circumstances`, what
+    depends neither on the clock nor on the engine's cache."""
     data: dict[str, Any] = orjson.loads(to_line(found))
     if not circumstances:
-        data["metrics"] = {name: value for name, value in data["metrics"].items() if not _CIRCUMSTANCE.search(name)}
+        data["metrics"] = {
+            name: value for name, value in data["metrics"].items() if not _CIRCUMSTANCE.search(name)
+        }
         for part in data["trajectories"]:
             for turn in part["turns"]:
                 del turn["latency"], turn["cached_tokens"]
@@ -84,7 +113,12 @@ def exported() -> list[Episode]:
     untrained = trajectory()
     untrained.loss_mask[:] = 0
     return [
-        episode("t-0", 0, 1.0, trajectories=[trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")]),
+        episode(
+            "t-0",
+            0,
+            1.0,
+            trajectories=[trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")],
+        ),
         episode("t-0", 1, 0.0),
         episode("t-1", 0, 0.5, trajectories=[untrained]),
         episode("t-1", 1, 0.5, trajectories=[trajectory(source="transcript")]),

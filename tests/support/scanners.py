@@ -1,4 +1,5 @@
-"""What must hold of the parsers' scanners for any input: bytes, as a coverage-guided fuzzer makes them, and the text they stand for.
+"""What must hold of the parsers' scanners for any input: bytes, as a coverage-guided fuzzer makes
+them, and the text they stand for.
 
 A text that was found is kept with the scanner it was found with, in `tests/unit/parsers/corpus`.
 """
@@ -20,19 +21,48 @@ from toolroll.parsers.registry import built_in_parsers, get_parser
 
 _DECODER = json.JSONDecoder()
 _EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}
-_SCHEMAS = ({"type": "string"}, {"type": ["integer", "null"]}, _EITHER, {"enum": ["1", 2]}, {"type": "array", "items": {}}, None)
+_SCHEMAS = (
+    {"type": "string"},
+    {"type": ["integer", "null"]},
+    _EITHER,
+    {"enum": ["1", 2]},
+    {"type": "array", "items": {}},
+    None,
+)
 _FORMATS = tuple(get_parser(kind.name) for kind in built_in_parsers())
-_TOOLS = [tool("x", {"id": {"type": "string"}, "n": {"type": "integer"}, "m": {"type": "object"}, "l": {"type": "array"}})]
+_TOOLS = [
+    tool(
+        "x",
+        {
+            "id": {"type": "string"},
+            "n": {"type": "integer"},
+            "m": {"type": "object"},
+            "l": {"type": "array"},
+        },
+    )
+]
 FRAGMENTS = (
-    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "x", "id", "n", "m", "l", "1", "-", ".5", "e9",
-    '{"name": "x", "arguments": {', '"id": "a"', '"n": 1', "null", "true", "True", "[x(id='a')", "x(", "n=1", "\\u00e9", "\\ud800",
-    '"name"', '"x"', '">', "item>", "</", "é", "𝛑", "\x00", "<think>", "</think>", "<|", "|>", "NaN", "1e999", "```json\n", "\n```",
+    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "x", "id",
+    "n", "m", "l", "1", "-", ".5", "e9",
+    '{"name": "x", "arguments": {', '"id": "a"', '"n": 1', "null", "true", "True", "[x(id='a')",
+    "x(", "n=1", "\\u00e9", "\\ud800",
+    '"name"', '"x"', '">', "item>", "</", "é", "𝛑", "\x00", "<think>", "</think>", "<|", "|>",
+    "NaN", "1e999", "```json\n", "\n```",
 )  # fmt: skip
 _EXTRA = {
     "gpt-oss": ("<|channel|>commentary to=functions.x <|constrain|>json", "to=functions.x"),
     "muse": (" to=x<|message|>", '<atem:parameter name="id">', '<atem:invoke name="x">'),
-    "beam": (" to=x<|channel|>analysis <|constrain|>xml<|message|>", '<rfl:parameter name="id">\n', "\n</rfl:parameter>"),
-    "minimax-m3": (']<]minimax[>[<invoke name="x">', "]<]minimax[>[</invoke>", "]<]minimax[>[<id>", "]<]minimax[>[</id>"),
+    "beam": (
+        " to=x<|channel|>analysis <|constrain|>xml<|message|>",
+        '<rfl:parameter name="id">\n',
+        "\n</rfl:parameter>",
+    ),
+    "minimax-m3": (
+        ']<]minimax[>[<invoke name="x">',
+        "]<]minimax[>[</invoke>",
+        "]<]minimax[>[<id>",
+        "]<]minimax[>[</id>",
+    ),
     "gemma4": ("call:x{", "id:", '<|"|>'),
 }
 
@@ -43,8 +73,16 @@ def text_of(data: bytes) -> tuple[str, str]:
         return _FORMATS[0].name, ""
     parser = _FORMATS[data[0] % len(_FORMATS)]
     shape = getattr(parser, "shape", None)
-    tags = (*shape.key, *shape.value, *shape.name_end, shape.call[0] + "x" + shape.name_end[0]) if shape is not None else ()
-    words = tuple(dict.fromkeys((*parser.openers, *parser.markers, *tags, *_EXTRA.get(parser.name, ()), *FRAGMENTS)))
+    tags = (
+        (*shape.key, *shape.value, *shape.name_end, shape.call[0] + "x" + shape.name_end[0])
+        if shape is not None
+        else ()
+    )
+    words = tuple(
+        dict.fromkeys(
+            (*parser.openers, *parser.markers, *tags, *_EXTRA.get(parser.name, ()), *FRAGMENTS)
+        )
+    )
     return parser.name, "".join(words[byte % len(words)] for byte in data[1:])
 
 
@@ -70,7 +108,9 @@ def scanned(*pieces: str) -> Scanned:
 
 
 def called(*pieces: str) -> Any:
-    """What the reader of Python calls says of the call at the text's beginning, or where it stopped."""
+    """What the reader of Python calls says of the call at the text's beginning, or where it
+    stopped.
+    """
     source = Source()
     try:
         return run(read_call(source, 0), source, list(pieces))
@@ -79,7 +119,9 @@ def called(*pieces: str) -> Any:
 
 
 def check_json(text: str) -> None:
-    """The JSON scanner ends a value where Python's decoder does and refuses what it refuses, in pieces too."""
+    """The JSON scanner ends a value where Python's decoder does and refuses what it refuses, in
+    pieces too.
+    """
     found = scanned(text)
     body = text.lstrip(" \t\n\r")
     try:
@@ -87,7 +129,8 @@ def check_json(text: str) -> None:
     except (ValueError, RecursionError):
         stop = -1
     if found.problem is None and stop != found.stop - (len(text) - len(body)):
-        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to the decoder.
+        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to
+        # the decoder.
         assert stop == -1 and len(text) > 4300, (text, found, stop)
     if found.problem is not None and stop >= 0:
         constant = any(word in text for word in ("NaN", "Infinity"))
@@ -107,7 +150,9 @@ def check_python(text: str) -> None:
 
 
 def check_values(text: str) -> None:
-    """A bare value is what a JSON document can hold; a string where the schema says so; and JSON is read as JSON."""
+    """A bare value is what a JSON document can hold; a string where the schema says so; and JSON
+    is read as JSON.
+    """
     for schema in _SCHEMAS:
         json.dumps(typed(text, schema))
     assert typed(text, {"type": "string"}) == text
@@ -115,7 +160,10 @@ def check_values(text: str) -> None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return
-    plain = not any(word in text for word in ("NaN", "Infinity", "\\ud", "\\uD")) and text.count("[") + text.count("{") <= MAX_DEPTH
+    plain = (
+        not any(word in text for word in ("NaN", "Infinity", "\\ud", "\\uD"))
+        and text.count("[") + text.count("{") <= MAX_DEPTH
+    )
     if plain and not isinstance(value, str) and "inf" not in repr(value):
         assert typed(text, None) == value, text
 
@@ -127,17 +175,33 @@ def check_format(name: str, text: str) -> None:
         reply = parser.parse(text, tools=tools, in_reasoning=opened)
         assert not lost(parser, text, reply), (name, text)
         for call in reply.tool_calls:
-            assert call.span is not None and 0 <= call.span[0] <= call.span[1] <= len(text), (name, text)
-            assert call.ok == (call.error is None) and (not call.ok or isinstance(call.arguments, dict)), (name, text)
+            assert call.span is not None and 0 <= call.span[0] <= call.span[1] <= len(text), (
+                name,
+                text,
+            )
+            assert call.ok == (call.error is None) and (
+                not call.ok or isinstance(call.arguments, dict)
+            ), (name, text)
         at = cuts(text)
         for pieces in ([text[: at[0]], text[at[0] :]], list(text)) if at else ():
-            assert in_pieces(parser, pieces, tools=tools, in_reasoning=opened)[0] == reply, (name, pieces)
+            assert in_pieces(parser, pieces, tools=tools, in_reasoning=opened)[0] == reply, (
+                name,
+                pieces,
+            )
 
 
 def cuts(text: str) -> list[int]:
     """Up to four places to cut `text` at, the same each time."""
-    return sorted({random.Random(f"{text}{number}").randint(0, len(text)) for number in range(4)}) if text else []
+    return (
+        sorted({random.Random(f"{text}{number}").randint(0, len(text)) for number in range(4)})
+        if text
+        else []
+    )
 
 
-SCANNERS: dict[str, Callable[[str], None]] = {"json": check_json, "python": check_python, "values": check_values}
+SCANNERS: dict[str, Callable[[str], None]] = {
+    "json": check_json,
+    "python": check_python,
+    "values": check_values,
+}
 """What is checked of a text by itself; "blocks" is checked with a format."""

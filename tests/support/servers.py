@@ -1,7 +1,7 @@
 """SGLang's server and router as processes, on the CPU.
 
-The server is the real one (0.5.23) with a tiny random model; `stubs/` stands in for what has no CPU build: sgl_kernel,
-torchvision and triton (imports only; no kernel of theirs is called).
+The server is the real one (0.5.23) with a tiny random model; `stubs/` stands in for what has no CPU
+build: sgl_kernel, torchvision and triton (imports only; no kernel of theirs is called).
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.processes import HOST, START_DEADLINE, Server, ServerFailed, free_ports, get_json, serving
+from support.processes import (
+    HOST,
+    START_DEADLINE,
+    Server,
+    ServerFailed,
+    free_ports,
+    get_json,
+    serving,
+)
 from support.tiny_model import CONTEXT_LENGTH, Dtype, tiny_model
 
 STUBS = Path(__file__).with_name("stubs")
@@ -29,7 +37,8 @@ def sglang_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # With more threads a decode step waits at OpenMP's barriers for whatever else runs on those cores: ten times slower.
+        # With more threads a decode step waits at OpenMP's barriers for whatever else runs on those
+        # cores: ten times slower.
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
@@ -39,46 +48,69 @@ def sglang_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 @contextmanager
 def sglang_server(
-    log_folder: Path, *, dtype: Dtype = "float32", model: Path | None = None, flags: Sequence[str] = (), name: str = "sglang"
+    log_folder: Path,
+    *,
+    dtype: Dtype = "float32",
+    model: Path | None = None,
+    flags: Sequence[str] = (),
+    name: str = "sglang",
 ) -> Iterator[Server]:
-    """A server of the tiny model (or of `model`); open once /health, which samples a token, gives a 200."""
+    """A server of the tiny model (or of `model`); open once /health, which samples a token,
+    gives a 200.
+    """
     folder = tiny_model(dtype) if model is None else model
 
     def command(port: int) -> list[str]:
-        # --max-total-tokens: else the KV cache takes all free memory. --sleep-on-idle: else an idle server takes a whole core.
-        # --dtype: "auto" would serve float32 weights in half precision.
+        # --max-total-tokens: else the KV cache takes all free memory. --sleep-on-idle: else an idle
+        # server takes a whole core. --dtype: "auto" would serve float32 weights in half precision.
         return [
-            sys.executable, "-m", "sglang.launch_server", "--device", "cpu", "--model-path", str(folder), "--dtype", dtype,
-            "--host", HOST, "--port", str(port), "--context-length", str(CONTEXT_LENGTH), "--max-total-tokens", "20000",
-            "--skip-server-warmup", "--sleep-on-idle", "--random-seed", "7", "--log-level", "info", *flags,
+            sys.executable, "-m", "sglang.launch_server", "--device", "cpu", "--model-path",
+            str(folder), "--dtype", dtype,
+            "--host", HOST, "--port", str(port), "--context-length", str(CONTEXT_LENGTH),
+            "--max-total-tokens", "20000",
+            "--skip-server-warmup", "--sleep-on-idle", "--random-seed", "7", "--log-level", "info",
+            *flags,
         ]  # fmt: skip
 
     log = log_folder / f"{name}.log"
-    with serving(command, ready="/health", environment=sglang_environment(), log=log, name=name) as server:
+    with serving(
+        command, ready="/health", environment=sglang_environment(), log=log, name=name
+    ) as server:
         yield server
 
 
 @contextmanager
-def router(urls: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (), name: str = "router") -> Iterator[Server]:
+def router(
+    urls: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (), name: str = "router"
+) -> Iterator[Server]:
     """sglang-router over the workers at `urls`; open once it has found all of them healthy.
 
-    Policy `manual` is the only one of 0.3.2 that keeps a session at its worker by the header x-smg-routing-key. The circuit
-    breaker is off, since it counts a client's own 400 as a worker's failure.
+    Policy `manual` is the only one of 0.3.2 that keeps a session at its worker by the header
+    x-smg-routing-key. The circuit breaker is off, since it counts a client's own 400 as a worker's
+    failure.
     """
 
     def command(port: int) -> list[str]:
-        metrics = free_ports(1)[0]  # its default is one fixed port on 0.0.0.0, and fatal where taken
+        # its default is one fixed port on 0.0.0.0, and fatal where taken
+        metrics = free_ports(1)[0]
         return [
-            sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port", str(port),
-            "--prometheus-host", HOST, "--prometheus-port", str(metrics), "--policy", "manual", "--assignment-mode", "min_group",
-            "--disable-circuit-breaker", "--worker-startup-check-interval", "1", "--worker-urls", *urls, *flags,
+            sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port",
+            str(port),
+            "--prometheus-host", HOST, "--prometheus-port", str(metrics), "--policy", "manual",
+            "--assignment-mode", "min_group",
+            "--disable-circuit-breaker", "--worker-startup-check-interval", "1", "--worker-urls",
+            *urls, *flags,
         ]  # fmt: skip
 
     log = log_folder / f"{name}.log"
-    with serving(command, ready="/readiness", environment=sglang_environment(), log=log, name=name) as server:
+    with serving(
+        command, ready="/readiness", environment=sglang_environment(), log=log, name=name
+    ) as server:
         deadline = time.monotonic() + START_DEADLINE
         while (get_json(f"{server.url}/readiness")[1] or {}).get("healthy_workers") != len(urls):
             if time.monotonic() > deadline:
-                raise ServerFailed(f"{name} did not find {len(urls)} healthy workers:\n{server.log_tail()}")
+                raise ServerFailed(
+                    f"{name} did not find {len(urls)} healthy workers:\n{server.log_tail()}"
+                )
             time.sleep(0.1)
         yield server

@@ -1,7 +1,8 @@
-"""SGLang's own parsers in a process of their own: its imports want stubs that no other test should see.
+"""SGLang's own parsers in a process of their own: its imports want stubs that no other test should
+see.
 
-Run as a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`, and writes what SGLang's parser
-of that name makes of each text, and what `sglang:NAME` makes of it.
+Run as a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`,
+and writes what SGLang's parser of that name makes of each text, and what `sglang:NAME` makes of it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ Case = tuple[str, str, list[dict[str, Any]]]
 
 def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[Any]]:
     """`theirs`: `{text, calls: [[name, arguments or null]]}` for each case, calls null where it
-    raised; `ours`: `{content, calls: [[name, status, error]]}`; `names`: SGLang's names of parsers."""
+    raised; `ours`: `{content, calls: [[name, status, error]]}`; `names`: SGLang's names of parsers.
+    """
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-m", "support.sglang_side"],  # as a file it would have this folder's http.py for Python's own
+        # as a file it would have this folder's http.py for Python's own
+        [sys.executable, "-m", "support.sglang_side"],
         cwd=Path(__file__).parents[1],
         input=json.dumps({"theirs": theirs, "ours": ours or []}),
         capture_output=True,
         text=True,
         timeout=250,
-        env=os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"},
+        env=os.environ
+        | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"},
         check=False,
     )
     if done.returncode:
@@ -51,17 +55,34 @@ def _main() -> None:
     theirs = []
     for name, text, tools in cases["theirs"]:
         try:
-            content, items = FunctionCallParser([Tool(**tool) for tool in tools], name).parse_non_stream(text)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            content, items = FunctionCallParser(
+                [Tool(**tool) for tool in tools], name
+            ).parse_non_stream(text)
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             theirs.append({"text": repr(error), "calls": None})
             continue
-        theirs.append({"text": content, "calls": [[item.name, _arguments(item.parameters)] for item in items]})
+        theirs.append(
+            {"text": content, "calls": [[item.name, _arguments(item.parameters)] for item in items]}
+        )
     ours = []
     for name, text, tools in cases["ours"]:
         reply = get_parser(f"sglang:{name}").parse(text, tools=tools, in_reasoning=False)
         calls = [[call.name, call.status.value, call.error] for call in reply.tool_calls]
         ours.append({"content": reply.content, "calls": calls})
-    sys.stdout.write("\n" + json.dumps({"theirs": theirs, "ours": ours, "names": list(FunctionCallParser.ToolCallParserEnum)}) + "\n")
+    sys.stdout.write(
+        "\n"
+        + json.dumps(
+            {"theirs": theirs, "ours": ours, "names": list(FunctionCallParser.ToolCallParserEnum)}
+        )
+        + "\n"
+    )
 
 
 def _arguments(text: str) -> Any:

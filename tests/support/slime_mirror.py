@@ -1,6 +1,8 @@
-"""slime's types as its rollouts see them, after slime at commit 624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
+"""slime's types as its rollouts see them, after slime at commit
+624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
 
-`tests/unit/adapters/test_slime.py` compares it with the real ones where slime is installed, and checks samples by slime's rules.
+`tests/unit/adapters/test_slime.py` compares it with the real ones where slime is installed, and
+checks samples by slime's rules.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ FLAGS = frozenset(
     --rollout-function-path --rollout-max-context-len --rollout-max-response-len --rollout-num-gpus --rollout-num-gpus-per-engine
     --rollout-shuffle --rollout-temperature --router-assignment-mode --router-policy --save --save-interval
     --sglang-mem-fraction-static --use-dynamic-batch-size --use-kl-loss --use-tis
-    """.split()
+    """.split()  # noqa: E501
 )
 """Of slime's command line, what the example uses."""
 
@@ -38,7 +40,7 @@ ARGUMENTS = frozenset(
     rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine rollout_sample_filter_path rollout_sample_hook_path
     rollout_seed rollout_stop rollout_stop_token_ids rollout_temperature rollout_top_k rollout_top_p sglang_router_ip
     sglang_router_port sglang_server_concurrency use_rollout_routing_replay
-    """.split()
+    """.split()  # noqa: E501
 )
 """The attributes of slime's `args` that the adapter reads."""
 
@@ -141,7 +143,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "slime.utils": {},
         "slime.utils.types": {"Sample": Sample},
         "slime.rollout": {},
-        "slime.rollout.base_types": {"RolloutFnTrainOutput": RolloutFnTrainOutput, "RolloutFnEvalOutput": RolloutFnEvalOutput},
+        "slime.rollout.base_types": {
+            "RolloutFnTrainOutput": RolloutFnTrainOutput,
+            "RolloutFnEvalOutput": RolloutFnEvalOutput,
+        },
     }
     for name, contents in modules.items():
         module = ModuleType(name)
@@ -150,7 +155,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class DataSource:
-    """Groups of `n` samples of each prompt, in order and from the beginning again; what is added comes first."""
+    """Groups of `n` samples of each prompt, in order and from the beginning again; what is added
+    comes first.
+    """
 
     def __init__(self, make: Any, prompts: Sequence[Any], n: int) -> None:
         self.buffer: list[list[Any]] = []
@@ -181,11 +188,18 @@ class DataSource:
 
 
 def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
-    """What slime makes of a rollout's samples before it trains, with the conditions that it asserts or silently relies on."""
+    """What slime makes of a rollout's samples before it trains, with the conditions that it
+    asserts or silently relies on.
+    """
     for sample in samples:
         assert isinstance(sample.status, Enum) and type(sample.status).__name__ == "Status"
         assert sample.reward is not None and sample.response_length >= 1
-        assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length < len(sample.tokens)
+        assert (
+            len(sample.loss_mask)
+            == len(sample.rollout_log_probs)
+            == sample.response_length
+            < len(sample.tokens)
+        )
         assert all(type(value) is int for value in [*sample.tokens, *sample.loss_mask])
         assert all(type(value) is float and value == value for value in sample.rollout_log_probs)
         if sample.remove_sample:

@@ -1,4 +1,6 @@
-"""A trainer of slime's kind for tests: its arguments, an engine that plays the desk, and what is checked of its samples."""
+"""A trainer of slime's kind for tests: its arguments, an engine that plays the desk, and what is
+checked of its samples.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ SAMPLING = {
 
 def real_slime(module: str) -> Any:
     """A module of slime, or a skip that says where it is."""
-    return pytest.importorskip(module, reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}")
+    return pytest.importorskip(
+        module,
+        reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}",
+    )
 
 
 def reference_lines(index: int) -> list[str]:
@@ -42,7 +47,9 @@ def reference_lines(index: int) -> list[str]:
     return [write_action(action) for action in actions]
 
 
-def says(lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int] = lambda session: 0) -> Any:
+def says(
+    lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int] = lambda session: 0
+) -> Any:
     """A policy that plays the reference of the session's task; `lines[session]` in its place."""
 
     def policy(request: PolicyRequest) -> str | Reply:
@@ -53,7 +60,9 @@ def says(lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int
 
 
 @asynccontextmanager
-async def serving(policy: Any = None, **engine: Any) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+async def serving(
+    policy: Any = None, **engine: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
     """An engine, and the arguments of a trainer that uses it."""
     async with EmbeddedEngine(load_embedded_tokenizer(), policy or says(), **engine) as embedded:
         ip, port = embedded.url.removeprefix("http://").split(":")
@@ -103,8 +112,13 @@ def every_sampled_token_is_as_served(outputs: list[Any], engine: EmbeddedEngine)
             served[entry.routing_key, len(entry.input_ids) + at] = (index, np.float32(logprob))
     for sample in (sample for output in outputs for group in output.samples for sample in group):
         cut = len(sample.tokens) - sample.response_length
-        for at, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
+        for at, (mask, logprob) in enumerate(
+            zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
+        ):
             if mask:
-                assert served[sample.session_id, cut + at] == (sample.tokens[cut + at], np.float32(logprob))
+                assert served[sample.session_id, cut + at] == (
+                    sample.tokens[cut + at],
+                    np.float32(logprob),
+                )
             else:
                 assert logprob == 0.0

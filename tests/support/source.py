@@ -1,4 +1,6 @@
-"""The library's own source, for tests of its structure: its modules, their imports, their syntax trees."""
+"""The library's own source, for tests of its structure: its modules, their imports, their syntax
+trees.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Module:
         return first if first in FLOORS else ""
 
     def imports(self) -> Iterator[tuple[str, ast.AST]]:
-        """The full name of everything that is imported anywhere in the file, in functions and under TYPE_CHECKING too."""
+        """The full name of everything that is imported anywhere in the file, in functions and
+        under TYPE_CHECKING too.
+        """
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -56,7 +60,9 @@ def library(root: Path = ROOT) -> dict[str, Module]:
 
 
 def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
-    """Which of `modules` each of them imports: `from a.b import c` is a.b.c where that is a module, else a.b."""
+    """Which of `modules` each of them imports: `from a.b import c` is a.b.c where that is a
+    module, else a.b.
+    """
     graph: dict[str, set[str]] = {}
     for module in modules.values():
         graph[module.name] = set()

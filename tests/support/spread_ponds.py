@@ -27,13 +27,19 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 SAMPLES = 3
 
 
-async def open_ponds(url: str, count: int, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def open_ponds(
+    url: str, count: int, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     """Ponds, played against the engine at `url`."""
     return await _open(PondFactory(count), url, share, stack)
 
 
-async def open_with_odd_info(url: str, count: int, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """Their `info` holds what cannot be sent from one process to another, and what can be sent and not be taken in."""
+async def open_with_odd_info(
+    url: str, count: int, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
+    """Their `info` holds what cannot be sent from one process to another, and what can be sent
+    and not be taken in.
+    """
     return await _open(_OddFactory(count), url, share, stack)
 
 
@@ -47,7 +53,9 @@ async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequ
     raise KeyError("model")
 
 
-async def open_and_raise(url: str, count: int, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def open_and_raise(
+    url: str, count: int, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     """Playing raises an error that cannot be sent."""
     runner, tasks = await _open(PondFactory(count), url, share, stack)
 
@@ -60,7 +68,9 @@ async def open_and_raise(url: str, count: int, share: int, stack: AsyncExitStack
     return runner, tasks
 
 
-async def open_and_fork(mark: Path, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def open_and_fork(
+    mark: Path, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     """The first process forks another one, which has all its files open, and dies."""
     fork_and_die(mark)
     raise UsageError("the second process says so")
@@ -94,13 +104,19 @@ class _OddFactory(PondFactory):
         def odd(action: Action) -> StepResult:
             found = step(action)
             info = {"lock": threading.Lock(), "error": Needy("no", request="r"), "looks": 7}
-            return StepResult(found.messages, found.reward, found.done, info=info) if found.done else found
+            return (
+                StepResult(found.messages, found.reward, found.done, info=info)
+                if found.done
+                else found
+            )
 
         pond.step = odd  # type: ignore[method-assign]
         return pond
 
 
-async def _open(factory: PondFactory, url: str, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def _open(
+    factory: PondFactory, url: str, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     tokenizer = load_embedded_tokenizer()
     template = ChatTemplate(tokenizer)
     client = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))

@@ -1,4 +1,6 @@
-"""Runs without an engine: an agent that only talks, and environments whose behavior a test decides."""
+"""Runs without an engine: an agent that only talks, and environments whose behavior a test
+decides.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from toolroll.rollout.types import (
 )
 
 Act = Callable[[str, Task], Any]
-"""Called with the method's name and the task; what it returns takes the place of the method's own result."""
+"""Called with the method's name and the task; what it returns takes the place of the method's
+own result.
+"""
 
 
 class Talker(TextAgent):
@@ -141,6 +145,8 @@ async def play(
     episodes: list[Episode] = []
     calls = Threads(threads)
     agent = Talker(calls, step_timeout=step_timeout)
-    runner = Runner(factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings}))
+    runner = Runner(
+        factory, lambda: agent, RunSettings(**{"concurrency": 4, "pace_gc": False, **settings})
+    )
     await runner.run(factory.tasks("test"), episodes.append)
     return sorted(episodes, key=lambda episode: episode.task_index)

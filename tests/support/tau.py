@@ -1,4 +1,6 @@
-"""tau-bench twice: the small package of ours that has its interface, and the real one where it is installed."""
+"""tau-bench twice: the small package of ours that has its interface, and the real one where it
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ STOP = "###STOP###"
 
 @dataclass(frozen=True)
 class TauBench:
-    """A package with tau-bench's interface, and what is known of it: `(domain, split) -> (tasks, tasks that need no action)`."""
+    """A package with tau-bench's interface, and what is known of it: `(domain, split) -> (tasks,
+    tasks that need no action)`.
+    """
 
     package: str
     counts: Mapping[tuple[str, str], tuple[int, int]]
@@ -34,7 +38,9 @@ class TauBench:
     def stock_env(self, domain: str, split: str, index: int) -> Any:
         """The package's own environment, with a user who says goodbye."""
         envs = import_module(f"{self.package}.envs")
-        env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=index)
+        env = envs.get_env(
+            domain, user_strategy="human", user_model="", task_split=split, task_index=index
+        )
         env.user = SyncUser()
         return env
 
@@ -58,12 +64,22 @@ class SyncUser:
 
 MINI = TauBench(
     "support.tau_mini",
-    {("retail", "test"): (12, 4), ("retail", "train"): (18, 6), ("retail", "dev"): (6, 2), ("airline", "test"): (6, 2)},
+    {
+        ("retail", "test"): (12, 4),
+        ("retail", "train"): (18, 6),
+        ("retail", "dev"): (6, 2),
+        ("airline", "test"): (6, 2),
+    },
     ("find_member", {"name": "Member 3"}),
 )
 REAL = TauBench(
     "tau_bench",
-    {("retail", "test"): (115, 7), ("retail", "train"): (500, 5), ("retail", "dev"): (20, 1), ("airline", "test"): (50, 19)},
+    {
+        ("retail", "test"): (115, 7),
+        ("retail", "train"): (500, 5),
+        ("retail", "dev"): (20, 1),
+        ("airline", "test"): (50, 19),
+    },
     ("find_user_id_by_email", {"email": "omar.anderson3456@example.com"}),
 )
 BOTH = [pytest.param(MINI, id="mini"), pytest.param(REAL, id="real", marks=pytest.mark.peers)]

@@ -1,7 +1,8 @@
 """What belongs to the quick tier: how much of each property, and which templates.
 
-The tiers are `make test` (tests/unit without the marker `slow`), `make test-all` (everything but `peers`), and by hand
-`make test-peers` and `make fuzz`. HYPOTHESIS_PROFILE names the profile: `dev` (the default), `ci` (`make test-all`) or `nightly`.
+The tiers are `make test` (tests/unit without the marker `slow`), `make test-all` (everything but
+`peers`), and by hand `make test-peers` and `make fuzz`. HYPOTHESIS_PROFILE names the profile: `dev`
+(the default), `ci` (`make test-all`) or `nightly`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ from hypothesis import HealthCheck, settings
 EXAMPLES = {"dev": 20, "ci": 100, "nightly": 2000}
 """How many examples hypothesis tries of each property."""
 
-REPRESENTATIVE = frozenset({"qwen3", "qwen3_instruct_2507", "llama3_1", "deepseekv3", "glm4moe", "gptoss"})
-"""One template for each way to fail: history without thoughts, history as served, a beginning of text, one that is not ASCII and
-groups results, turns without an end, turns with two ends."""
+REPRESENTATIVE = frozenset(
+    {"qwen3", "qwen3_instruct_2507", "llama3_1", "deepseekv3", "glm4moe", "gptoss"}
+)
+"""One template for each way to fail: history without thoughts, history as served, a beginning of
+text, one that is not ASCII and groups results, turns without an end, turns with two ends."""
 
 
 def load_profile() -> None:
     """Register the profiles and load the one that the environment names.
 
-    `dev` and `ci` try the same examples in each run, so that a failure belongs to the change; `nightly` tries others each time.
-    Health checks that measure time are off: no test depends on the machine's speed.
+    `dev` and `ci` try the same examples in each run, so that a failure belongs to the change;
+    `nightly` tries others each time. Health checks that measure time are off: no test depends on
+    the machine's speed.
     """
-    off = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
+    off = [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.function_scoped_fixture,
+    ]
     for name, examples in EXAMPLES.items():
         settings.register_profile(
             name,
@@ -41,7 +50,9 @@ def load_profile() -> None:
 
 
 def costly(share: int = 4) -> settings:
-    """The profile with one of `share` examples, for properties whose examples play whole episodes."""
+    """The profile with one of `share` examples, for properties whose examples play whole
+    episodes.
+    """
     return settings(max_examples=max(1, settings.default.max_examples // share))
 
 
@@ -51,5 +62,10 @@ def fuzz_texts() -> int:
 
 
 def by_tier(templates: Iterable[str]) -> list[Any]:
-    """The templates as parameters of a test: all but the representative ones have the marker `slow`."""
-    return [name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow) for name in templates]
+    """The templates as parameters of a test: all but the representative ones have the marker
+    `slow`.
+    """
+    return [
+        name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow)
+        for name in templates
+    ]

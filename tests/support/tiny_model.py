@@ -1,7 +1,8 @@
-"""A random model small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2, 9.8 million parameters.
+"""A random model small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2, 9.8
+million parameters.
 
-Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) is larger than its tokenizer (151,669), as Qwen's
-own is, so an untrained model does sample ids that no text has.
+Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) is larger than its
+tokenizer (151,669), as Qwen's own is, so an untrained model does sample ids that no text has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CONTEXT_LENGTH = 4096
 
 @cache
 def tiny_model(dtype: Dtype = "float32", template: str | None = None) -> Path:
-    """The folder of the model, as `save_pretrained` writes it; `template`: its chat template (default: trl's `qwen3`)."""
+    """The folder of the model, as `save_pretrained` writes it; `template`: its chat template
+    (default: trl's `qwen3`).
+    """
     source = trl_template("qwen3") if template is None else template
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = (importlib.metadata.version("transformers"), importlib.metadata.version("torch"))
@@ -50,12 +53,17 @@ def _save_weights(folder: Path, dtype: Dtype) -> None:
         tie_word_embeddings=True,
         bos_token_id=151_643,
         eos_token_id=151_645,
-        initializer_range=0.2,  # ten times the usual: else every token is equally likely and no logprob tells anything
+        # ten times the usual: else every token is equally likely and no logprob tells anything
+        initializer_range=0.2,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     model.generation_config.update(
-        eos_token_id=[151_645, 151_643], pad_token_id=151_643, bos_token_id=151_643, do_sample=True, temperature=1.0
+        eos_token_id=[151_645, 151_643],
+        pad_token_id=151_643,
+        bos_token_id=151_643,
+        do_sample=True,
+        temperature=1.0,
     )
     model.save_pretrained(folder)

@@ -13,17 +13,30 @@ from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 
-HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> \u2028 <!-- & é"
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x "
+    "onerror=\"document.title='owned'\"> \u2028 <!-- & é"
+)
 
 
 def called(*names: str) -> list[dict[str, Any]]:
     """A conversation that calls `names` at once."""
     calls = [
-        {"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": '{"at": "<b>"}'}} for at, name in enumerate(names)
+        {
+            "id": f"c{at}",
+            "type": "function",
+            "function": {"name": name, "arguments": '{"at": "<b>"}'},
+        }
+        for at, name in enumerate(names)
     ]
     return [
         {"role": "user", "content": "Please look."},
-        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "I shall."},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": calls,
+            "reasoning_content": "I shall.",
+        },
         {"role": "tool", "name": HOSTILE, "tool_call_id": "c0", "content": HOSTILE},
         {"role": "assistant", "content": HOSTILE},
     ]
@@ -34,20 +47,40 @@ def episodes() -> list[Episode]:
     forked = trajectory(14, [(6, 9), (10, 14)], fork_reason=f"the template rewrote {HOSTILE}")
     forked = replace(forked, turns=(replace(forked.turns[0], excluded="context"), forked.turns[1]))
     forked.loss_mask[6:9] = 0
-    numbers = {"turns": 3.0, "tool_calls": 2.0, "invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0, "seconds": 2.5}
+    numbers = {
+        "turns": 3.0,
+        "tool_calls": 2.0,
+        "invalid_calls": 1.0,
+        "invalid_calls/invalid_json": 1.0,
+        "seconds": 2.5,
+    }
     return [
         episode("t-2", 0, 1.0, messages=called("look")),
-        episode("t-10", 0, 0.0, messages=called("look", "jump"), trajectories=[trajectory(), forked], metrics=numbers),
+        episode(
+            "t-10",
+            0,
+            0.0,
+            messages=called("look", "jump"),
+            trajectories=[trajectory(), forked],
+            metrics=numbers,
+        ),
         episode(f"t-{HOSTILE}", 0, 0.5),
         episode(
-            "t-3", 0, reason=StopReason.ENGINE_ERROR, trajectories=[], messages=[], info={"error": {"type": "E", "message": HOSTILE}}
+            "t-3",
+            0,
+            reason=StopReason.ENGINE_ERROR,
+            trajectories=[],
+            messages=[],
+            info={"error": {"type": "E", "message": HOSTILE}},
         ),
     ]
 
 
 def viewed_run(path: Path) -> Path:
     """Write the run and its page into `path`."""
-    with RunDirectory(path, "pond", {"model": "embedded", "agent": "tool-calling", "note": HOSTILE}) as folder:
+    with RunDirectory(
+        path, "pond", {"model": "embedded", "agent": "tool-calling", "note": HOSTILE}
+    ) as folder:
         for found in episodes():
             folder.append(found)
         write_summary(path, {"pond": report(folder.summary, floor=folder.summary)})

@@ -54,7 +54,9 @@ class RequestOutput:
 
 @dataclass
 class LlmEngine:
-    """`without_logprobs`: as an engine that gives none. `loops`: the event loops that it was called in."""
+    """`without_logprobs`: as an engine that gives none. `loops`: the event loops that it was
+    called in.
+    """
 
     url: str
     http: aiohttp.ClientSession
@@ -62,14 +64,22 @@ class LlmEngine:
     seen: list[SamplingParams] = field(default_factory=list)
     loops: set[int] = field(default_factory=set)
 
-    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> RequestOutput:
+    async def generate(
+        self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None
+    ) -> RequestOutput:
         self.seen.append(sampling_params)
         self.loops.add(id(asyncio.get_running_loop()))
         given = {
-            name: value for name, value in vars(sampling_params).items() if value is not None and name not in ("n", "logprobs", "seed")
+            name: value
+            for name, value in vars(sampling_params).items()
+            if value is not None and name not in ("n", "logprobs", "seed")
         }
         params = {_NAMES.get(name, name): value for name, value in given.items()}
-        body = {"input_ids": list(prompt_token_ids), "sampling_params": params, "return_logprob": True}
+        body = {
+            "input_ids": list(prompt_token_ids),
+            "sampling_params": params,
+            "return_logprob": True,
+        }
         async with self.http.post(f"{self.url}/generate", json=body) as response:
             answer = await response.json()
         assert response.status == 200, answer
@@ -78,6 +88,10 @@ class LlmEngine:
         matched = meta["finish_reason"].get("matched")
         eos = isinstance(matched, int)  # vLLM names no reason for the end-of-sequence token
         output = CompletionOutput(
-            ids, answer["text"], meta["finish_reason"]["type"], None if eos else matched, None if self.without_logprobs else logprobs
+            ids,
+            answer["text"],
+            meta["finish_reason"]["type"],
+            None if eos else matched,
+            None if self.without_logprobs else logprobs,
         )
         return RequestOutput([output], meta["cached_tokens"])

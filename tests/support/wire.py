@@ -15,7 +15,9 @@ from support.patience import PATIENCE
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of `/generate`: the status and the JSON of the body (its text where that is no JSON)."""
+    """One answer of `/generate`: the status and the JSON of the body (its text where that is no
+    JSON).
+    """
 
     status: int
     body: Any
@@ -55,11 +57,20 @@ class Wire:
         fields: Mapping[str, Any] | None = None,
         **sampling_params: Any,
     ) -> Answer:
-        """Post `/generate` with logprobs asked for; `fields` stand beside `input_ids` in the body."""
-        body = {"input_ids": list(input_ids), "return_logprob": True, "sampling_params": sampling_params, **(fields or {})}
+        """Post `/generate` with logprobs asked for; `fields` stand beside `input_ids` in the
+        body.
+        """
+        body = {
+            "input_ids": list(input_ids),
+            "return_logprob": True,
+            "sampling_params": sampling_params,
+            **(fields or {}),
+        }
         return await self.post("/generate", body, headers=headers)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         async with self.http.post(f"{self.url}{path}", json=body, headers=headers) as response:
             return _answer(response.status, await response.text())
 
@@ -74,13 +85,17 @@ class Wire:
 
     async def rescore(self, ids: Sequence[int]) -> list[float]:
         """The logprob of each token of `ids` but the first, from one prefill."""
-        answer = await self.generate(ids, fields={"logprob_start_len": 0}, max_new_tokens=1, temperature=1.0)
+        answer = await self.generate(
+            ids, fields={"logprob_start_len": 0}, max_new_tokens=1, temperature=1.0
+        )
         items = answer.meta["input_token_logprobs"]
         assert [item[1] for item in items] == list(ids)
         return [item[0] for item in items[1:]]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = PATIENCE) -> None:
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = PATIENCE
+) -> None:
     """Ask `condition` until it holds; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not await condition():

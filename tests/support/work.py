@@ -1,7 +1,8 @@
-"""How much work the parsers do on a text, counted, so that it is the same however busy the machine is.
+"""How much work the parsers do on a text, counted, so that it is the same however busy the machine
+is.
 
-Work is the lines of the parsers that run, and the characters that their calls into C look at or copy: methods of the text, slices
-of it, and searches with a pattern.
+Work is the lines of the parsers that run, and the characters that their calls into C look at or
+copy: methods of the text, slices of it, and searches with a pattern.
 """
 
 from __future__ import annotations
@@ -48,23 +49,37 @@ class Work:
         return self._on_line
 
     def _count_searches(self, patch: pytest.MonkeyPatch) -> None:
-        """Put a counting pattern in the place of each pattern that a module or class of the parsers holds."""
+        """Put a counting pattern in the place of each pattern that a module or class of the
+        parsers holds.
+        """
         from toolroll.parsers.reading import source
 
         compiled = source._compiled  # type: ignore[attr-defined]
-        patch.setattr(source, "_compiled", lambda markers: (CountedPattern(compiled(markers)[0], self), *compiled(markers)[1:]))
+        patch.setattr(
+            source,
+            "_compiled",
+            lambda markers: (CountedPattern(compiled(markers)[0], self), *compiled(markers)[1:]),
+        )
         modules = [module for name, module in sys.modules.items() if ".parsers." in name]
-        classes = {id(it): it for module in modules for it in vars(module).values() if isinstance(it, type)}
+        classes = {
+            id(it): it for module in modules for it in vars(module).values() if isinstance(it, type)
+        }
         for holder in (*modules, *classes.values()):
             for name, value in list(vars(holder).items()):
                 if isinstance(value, re.Pattern):
                     patch.setattr(holder, name, CountedPattern(value, self))
-                elif isinstance(value, dict) and any(isinstance(it, re.Pattern) for it in value.values()):
-                    patch.setattr(holder, name, {key: CountedPattern(it, self) for key, it in value.items()})
+                elif isinstance(value, dict) and any(
+                    isinstance(it, re.Pattern) for it in value.values()
+                ):
+                    patch.setattr(
+                        holder, name, {key: CountedPattern(it, self) for key, it in value.items()}
+                    )
 
 
 class CountedPattern:
-    """A pattern that counts the characters it looks at. A search looks at everything up to the end of its match."""
+    """A pattern that counts the characters it looks at. A search looks at everything up to the
+    end of its match.
+    """
 
     def __init__(self, pattern: re.Pattern[str], work: Work) -> None:
         self._pattern = pattern
@@ -77,7 +92,9 @@ class CountedPattern:
         return match
 
     def match(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
-        """See `re.Pattern.match`. A match that fails counts as one character: the parsers' patterns fail early."""
+        """See `re.Pattern.match`. A match that fails counts as one character: the parsers'
+        patterns fail early.
+        """
         match = self._pattern.match(text, at, stop)
         self._work.characters += 1 if match is None else match.end() - at
         return match
@@ -94,19 +111,25 @@ class CountedPattern:
 
 
 def _counted(name: str) -> Any:
-    """The method `name` of `str`; it counts the characters of the text, or of the part of it that a search is limited to."""
+    """The method `name` of `str`; it counts the characters of the text, or of the part of it
+    that a search is limited to.
+    """
     method = getattr(str, name)
 
     def counted(self: CountedText, *given: Any) -> Any:
         places = given[1:] if name in ("find", "rfind", "index", "rindex", "count") else ()
-        self.work.characters += len(range(len(self))[slice(*places) if len(places) > 1 else slice(*places, None)])
+        self.work.characters += len(
+            range(len(self))[slice(*places) if len(places) > 1 else slice(*places, None)]
+        )
         return self.again(method(self, *given))
 
     return counted
 
 
 class CountedText(str):
-    """A text that counts the characters that its methods look at; so do texts that are cut from it and texts that it is added to."""
+    """A text that counts the characters that its methods look at; so do texts that are cut from
+    it and texts that it is added to.
+    """
 
     work: Work
 
@@ -129,7 +152,9 @@ class CountedText(str):
         return self.again(found)
 
     def __add__(self, other: str) -> Any:
-        """Count what is added: CPython lengthens the text in place, which a test of memory checks."""
+        """Count what is added: CPython lengthens the text in place, which a test of memory
+        checks.
+        """
         self.work.characters += len(other)
         return self.again(super().__add__(other))
 

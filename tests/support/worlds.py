@@ -15,15 +15,20 @@ TOOL: Tool = {
     "function": {
         "name": "look",
         "description": "Look at something.",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "string"}},
+            "required": ["at"],
+        },
     },
 }
 
 
 @dataclass
 class ListedWorld(Environment):
-    """Answers each call with the next of `tool_texts`, each reply without calls with the next of `user_texts`; done when either
-    list has run out. `blocking` and `on_step` let a test look at how it is called."""
+    """Answers each call with the next of `tool_texts`, each reply without calls with the next of
+    `user_texts`; done when either list has run out. `blocking` and `on_step` let a test look at how
+    it is called."""
 
     user_texts: Sequence[str] = ("Hello.",)
     tool_texts: Sequence[str] = ()
@@ -54,7 +59,9 @@ class ListedWorld(Environment):
             if self._tools >= len(self.tool_texts):
                 return StepResult(messages, self.reward, True)
             text = self.tool_texts[self._tools]
-            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+            )
             self._tools += 1
         if action.tool_calls:
             return StepResult(messages)

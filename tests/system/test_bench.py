@@ -27,7 +27,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-# --- processes ---------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def test_a_server_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -61,10 +61,12 @@ def test_a_taken_port_is_tried_anew(tmp_path: Path) -> None:
     assert len(ports) == 2
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_built_once_and_only_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_built_once_and_only_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     built: list[Path] = []
 
@@ -92,7 +94,10 @@ def test_threads_that_build_at_once_agree(tmp_path: Path, monkeypatch: pytest.Mo
         barrier.wait()  # all of them build
         (folder / "file").write_text("x")
 
-    threads = [threading.Thread(target=lambda: places.append(cached_folder("kind", ("key",), build))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: places.append(cached_folder("kind", ("key",), build)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,7 +106,7 @@ def test_threads_that_build_at_once_agree(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(set(places)) == 1
 
 
-# --- the proxy ----------------------------------------------------------------------------------------------------------
+# --- the proxy ------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -113,7 +118,11 @@ class Worker:
 
     async def echo(self, request: web.Request) -> web.Response:
         body = await request.read()
-        return web.Response(status=418, body=body + request.query_string.encode(), headers={"X-Seen": request.headers["X-Smg"]})
+        return web.Response(
+            status=418,
+            body=body + request.query_string.encode(),
+            headers={"X-Seen": request.headers["X-Smg"]},
+        )
 
     async def slow(self, request: web.Request) -> web.Response:
         self.reached.set()
@@ -144,7 +153,10 @@ def proxy(worker: tuple[Worker, str]) -> Iterator[CountingProxy]:
 
 async def test_the_proxy_passes_bytes_on_and_writes_them_down(proxy: CountingProxy) -> None:
     url = proxy.url + "/generate?a=%20b"
-    async with aiohttp.ClientSession() as http, http.post(url, data=b'{"x":1}', headers={"X-Smg": "k"}) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, data=b'{"x":1}', headers={"X-Smg": "k"}) as response,
+    ):
         assert (response.status, await response.read()) == (418, b'{"x":1}a= b')
         assert response.headers["X-Seen"] == "k"
     (seen,) = proxy.generations()
@@ -153,7 +165,9 @@ async def test_the_proxy_passes_bytes_on_and_writes_them_down(proxy: CountingPro
     assert seen.json() == {"x": 1}
 
 
-async def test_the_proxy_hangs_up_when_its_client_does(worker: tuple[Worker, str], proxy: CountingProxy) -> None:
+async def test_the_proxy_hangs_up_when_its_client_does(
+    worker: tuple[Worker, str], proxy: CountingProxy
+) -> None:
     async with aiohttp.ClientSession() as http:
         task = asyncio.create_task(http.post(proxy.url + "/slow"))
         await asyncio.wait_for(worker[0].reached.wait(), PATIENCE)

@@ -16,17 +16,24 @@ import pytest
 from support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_SOURCE = shutil.ignore_patterns(".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+)
 FLOORS = ("parsers", "rollout", "agents")
 OPENAI_AGENTS = next(
-    line for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines() if line.startswith("openai-agents")
+    line
+    for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines()
+    if line.startswith("openai-agents")
 )
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would show our own tree
+    # it would show our own tree
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(part) for part in command]
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -48,15 +55,28 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and openai-agents in it; their dependencies come from this one."""
+    """The interpreter of an environment with the wheel and openai-agents in it; their
+    dependencies come from this one.
+    """
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python3*/site-packages")
     python = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q", "--no-deps")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+    )
     run(*pip, OPENAI_AGENTS)
     run(*pip, wheel)
-    # Plain lines: the folders are searched, the .pth files in them (our own editable install) are not read.
+    # Plain lines: the folders are searched, the .pth files in them (our own editable install) are
+    # not read.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     return python
@@ -104,10 +124,15 @@ def test_the_dependencies_are_light(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "the repository's root"])
-def test_installed_beside_openai_agents_both_are_importable(clean: Path, where: str, tmp_path: Path) -> None:
-    """Its import name is `agents`; from the repository's root our folder of that name is in the way unless it is no package."""
+def test_installed_beside_openai_agents_both_are_importable(
+    clean: Path, where: str, tmp_path: Path
+) -> None:
+    """Its import name is `agents`; from the repository's root our folder of that name is in the
+    way unless it is no package.
+    """
     code = (
-        "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, toolroll.rollout.session.session as session\n"
+        "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, "
+        "toolroll.rollout.session.session as session\n"
         "from agents import Agent, Runner\n"
         "print(agents.__file__); print(session.__file__); print(toolroll.__file__)"
     )
@@ -118,19 +143,24 @@ def test_installed_beside_openai_agents_both_are_importable(clean: Path, where: 
 
 
 def test_no_file_of_ours_is_one_of_openai_agents(clean: Path, wheel: Path) -> None:
-    code = "from importlib.metadata import files; print('\\n'.join(map(str, files('openai-agents'))))"
+    code = (
+        "from importlib.metadata import files; print('\\n'.join(map(str, files('openai-agents'))))"
+    )
     theirs = set(run(clean, "-c", code).split())
     assert "agents/__init__.py" in theirs
     assert theirs & set(names(wheel)) == set()
 
 
 def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
-    """Every public name, the embedded tokenizer (a data file), the entry points, and the command."""
+    """Every public name, the embedded tokenizer (a data file), the entry points, and the
+    command.
+    """
     code = (
         "import toolroll\n"
         "for name in toolroll.__all__: getattr(toolroll, name)\n"
         "from toolroll.rollout.testing import load_embedded_tokenizer\n"
-        "print(len(load_embedded_tokenizer()) > 0, len(toolroll.load_environment('desk').tasks('test')) > 0)\n"
+        "print(len(load_embedded_tokenizer()) > 0, "
+        "len(toolroll.load_environment('desk').tasks('test')) > 0)\n"
     )
     assert run(clean, "-c", code, cwd=tmp_path).split() == ["True", "True"]
     assert "desk" in run(clean.parent / "toolroll", "envs", cwd=tmp_path)

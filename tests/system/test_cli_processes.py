@@ -1,4 +1,6 @@
-"""The command line as a process of its own: exit codes, signals, and what `toolroll serve` answers."""
+"""The command line as a process of its own: exit codes, signals, and what `toolroll serve`
+answers.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,22 @@ from support.patience import PATIENCE
 
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, play_references, reference_policy, serve_in_thread
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    Reply,
+    play_references,
+    reference_policy,
+    serve_in_thread,
+)
 
 MAIN = "from toolroll.rollout.cli import main; main()"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: signal.Signals) -> None:
+def test_a_signal_ends_it_gracefully(
+    tmp_path: Path, tokenizer: Any, number: signal.Signals
+) -> None:
     import asyncio
 
     desk = find_environment("desk")
@@ -40,9 +51,23 @@ def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: sig
         return plain(request)
 
     with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
-        command = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
+        command = [
+            sys.executable,
+            "-c",
+            MAIN,
+            "run",
+            "desk",
+            "--engine",
+            engine.url,
+            "--model",
+            "embedded",
+            "--parser",
+            "hermes",
+        ]
         command += ["--tasks", "0-5", "--out", str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        ) as process:
             deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -53,7 +78,11 @@ def test_a_signal_ends_it_gracefully(tmp_path: Path, tokenizer: Any, number: sig
         assert "Stopped early; the same command goes on from here." in out
         assert "the run is not finished: 3 of 6 episodes" in out
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
-        assert [(found.result.status, found.result.info) for found in read_episodes(tmp_path) if not found.result.reward] == []
+        assert [
+            (found.result.status, found.result.info)
+            for found in read_episodes(tmp_path)
+            if not found.result.reward
+        ] == []
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
@@ -66,7 +95,9 @@ def _lines(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("reruns", ["0", "2"])
-async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(reruns: str) -> None:
+async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(
+    reruns: str,
+) -> None:
     async with endpoint(completion("Hello.")) as server:
         arguments = [
             "run",
@@ -83,21 +114,43 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
             "3",
         ]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", MAIN, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-c",
+            MAIN,
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         out, errors = (part.decode() for part in await process.communicate())
     assert "answers 404: does the address end in /v1?)" in out + errors
     if reruns == "2":
-        assert (process.returncode, "toolroll: 3 attempts at episodes failed in a row" in errors) == (2, True)
+        assert (
+            process.returncode,
+            "toolroll: 3 attempts at episodes failed in a row" in errors,
+        ) == (2, True)
         return
     assert process.returncode == 1
-    assert "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1" in out
+    assert (
+        "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1"
+        in out
+    )
     assert "WARNING: 2 of 2 episodes were aborted and count in no reward: engine_error 2" in out
 
 
 def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, "demo", "--samples", "20", "--out", str(tmp_path / "demo")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "demo",
+        "--samples",
+        "20",
+        "--out",
+        str(tmp_path / "demo"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + PATIENCE
         file = tmp_path / "demo" / "episodes.jsonl"
         while not (file.is_file() and file.stat().st_size) and time.monotonic() < deadline:
@@ -123,8 +176,12 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
             line = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode()
             url = re.search(r"http://127\.0\.0\.1:\d+", line)
             assert url, line
-            async with AsyncOpenAI(base_url=f"{url.group()}/sessions/s/v1", api_key="unused") as client:
-                reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
+            async with AsyncOpenAI(
+                base_url=f"{url.group()}/sessions/s/v1", api_key="unused"
+            ) as client:
+                reply = await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "Hi"}]
+                )
             assert reply.choices[0].message.content == "Hello."
         finally:
             process.send_signal(signal.SIGTERM)

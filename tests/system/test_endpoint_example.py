@@ -1,4 +1,6 @@
-"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, both as processes of their own."""
+"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, both as processes of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,27 @@ from support.patience import PATIENCE
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 
 ROOT = Path(__file__).parents[2]
-SAID = ["Let me look. " + call("look", at="kitchen"), call("look", at="garden"), "The key is under the third pot."]
+SAID = [
+    "Let me look. " + call("look", at="kitchen"),
+    call("look", at="garden"),
+    "The key is under the third pot.",
+]
 
 
 async def started(*command: str, stderr: int | None = None) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, cwd=ROOT)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, cwd=ROOT
+    )
 
 
 async def test_the_agents_sdk_against_toolroll_serve() -> None:
-    async with EmbeddedEngine(load_embedded_tokenizer(), lambda request: SAID[request.call], split="random") as engine:
+    async with EmbeddedEngine(
+        load_embedded_tokenizer(), lambda request: SAID[request.call], split="random"
+    ) as engine:
         main = "from toolroll.rollout.cli import main; main()"
-        server = await started("-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0")
+        server = await started(
+            "-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0"
+        )
         assert server.stdout is not None
         try:
             line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
@@ -59,7 +71,15 @@ async def test_the_benchmark_loses_nothing() -> None:
 
 
 async def test_the_benchmark_says_why_a_turn_failed() -> None:
-    command = ("benchmarks/endpoint.py", "--sessions", "2", "--turns", "2", "--prompt-tokens", "34000")
+    command = (
+        "benchmarks/endpoint.py",
+        "--sessions",
+        "2",
+        "--turns",
+        "2",
+        "--prompt-tokens",
+        "34000",
+    )
     process = await started(*command, stderr=asyncio.subprocess.PIPE)
     out, told = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 1

@@ -58,7 +58,16 @@ class Run:
     def __init__(self, port: int, out: Path, *options: str) -> None:
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", MAIN, "run", "desk", "--model", "embedded", "--no-floor"]
-        command += ["--samples", str(SAMPLES), "--max-steps", "8", "--concurrency", "16", "--engine", url]
+        command += [
+            "--samples",
+            str(SAMPLES),
+            "--max-steps",
+            "8",
+            "--concurrency",
+            "16",
+            "--engine",
+            url,
+        ]
         self.errors: list[str] = []
         self.process = subprocess.Popen(
             [*command, "--out", str(out), *options],
@@ -104,7 +113,9 @@ def check(folder: Path, tally: Tally, run: Run) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_engine_that_comes_back_costs_nothing(processes: int, tmp_path: Path, tally: Tally) -> None:
+def test_an_engine_that_comes_back_costs_nothing(
+    processes: int, tmp_path: Path, tally: Tally
+) -> None:
     [port] = free_ports(1)
     with engine(port) as first:
         run = Run(port, tmp_path, "--processes", str(processes))
@@ -120,7 +131,9 @@ def test_an_engine_that_comes_back_costs_nothing(processes: int, tmp_path: Path,
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_that_does_not_ends_the_run_which_can_be_resumed(processes: int, tmp_path: Path, tally: Tally) -> None:
+def test_one_that_does_not_ends_the_run_which_can_be_resumed(
+    processes: int, tmp_path: Path, tally: Tally
+) -> None:
     [port] = free_ports(1)
     options = ("--processes", str(processes), "--engine-timeout", "0.5")
     with engine(port) as first:

@@ -1,4 +1,6 @@
-"""What only a second process shows: a held folder, a thread that never ends, the example of the README."""
+"""What only a second process shows: a held folder, a thread that never ends, the example of the
+README.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ async def main():
         print("late", flush=True)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
@@ -43,10 +47,15 @@ with RunDirectory(Path(sys.argv[1]), "pond", {}):
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match="another process is writing into"), RunDirectory(tmp_path, "pond", {}):
+        with (
+            pytest.raises(UsageError, match="another process is writing into"),
+            RunDirectory(tmp_path, "pond", {}),
+        ):
             pass
         holder.kill()  # however it ends, the folder is free
     with RunDirectory(tmp_path, "pond", {}):
@@ -56,7 +65,11 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
 def test_the_example_prints_what_the_readme_shows() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     script = ROOT / "examples" / "quickstart.py"
-    code, shown = re.search(r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL).groups()  # type: ignore[union-attr]
+    code, shown = re.search(
+        r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL
+    ).groups()  # type: ignore[union-attr]
     assert code in script.read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert done.stdout == shown

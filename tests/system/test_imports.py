@@ -16,9 +16,11 @@ from support.tau import BOTH, MINI, TauBench, needed
 MODULES = library()
 
 
-# Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use, never earlier.
+# Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use,
+# never earlier.
 HEAVY = (
-    "torch", "sglang", "transformers", "triton", "xgrammar", "pandas", "datasets", "bfcl_eval", "tau_bench", "litellm", "slime",
+    "torch", "sglang", "transformers", "triton", "xgrammar", "pandas", "datasets", "bfcl_eval",
+    "tau_bench", "litellm", "slime",
     "verl", "ray", "httpx", "openai",
 )  # fmt: skip
 
@@ -30,7 +32,9 @@ def heavy_after(*modules: str) -> list[str]:
         f"for name in {list(modules)!r}: importlib.import_module(name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -39,7 +43,9 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
         "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert done.stdout.strip() == "[]"
     assert heavy_after("toolroll") == []
 
@@ -63,7 +69,9 @@ def test_using_a_public_name_loads_nothing_heavy() -> None:
         "for name in toolroll.__all__: getattr(toolroll, name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
@@ -72,7 +80,9 @@ def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
         "import sys; from toolroll.rollout.cli import app; "
         "print(*{'aiohttp', 'jinja2', 'jsonschema', 'numpy', 'transformers'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert done.stdout.split() == []
 
 
@@ -81,18 +91,27 @@ def test_the_measurement_sees_a_heavy_import() -> None:
 
 
 def test_importing_names_loads_nothing_heavy() -> None:
-    code = "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & {'transformers', 'torch', 'numpy'}))"
+    code = (
+        "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & "
+        "{'transformers', 'torch', 'numpy'}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
 def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
-    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the repository."""
+    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the
+    repository.
+    """
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
     code = "import agents; print(agents.mine)"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; {code}"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; {code}",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -101,14 +120,25 @@ def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
 
 
 def test_neither_wheel_is_imported() -> None:
-    code = "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} & set(sys.modules))"
+    code = (
+        "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} "
+        "& set(sys.modules))"
+    )
     folder = Path(__file__).parents[1]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+    )
     assert (ran.returncode, ran.stdout) == (0, b"\n"), ran.stderr
 
 
 def test_d11_an_import_sets_up_no_logging() -> None:
-    code = "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; assert not logging.getLogger().handlers"
+    code = (
+        "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; "
+        "assert not logging.getLogger().handlers"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -20,10 +20,25 @@ EPISODES, KILLS = 100, 20
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [11, 12, 13, 14] if FULL else [11])
-def test_a_run_that_is_killed_twenty_times_is_the_undisturbed_run(tmp_path: Path, tally: Tally, seed: int) -> None:
-    command = [sys.executable, "-m", "support.killed_run", str(tmp_path), str(EPISODES), str(KILLS), str(seed)]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False)
+def test_a_run_that_is_killed_twenty_times_is_the_undisturbed_run(
+    tmp_path: Path, tally: Tally, seed: int
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "support.killed_run",
+        str(tmp_path),
+        str(EPISODES),
+        str(KILLS),
+        str(seed),
+    ]
+    env = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == KILLS, found

@@ -1,4 +1,6 @@
-"""A run spread over processes: the same episodes, none lost and none twice, whichever process dies."""
+"""A run spread over processes: the same episodes, none lost and none twice, whichever process
+dies.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer, play_references, serve_in_thread
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    Reply,
+    load_embedded_tokenizer,
+    play_references,
+    serve_in_thread,
+)
 from toolroll.rollout.types import Episode
 
 MAIN = "from toolroll.rollout.cli import main; main()"
@@ -46,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreading, "_PAUSE", 0.0)
 
 
-# --- processes -------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +84,9 @@ async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> N
     expected = {(one.task_id, one.sample): content(one, circumstances=False) for one in alone}
     assert await played(opened, 12) == expected
     done = {key for key in expected if key[1] != 1}
-    assert await played(opened, 12, done=done) == {key: value for key, value in expected.items() if key not in done}
+    assert await played(opened, 12, done=done) == {
+        key: value for key, value in expected.items() if key not in done
+    }
 
 
 async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
@@ -84,9 +95,13 @@ async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
 
 
 async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
-    """SIGCHLD ignored, as some supervisors leave it to what they start: nobody is told that a process has ended."""
+    """SIGCHLD ignored, as some supervisors leave it to what they start: nobody is told that a
+    process has ended.
+    """
     found: list[Episode] = []
-    runner = ProcessRunner(partial(spread_ponds.open_ponds, ponds.url, 2), processes=2, concurrency=8, samples=SAMPLES)
+    runner = ProcessRunner(
+        partial(spread_ponds.open_ponds, ponds.url, 2), processes=2, concurrency=8, samples=SAMPLES
+    )
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         await runner.run(PondFactory(2).tasks("test"), found.append)
@@ -119,7 +134,9 @@ async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_
     assert group.group_contains(UsageError, match="^the second process says so$")
 
 
-async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, impatient: None) -> None:
+async def test_processes_that_died_leave_nothing_open(
+    ponds: EmbeddedEngine, impatient: None
+) -> None:
     opened = partial(spread_ponds.open_ponds, ponds.url, 30)
     runner = ProcessRunner(opened, processes=1, concurrency=4, samples=SAMPLES)
     before, deaths = open_files(), 0
@@ -138,7 +155,8 @@ async def test_processes_that_died_leave_nothing_open(ponds: EmbeddedEngine, imp
     try:
         await runner.run(PondFactory(30).tasks("test"), take)
         assert deaths == 4
-        await until(closed, "the files of five processes closed")  # the engine's connections are in this process too
+        # the engine's connections are in this process too
+        await until(closed, "the files of five processes closed")
     finally:
         gc.enable()
 
@@ -147,7 +165,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +185,15 @@ def desk() -> Iterator[EmbeddedEngine]:
 
 def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
     return RunConfig(
-        env="desk", engine=engine.url, model="embedded", parser="hermes", samples=SAMPLES, concurrency=8, floor=False, out=out, **more
+        env="desk",
+        engine=engine.url,
+        model="embedded",
+        parser="hermes",
+        samples=SAMPLES,
+        concurrency=8,
+        floor=False,
+        out=out,
+        **more,
     )
 
 
@@ -202,8 +228,31 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
 
 
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
-    words = [sys.executable, "-c", MAIN, "run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
-    return [*words, "--tasks", "0-5", "--processes", "2", "--concurrency", "6", "--no-floor", "--out", str(out)]
+    words = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "run",
+        "desk",
+        "--engine",
+        engine.url,
+        "--model",
+        "embedded",
+        "--parser",
+        "hermes",
+    ]
+    return [
+        *words,
+        "--tasks",
+        "0-5",
+        "--processes",
+        "2",
+        "--concurrency",
+        "6",
+        "--no-floor",
+        "--out",
+        str(out),
+    ]
 
 
 def holding(stuck: list[PolicyRequest]) -> Any:
@@ -224,14 +273,20 @@ def holding(stuck: list[PolicyRequest]) -> Any:
 
 @pytest.mark.parametrize("seconds", [0.02, 0.3, 1.0])
 def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: float) -> None:
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    pipes: Any = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
     with (
         serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding([]))) as engine,
         subprocess.Popen(command(engine, tmp_path), **pipes) as process,
     ):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         deadline = time.monotonic() + PATIENCE
-        while len(children.read_text().split()) < 3 and time.monotonic() < deadline:  # the resource tracker is one
+        # the resource tracker is one
+        while len(children.read_text().split()) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
@@ -242,12 +297,18 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["terminal", "killed"])
-def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path: Path, how: str, tally: Tally) -> None:
-    """A terminal sends its signal to all of them; one that is killed cannot say anything to the others."""
+def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
+    tmp_path: Path, how: str, tally: Tally
+) -> None:
+    """A terminal sends its signal to all of them; one that is killed cannot say anything to the
+    others.
+    """
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
         words = command(engine, tmp_path)
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
             deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -255,7 +316,8 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path
                 os.killpg(process.pid, signal.SIGINT)
             else:
                 process.kill()
-            out, errors = process.communicate(timeout=PATIENCE)  # ends when the last one that writes there is gone
+            # ends when the last one that writes there is gone
+            out, errors = process.communicate(timeout=PATIENCE)
         assert len(stuck) == 3
         assert "Traceback" not in errors
         if how == "terminal":
@@ -272,5 +334,7 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(tmp_path
 
 
 def test_processes_and_ray_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match=r"^--processes is for this machine and --ray for a cluster"):
+    with pytest.raises(
+        UsageError, match=r"^--processes is for this machine and --ray for a cluster"
+    ):
         load_config(None, {"env": "desk", "model": "embedded", "ray": "local", "processes": 2})

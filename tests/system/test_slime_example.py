@@ -1,4 +1,6 @@
-"""`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads, by slime's own parsers (`peers`)."""
+"""`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads,
+by slime's own parsers (`peers`).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ MEGATRON = """
 --num-layers --tensor-model-parallel-size --sequence-parallel --recompute-granularity --recompute-method --recompute-num-layers
 --attention-dropout --hidden-dropout --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --attention-backend
 --optimizer --lr-decay-style --weight-decay --adam-beta1 --adam-beta2
-""".split()
-"""Megatron-LM's own flags (looked up at its commit d98e8a64): slime adds its parser to Megatron's, which is in no package index."""
+""".split()  # noqa: E501
+"""Megatron-LM's own flags (looked up at its commit d98e8a64): slime adds its parser to
+Megatron's, which is in no package index.
+"""
 
 
 def _arguments(tmp_path: Path, *more: str) -> list[str]:
@@ -40,11 +44,21 @@ def _arguments(tmp_path: Path, *more: str) -> list[str]:
     sizes = tmp_path / "slime" / "scripts" / "models"
     sizes.mkdir(parents=True, exist_ok=True)
     (tmp_path / "models" / "Qwen3-4B-Instruct-2507_torch_dist").mkdir(parents=True, exist_ok=True)
-    (sizes / "qwen3-4B-Instruct-2507.sh").write_text(f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8")
-    places = {"SLIME": tmp_path / "slime", "MEGATRON": tmp_path / "megatron", "CHECKPOINTS": tmp_path / "models"}
+    (sizes / "qwen3-4B-Instruct-2507.sh").write_text(
+        f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8"
+    )
+    places = {
+        "SLIME": tmp_path / "slime",
+        "MEGATRON": tmp_path / "megatron",
+        "CHECKPOINTS": tmp_path / "models",
+    }
     done = subprocess.run(
         ["bash", str(EXAMPLE / "run.sh"), *more],
-        env={**os.environ, **{name: str(path) for name, path in places.items()}, "ARGUMENTS_ONLY": "1"},
+        env={
+            **os.environ,
+            **{name: str(path) for name, path in places.items()},
+            "ARGUMENTS_ONLY": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -70,8 +84,14 @@ def test_the_script_names_flags_that_slime_has(tmp_path: Path) -> None:
 
 
 def test_the_script_says_what_it_needs() -> None:
-    bare = {name: value for name, value in os.environ.items() if name not in ("SLIME", "MEGATRON", "CHECKPOINTS")}
-    done = subprocess.run(["bash", str(EXAMPLE / "run.sh")], env=bare, capture_output=True, text=True, check=False)
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("SLIME", "MEGATRON", "CHECKPOINTS")
+    }
+    done = subprocess.run(
+        ["bash", str(EXAMPLE / "run.sh")], env=bare, capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0 and "the folder of the slime checkout" in done.stderr
 
 
@@ -86,7 +106,11 @@ def test_every_function_that_the_script_names_is_there(tmp_path: Path) -> None:
 def test_the_settings_are_accepted(tmp_path: Path) -> None:
     path = Path(_after(_arguments(tmp_path), "--custom-config-path"))
     settings = read_settings(Namespace(**yaml.safe_load(path.read_text(encoding="utf-8"))))
-    assert settings.user == "openai" and callable(user_maker(settings.user)) and callable(agent_maker(settings.agent))
+    assert (
+        settings.user == "openai"
+        and callable(user_maker(settings.user))
+        and callable(agent_maker(settings.agent))
+    )
     assert UserConfig.model_validate(settings.user_settings).temperature == 0.0
 
 
@@ -101,11 +125,17 @@ def _read_by_the_adapter() -> set[str]:
 
 def test_the_adapter_reads_arguments_that_slime_has() -> None:
     read = _read_by_the_adapter()
-    assert {"hf_checkpoint", "rollout_seed", "partial_rollout", "sglang_server_concurrency", "rollout_temperature"} <= read
+    assert {
+        "hf_checkpoint",
+        "rollout_seed",
+        "partial_rollout",
+        "sglang_server_concurrency",
+        "rollout_temperature",
+    } <= read
     assert read - slime_mirror.ARGUMENTS == set()
 
 
-# --- slime's own ---------------------------------------------------------------------------------------------------------
+# --- slime's own ----------------------------------------------------------------------------------
 
 _PARSE = """
 import argparse, json, sys
@@ -133,19 +163,27 @@ print(json.dumps({
                if isinstance(value, (str, int, float, list, type(None)))},
     "rest": rest,
 }))
+"""  # noqa: E501
+"""slime's parsers import sglang's server arguments, which import triton: a stub stands in its
+place on the CPU.
 """
-"""slime's parsers import sglang's server arguments, which import triton: a stub stands in its place on the CPU."""
 
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What slime's parsers make of the script's arguments, and which arguments they have."""
-    pytest.importorskip("slime.utils.types", reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}")
+    pytest.importorskip(
+        "slime.utils.types",
+        reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}",
+    )
     stubs = str(ROOT / "tests" / "support" / "stubs")
     done = subprocess.run(
         [sys.executable, "-c", _PARSE],
         input=json.dumps(_arguments(tmp_path_factory.mktemp("example"))),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([stubs, os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([stubs, os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -159,20 +197,41 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> None:
     values = parsed["values"]
     assert [flag for flag in _flags(parsed["rest"]) if flag not in MEGATRON] == []
-    assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), "slime has this flag itself: it is none of Megatron's alone"
-    assert values["rollout_function_path"] == values["eval_function_path"] == "toolroll.rollout.adapters.slime.generate_rollout"
-    assert (values["rollout_batch_size"], values["over_sampling_batch_size"], values["n_samples_per_prompt"]) == (32, 48, 8)
-    assert values["rollout_batch_size"] * values["n_samples_per_prompt"] == values["global_batch_size"]
-    assert values["use_tis"] is True and values["lr"] == 1e-6 and values["router_policy"] == "manual"
+    assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), (
+        "slime has this flag itself: it is none of Megatron's alone"
+    )
+    assert (
+        values["rollout_function_path"]
+        == values["eval_function_path"]
+        == "toolroll.rollout.adapters.slime.generate_rollout"
+    )
+    assert (
+        values["rollout_batch_size"],
+        values["over_sampling_batch_size"],
+        values["n_samples_per_prompt"],
+    ) == (32, 48, 8)
+    assert (
+        values["rollout_batch_size"] * values["n_samples_per_prompt"] == values["global_batch_size"]
+    )
+    assert (
+        values["use_tis"] is True and values["lr"] == 1e-6 and values["router_policy"] == "manual"
+    )
     assert values["eval_prompt_data"][0] == "retail-dev" and values["eval_temperature"] == 0.0
 
 
 @pytest.mark.peers
 def test_slime_accepts_the_arguments_and_hands_the_settings_on(parsed: dict[str, Any]) -> None:
     given = yaml.safe_load((EXAMPLE / "toolroll.yaml").read_text(encoding="utf-8"))
-    assert parsed["toolroll"] == given and read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
+    assert (
+        parsed["toolroll"] == given
+        and read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
+    )
     path = parsed["eval"].pop("path")
-    assert parsed["eval"] == {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
+    assert parsed["eval"] == {
+        "name": "retail-dev",
+        "input_key": "index",
+        "n_samples_per_eval_prompt": 4,
+    }
     assert Path(path).name == "retail_dev.jsonl"
 
 
@@ -189,6 +248,8 @@ def test_slime_s_dataset_reads_the_files_of_toolroll_tasks(tmp_path: Path) -> No
     dataset = import_module("slime.utils.data").Dataset
     path = tmp_path / "tasks.jsonl"
     write_lines(task_lines("desk", None, None), path)
-    rows = dataset(str(path), None, None, 4096, prompt_key="index", metadata_key="metadata").origin_samples
+    rows = dataset(
+        str(path), None, None, 4096, prompt_key="index", metadata_key="metadata"
+    ).origin_samples
     assert [task_index(sample.prompt) for sample in rows] == list(range(33))
     assert rows[3].metadata["env"] == "desk" and rows[3].metadata["task_id"]

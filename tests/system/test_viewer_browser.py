@@ -23,12 +23,18 @@ def browser_path() -> str | None:
         if found := shutil.which(name):
             return found
     with sync_playwright() as driver:
-        return driver.chromium.executable_path if Path(driver.chromium.executable_path).exists() else None
+        return (
+            driver.chromium.executable_path
+            if Path(driver.chromium.executable_path).exists()
+            else None
+        )
 
 
 @pytest.fixture(scope="module")
 def page(run: Path) -> Iterator[Page]:
-    """The page, open; nothing but the file itself may have been asked for, and its script may not have failed."""
+    """The page, open; nothing but the file itself may have been asked for, and its script may
+    not have failed.
+    """
     path = browser_path()
     if path is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
@@ -63,7 +69,9 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     hostile = f"t-{HOSTILE}"
     assert tasks(page) == ["t-2", "t-10", hostile, "t-3"]
     page.click("th[data-key=task]")
-    assert tasks(page) == sorted(tasks(page), key=lambda name: {"t-2": 1, "t-3": 2, "t-10": 3}.get(name, 0)), "as people count"
+    assert tasks(page) == sorted(
+        tasks(page), key=lambda name: {"t-2": 1, "t-3": 2, "t-10": 3}.get(name, 0)
+    ), "as people count"
     page.click("th[data-key=reward]")
     assert tasks(page) == ["t-10", hostile, "t-2", "t-3"]
     page.click("th[data-key=reward]")
@@ -113,14 +121,28 @@ def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Pa
 def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_path: Path) -> None:
     open_task(page, "t-10")
     page.click("#view-tokens")
-    assert "".join(page.locator("#tokens [data-k]").evaluate_all("all => all.map(one => one.dataset.mask)")) == "000011100111"
-    assert page.locator("#tokens .turn").all_text_contents() == ["turn 1", "end of turn 1: stop", "turn 2", "end of turn 2: stop"]
+    assert (
+        "".join(
+            page.locator("#tokens [data-k]").evaluate_all("all => all.map(one => one.dataset.mask)")
+        )
+        == "000011100111"
+    )
+    assert page.locator("#tokens .turn").all_text_contents() == [
+        "turn 1",
+        "end of turn 1: stop",
+        "turn 2",
+        "end of turn 2: stop",
+    ]
     page.click("#sequence-1")
     assert page.text_content("#detail .fork") == f"Forked: the template rewrote {HOSTILE}"
     assert page.locator("#tokens .turn").first.text_content() == "turn 1 · not trained: context"
-    back = lambda k: page.locator(f"#tokens [data-k='{k}']").evaluate("one => getComputedStyle(one).backgroundColor")
+    back = lambda k: page.locator(f"#tokens [data-k='{k}']").evaluate(
+        "one => getComputedStyle(one).backgroundColor"
+    )
     nothing = "rgba(0, 0, 0, 0)"
-    assert back(2) == nothing != back(6) != back(10) != nothing, "nothing, sampled and not trained, trained"
+    assert back(2) == nothing != back(6) != back(10) != nothing, (
+        "nothing, sampled and not trained, trained"
+    )
     page.click("#color-logprob")
     assert back(2) == nothing
     alphas = [float(back(k).rpartition(",")[2].strip(" )")) for k in (10, 11, 12, 13)]
@@ -130,7 +152,14 @@ def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_
     assert page.locator(".legend span").all_text_contents() == ["v0", "v1"]
     page.hover("#tokens [data-k='11']")
     told = page.text_content("#token") or ""
-    for words in ("id 111", "place 11", "loss_mask 1", "logprob -0.5 (p = 0.607)", "weight_version v1", "turn 2: 4 tokens in 1.5 s"):
+    for words in (
+        "id 111",
+        "place 11",
+        "loss_mask 1",
+        "logprob -0.5 (p = 0.607)",
+        "weight_version v1",
+        "turn 2: 4 tokens in 1.5 s",
+    ):
         assert words in told
     picture = page.screenshot(path=tmp_path / "page.png")
     assert len(picture) > 20_000

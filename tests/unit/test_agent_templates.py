@@ -17,7 +17,9 @@ from toolroll.rollout.types import StepResult, Task
 pytestmark = pytest.mark.tokens
 
 
-def _agent(served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent) -> TrainableToolCallingAgent:
+def _agent(
+    served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent
+) -> TrainableToolCallingAgent:
     return kind(served=served, sampling_params={"max_new_tokens": 64})
 
 
@@ -55,6 +57,9 @@ async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(token
 
 def test_a_field_that_a_step_leaves_empty_keeps_what_was_said_before() -> None:
     record = EpisodeTracker()
-    for info in ({"source": "look", "reward_info": {"reward": 1.0}, "task": None}, {"source": "user", "reward_info": None}):
+    for info in (
+        {"source": "look", "reward_info": {"reward": 1.0}, "task": None},
+        {"source": "user", "reward_info": None},
+    ):
         record.step(StepResult(info=info))
     assert record.info == {"source": "user", "reward_info": {"reward": 1.0}, "task": None}

@@ -1,4 +1,6 @@
-"""A model behind an OpenAI-compatible endpoint: played and scored like any other, and marked not trainable."""
+"""A model behind an OpenAI-compatible endpoint: played and scored like any other, and marked not
+trainable.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
-from toolroll.rollout.types import Action, EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
+from toolroll.rollout.types import (
+    Action,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+)
 
 
 def says(*arguments: Any, **named: Any) -> Answer:
@@ -33,12 +43,20 @@ def fails(status: int, text: str) -> Answer:
     return lambda body: web.Response(status=status, text=text)
 
 
-async def play(url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any) -> InteractionResult:
+async def play(
+    url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any
+) -> InteractionResult:
     chat = ChatEndpoint(url, "m", api_key="secret-key", attempts=3, backoff=0.001)
     threads = Threads(2)
     agent = BaselineAgent(threads, chat, policy=CallPolicy(**settings))
     try:
-        return await agent.asolve(env, None, params or {"temperature": 0.5, "max_new_tokens": 77}, task=Task("t", 0), session_id="s")
+        return await agent.asolve(
+            env,
+            None,
+            params or {"temperature": 0.5, "max_new_tokens": 77},
+            task=Task("t", 0),
+            session_id="s",
+        )
     finally:
         await agent.aclose()
 
@@ -49,7 +67,9 @@ LOOK = ("look", '{"at": "here"}')
 async def test_an_episode(tokenizer: Any) -> None:
     world = ListedWorld(["Hello.", "Thanks."], ["A frog."])
     async with endpoint(
-        says(None, [LOOK], reasoning_content="hm"), says("<think>a secret</think>\n\nIt is a frog."), says("Bye.")
+        says(None, [LOOK], reasoning_content="hm"),
+        says("<think>a secret</think>\n\nIt is a frog."),
+        says("Bye."),
     ) as server:
         result = await play(server.url, world)
     assert [message["role"] for message in result.messages] == [
@@ -61,16 +81,37 @@ async def test_an_episode(tokenizer: Any) -> None:
         "user",
         "assistant",
     ]
-    assert result.messages[3] == {"role": "tool", "tool_call_id": "call_0", "name": "look", "content": "A frog."}
-    assert [action.content for action in world.seen] == ["", "It is a frog.", "Bye."], "thoughts are nobody's business"
-    assert (result.status, result.stop_reason, result.reward, world.closed) == (Status.COMPLETED, StopReason.DONE, 1.0, 1)
+    assert result.messages[3] == {
+        "role": "tool",
+        "tool_call_id": "call_0",
+        "name": "look",
+        "content": "A frog.",
+    }
+    assert [action.content for action in world.seen] == ["", "It is a frog.", "Bye."], (
+        "thoughts are nobody's business"
+    )
+    assert (result.status, result.stop_reason, result.reward, world.closed) == (
+        Status.COMPLETED,
+        StopReason.DONE,
+        1.0,
+        1,
+    )
     assert result.trajectories == ()
     assert result.info["trainable"] is False
     assert result.metrics["turns"] == 3
-    assert (result.metrics["prompt_tokens"], result.metrics["completion_tokens"], result.metrics["cached_tokens"]) == (27, 12, 15)
+    assert (
+        result.metrics["prompt_tokens"],
+        result.metrics["completion_tokens"],
+        result.metrics["cached_tokens"],
+    ) == (27, 12, 15)
     assert result.metrics["executed_calls/look"] == 1
     body = server.bodies[1]
-    assert (body["model"], body["temperature"], body["max_tokens"], body["tools"]) == ("m", 0.5, 77, [TOOL])
+    assert (body["model"], body["temperature"], body["max_tokens"], body["tools"]) == (
+        "m",
+        0.5,
+        77,
+        [TOOL],
+    )
     assert all("reasoning_content" not in message for message in body["messages"])
     assert server.keys == ["Bearer secret-key"] * 3
     found = from_line(to_line(Episode("pond", "t", 0, 0, 1, result)))
@@ -86,7 +127,9 @@ async def test_an_episode(tokenizer: Any) -> None:
         (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
     ],
 )
-async def test_a_call_that_cannot_be_executed_is_answered(call: tuple[str, str], kind: str, words: str) -> None:
+async def test_a_call_that_cannot_be_executed_is_answered(
+    call: tuple[str, str], kind: str, words: str
+) -> None:
     world = ListedWorld(["Hello."], ["A frog."])
     async with endpoint(says(None, [call, LOOK]), says("Bye.")) as server:
         result = await play(server.url, world)
@@ -94,9 +137,13 @@ async def test_a_call_that_cannot_be_executed_is_answered(call: tuple[str, str],
     answers = [message for message in result.messages if message["role"] == "tool"]
     assert words in answers[0]["content"]
     assert answers[1]["content"] == "A frog.", "the other one was executed"
-    assert [found["function"]["name"] for found in server.bodies[1]["messages"][2]["tool_calls"]] == [call[0], "look"]
+    assert [
+        found["function"]["name"] for found in server.bodies[1]["messages"][2]["tool_calls"]
+    ] == [call[0], "look"]
     for sent in server.bodies[1]["messages"][2]["tool_calls"]:
-        assert isinstance(json.loads(sent["function"]["arguments"]), dict), "servers refuse a history with anything else"
+        assert isinstance(json.loads(sent["function"]["arguments"]), dict), (
+            "servers refuse a history with anything else"
+        )
     assert result.reward == 1.0
 
 
@@ -113,15 +160,27 @@ async def test_what_can_succeed_is_tried_again() -> None:
         (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
         (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
         (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), StopReason.CONTEXT_FULL, 0.0, 1),
+        (
+            fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'),
+            StopReason.CONTEXT_FULL,
+            0.0,
+            1,
+        ),
         (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
     ],
 )
-async def test_how_it_can_end(answer: Answer, reason: StopReason, reward: float | None, asked: int) -> None:
+async def test_how_it_can_end(
+    answer: Answer, reason: StopReason, reward: float | None, asked: int
+) -> None:
     world = ListedWorld(["Hello."])
     async with endpoint(answer) as server:
         result = await play(server.url, world)
-    assert (result.stop_reason, result.reward, len(server.bodies), world.closed) == (reason, reward, asked, 1)
+    assert (result.stop_reason, result.reward, len(server.bodies), world.closed) == (
+        reason,
+        reward,
+        asked,
+        1,
+    )
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
 
 
@@ -129,7 +188,9 @@ async def test_what_openai_does_not_know_can_be_left_out() -> None:
     threads = Threads(1)
     async with endpoint(says("Bye.")) as server:
         agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"), extra_params=False)
-        await agent.asolve(ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3})
+        await agent.asolve(
+            ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3}
+        )
         await agent.aclose()
     assert (server.bodies[0]["top_p"], server.bodies[0]["seed"]) == (0.5, 3)
     assert "top_k" not in server.bodies[0]
@@ -139,15 +200,30 @@ async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     threads = Threads(1)
     with pytest.raises(UsageError, match="names NO_SUCH_KEY, which is not set"):
-        make_baseline(threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"})
+        make_baseline(
+            threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}
+        )
     with pytest.raises(UsageError, match="must begin with http"):
         make_baseline(threads, {"endpoint": "x/v1", "model": "m"})
 
 
 def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
-    """The whole command, against the embedded engine's chat completions, which refuse tools: all of it ends in aborted episodes."""
+    """The whole command, against the embedded engine's chat completions, which refuse tools: all
+    of it ends in aborted episodes.
+    """
     with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
-        arguments = ["run", "desk", "--endpoint", f"{engine.url}/v1", "--model", "any", "--tasks", "0-1", "--reruns", "0"]
+        arguments = [
+            "run",
+            "desk",
+            "--endpoint",
+            f"{engine.url}/v1",
+            "--model",
+            "any",
+            "--tasks",
+            "0-1",
+            "--reruns",
+            "0",
+        ]
         done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "200"})
     assert done.exit_code == 1, done.output  # nothing was graded
     assert "not trainable" in done.stdout
@@ -158,17 +234,21 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
     assert "endpoint" not in settings, "where it is served may change"
 
 
-# --- doing nothing -------------------------------------------------------------------------------------------------------
+# --- doing nothing --------------------------------------------------------------------------------
 
 
 async def test_doing_nothing() -> None:
     factory = PondFactory(4)
     threads = Threads(2)
     results = [
-        await DoNothingAgent(threads).asolve(factory.make(EnvironmentOptions()), task=task, max_num_steps=5)
+        await DoNothingAgent(threads).asolve(
+            factory.make(EnvironmentOptions()), task=task, max_num_steps=5
+        )
         for task in factory.tasks("test")
     ]
-    assert [found.reward for found in results] == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
+    assert [found.reward for found in results] == [1.0, 0.0, 0.0, 0.0], (
+        "one pond in four wants no look"
+    )
     assert results[0].messages[-1]["content"] == "Goodbye."
 
 

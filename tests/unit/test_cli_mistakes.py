@@ -42,7 +42,9 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("run", FILE_NAME).write_bytes(to_line(episode()))
 
 
-def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
     """The one line."""
     monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -55,21 +57,36 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*RUN, "--engine", "127.0.0.1:31007"], "--engine: the engine's address must begin with http://"),
-        (["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"], "--engine: the engine's address must begin with http://"),
+        (
+            [*RUN, "--engine", "127.0.0.1:31007"],
+            "--engine: the engine's address must begin with http://",
+        ),
+        (
+            ["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"],
+            "--engine: the engine's address must begin with http://",
+        ),
         ([*RUN, "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
-        (["serve", "--model", "embedded", "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
-        (["check-template", "embedded", "--template", "bad.jinja"], "bad.jinja) is no Jinja: line 2: "),
+        (
+            ["serve", "--model", "embedded", "--chat-template", "bad.jinja"],
+            "(bad.jinja) is no Jinja: line 2: ",
+        ),
+        (
+            ["check-template", "embedded", "--template", "bad.jinja"],
+            "bad.jinja) is no Jinja: line 2: ",
+        ),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
         (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
-        ([*RUN, "--config", "unknown.yaml"], "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?"),
+        (
+            [*RUN, "--config", "unknown.yaml"],
+            "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?",
+        ),
         (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
@@ -82,14 +99,19 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert words in refused(arguments, monkeypatch, capsys)
 
 
 def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     summary = Summary("pond")
-    for number, reason in enumerate(found for found in StopReason if status_of(found) is Status.ABORTED):
+    for number, reason in enumerate(
+        found for found in StopReason if status_of(found) is Status.ABORTED
+    ):
         summary.add(episode(f"t-{number}", reason=reason))
     warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
     assert "template_error 1" in warning
@@ -97,8 +119,14 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
 
 
 def test_help_shows_the_defaults_and_the_version_is_told() -> None:
-    told = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
-    lines = {name: next(line for line in told.splitlines() if f" {name} " in line) for name in SHOWN}
+    told = (
+        CliRunner()
+        .invoke(app, ["run", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+        .output
+    )
+    lines = {
+        name: next(line for line in told.splitlines() if f" {name} " in line) for name in SHOWN
+    }
     assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")

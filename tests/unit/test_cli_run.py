@@ -1,4 +1,6 @@
-"""`toolroll run`: from the command line to the table, the files, a resumed run, and a run that is stopped."""
+"""`toolroll run`: from the command line to the table, the files, a resumed run, and a run that
+is stopped.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def engine() -> Iterator[EmbeddedEngine]:
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
 
     def policy(request: PolicyRequest) -> str:
-        """The script, by how often the assistant has spoken: an episode may be played several times."""
+        """The script, by how often the assistant has spoken: an episode may be played several
+        times.
+        """
         said = lines.get(request.routing_key, ["Goodbye."])
         turn = request.text.count("<|turn|>assistant") - 1
         return said[turn] if turn < len(said) else "Goodbye."
@@ -38,14 +42,26 @@ def engine() -> Iterator[EmbeddedEngine]:
 
 def toolroll(*arguments: object) -> Result:
     """The command's result; an error that is no exit is raised."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
 
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:
-    return toolroll("run", "desk", "--engine", engine.url, "--model", "embedded", "--parser", "hermes", *arguments)
+    return toolroll(
+        "run",
+        "desk",
+        "--engine",
+        engine.url,
+        "--model",
+        "embedded",
+        "--parser",
+        "hermes",
+        *arguments,
+    )
 
 
 def rows(result: Result) -> dict[str, str]:
@@ -54,7 +70,9 @@ def rows(result: Result) -> dict[str, str]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())["environments"]["desk"]
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())["environments"][
+        "desk"
+    ]
     return found
 
 
@@ -68,14 +86,24 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["episodes"] == "20"
     assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
     assert table["pass^1 = pass@1"] == table["reward (mean)"]
-    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(**written["pass_hat_k"]["2"])
+    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(
+        **written["pass_hat_k"]["2"]
+    )
     assert table["do-nothing floor"] == "0/10"
     assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
-    assert (written["trainable"], written["episodes"], written["aborted"], written["warnings"]) == (True, 20, 0, [])
+    assert (written["trainable"], written["episodes"], written["aborted"], written["warnings"]) == (
+        True,
+        20,
+        0,
+        [],
+    )
     assert written["settings"]["env"] == "desk"
     assert len(written["settings"]["template"]) == 16
     assert written["tool_calls"]["by_tool"]["find_member"]["calls"] > 0
-    assert sum(found["calls"] for found in written["tool_calls"]["by_tool"].values()) <= written["tool_calls"]["attempted"]
+    assert (
+        sum(found["calls"] for found in written["tool_calls"]["by_tool"].values())
+        <= written["tool_calls"]["attempted"]
+    )
     assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
     assert "exact" not in result.stdout, "the template is: nothing to be said"
 
@@ -87,14 +115,18 @@ def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_pat
     assert rows(fewer)["do-nothing floor"] == "0/6"
 
 
-def test_a_run_goes_on_grows_and_refuses_other_settings(engine: EmbeddedEngine, tmp_path: Path) -> None:
+def test_a_run_goes_on_grows_and_refuses_other_settings(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
     run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
     first = (tmp_path / "episodes.jsonl").read_bytes()
     (tmp_path / "episodes.jsonl").write_bytes(first[:-100])
     before = len(engine.log)
     again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-floor")
     assert "desk: 4 episodes are in" in again.stdout
-    assert len({entry.routing_key for entry in engine.log[before:]}) == 1, "only the torn one is played again"
+    assert len({entry.routing_key for entry in engine.log[before:]}) == 1, (
+        "only the torn one is played again"
+    )
     grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-floor")
     assert rows(grown)["episodes"] == "12"
     assert rows(grown)["do-nothing floor"] == "-"
@@ -112,11 +144,17 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(engine: EmbeddedEngine, 
         (["run", "desk"], "--model: must be given"),
         (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
         (["run", "desk", "--model", "embedded", "--engine", "http://127.0.0.1:9"], "127.0.0.1:9"),
-        (["run", "desk", "--model", "embedded", "--samples", "0"], "--samples: Input should be greater than or equal to 1"),
+        (
+            ["run", "desk", "--model", "embedded", "--samples", "0"],
+            "--samples: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_errors_are_one_line(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -127,22 +165,32 @@ def test_errors_are_one_line(
     assert words in told
 
 
-def test_settings_come_from_a_file_and_the_command_line_overrules_it(engine: EmbeddedEngine, tmp_path: Path) -> None:
+def test_settings_come_from_a_file_and_the_command_line_overrules_it(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\nfloor: false\nout: {tmp_path / 'out'}\n"
+        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\nfloor: "
+        f"false\nout: {tmp_path / 'out'}\n"
     )
     result = toolroll("run", "desk", "--config", file, "--samples", 1)
     assert rows(result)["episodes"] == "3"
     assert rows(result)["do-nothing floor"] == "-"
 
 
-def test_a_template_that_is_not_exact_is_said_before_the_run(engine: EmbeddedEngine, tmp_path: Path, tokenizer: Any) -> None:
-    counting = tmp_path / "counting.jinja"  # its head changes with every message: history is rewritten
+def test_a_template_that_is_not_exact_is_said_before_the_run(
+    engine: EmbeddedEngine, tmp_path: Path, tokenizer: Any
+) -> None:
+    # its head changes with every message: history is rewritten
+    counting = tmp_path / "counting.jinja"
     counting.write_text(
-        tokenizer.chat_template.replace("<|turn|>system\n{{ lead }}", "<|turn|>system\n{{ lead }} ({{ messages | length }})", 1)
+        tokenizer.chat_template.replace(
+            "<|turn|>system\n{{ lead }}", "<|turn|>system\n{{ lead }} ({{ messages | length }})", 1
+        )
     )
-    result = run(engine, "--tasks", "0", "--chat-template", counting, "--out", tmp_path / "out", "--no-floor")
+    result = run(
+        engine, "--tasks", "0", "--chat-template", counting, "--out", tmp_path / "out", "--no-floor"
+    )
     assert "The chat template does not append tool results to what was served:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout
     assert summary(tmp_path / "out")["forks"] > 0

@@ -64,7 +64,11 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
 
     monkeypatch.setattr(os, "fsync", counted)
     counts = {}
-    for name, given in {"default": [], "end": ["--sync", "end"], "always": ["--sync", "always"]}.items():
+    for name, given in {
+        "default": [],
+        "end": ["--sync", "end"],
+        "always": ["--sync", "always"],
+    }.items():
         synced.clear()
         assert run(engine, "--out", tmp_path / name, *given).exit_code == 0
         assert len(list(read_episodes(tmp_path / name))) == TASKS
@@ -78,7 +82,9 @@ def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     assert str(result.exception) == "--sync: Input should be 'always' or 'end'"
 
 
-@pytest.mark.parametrize(("given", "is_paced"), [([], True), (["--gc"], True), (["--no-gc"], False)])
+@pytest.mark.parametrize(
+    ("given", "is_paced"), [([], True), (["--gc"], True), (["--no-gc"], False)]
+)
 def test_no_gc_leaves_the_garbage_collector_as_it_is(
     engine: EmbeddedEngine, paced: list[bool], given: list[str], is_paced: bool
 ) -> None:

@@ -23,14 +23,20 @@ RUN = CliRunner()
 
 def test_a_line_a_task(tmp_path: Path) -> None:
     out = tmp_path / "new" / "tasks.jsonl"
-    done = RUN.invoke(app, ["tasks", "desk", "--split", "test", "--out", str(out)], catch_exceptions=False)
+    done = RUN.invoke(
+        app, ["tasks", "desk", "--split", "test", "--out", str(out)], catch_exceptions=False
+    )
     assert done.exit_code == 0 and "33 tasks" in done.stdout
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     tasks = DESK.tasks("test")
     assert [row["index"] for row in rows] == list(range(33))
     for row, task in zip(rows, tasks, strict=True):
         metadata = row["metadata"]
-        assert (metadata["env"], metadata["split"], metadata["task_id"]) == ("desk", "test", task.id)
+        assert (metadata["env"], metadata["split"], metadata["task_id"]) == (
+            "desk",
+            "test",
+            task.id,
+        )
         assert {**task.data, **metadata} == metadata
         assert task_index(row["index"]) == task_index(str(row["index"])) == task.index
     assert [path.name for path in out.parent.iterdir()] == ["tasks.jsonl"]
@@ -49,9 +55,13 @@ def test_without_a_file_to_standard_output() -> None:
         (["desk", "--tasks", "99"], "tasks 0 to 32"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_no_file_is_left(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_and_no_file_is_left(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=words):
-        RUN.invoke(app, ["tasks", *arguments, "--out", str(tmp_path / "t.jsonl")], catch_exceptions=False)
+        RUN.invoke(
+            app, ["tasks", *arguments, "--out", str(tmp_path / "t.jsonl")], catch_exceptions=False
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,12 +69,17 @@ def test_tau_bench_rows_have_the_published_form() -> None:
     task = MINI.factory().tasks("train")[4]
     row = task_row("tau-bench/retail", "train", task)
     assert row["index"] == 4
-    assert {"user_id", "instruction", "actions", "outputs", "env", "split", "task_id"} == set(row["metadata"])
+    assert {"user_id", "instruction", "actions", "outputs", "env", "split", "task_id"} == set(
+        row["metadata"]
+    )
 
 
 def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
     console = Console(width=60, record=True)
-    absent = [TauBenchFactory(name, ("test",), "Orders.", package="json") for name in ("retail", "airline")]
+    absent = [
+        TauBenchFactory(name, ("test",), "Orders.", package="json")
+        for name in ("retail", "airline")
+    ]
     show_environments([DESK, *absent], console)
     lines = console.export_text().splitlines()
     at = lines.index("tau-bench/retail, tau-bench/airline:")

@@ -39,7 +39,9 @@ def call(name: str, arguments: Any, call_id: str = "c1") -> Action:
     return Action("", (ToolCall(name, arguments, "", id=call_id),))
 
 
-async def play(task: Task, actions: list[Action], options: EnvironmentOptions | None = None) -> tuple[float, list[StepResult]]:
+async def play(
+    task: Task, actions: list[Action], options: EnvironmentOptions | None = None
+) -> tuple[float, list[StepResult]]:
     """Play `actions` until done, then take leave until done."""
     env = DESK.make(options or EnvironmentOptions())
     await env.reset(task, 0)
@@ -78,7 +80,9 @@ async def test_the_floor_is_zero(task: Task) -> None:
 
 @pytest.mark.parametrize("task", [t for t in TASKS.values() if t.data["told"]], ids=lambda t: t.id)
 async def test_saying_nothing_of_what_must_be_told_earns_nothing(task: Task) -> None:
-    quiet = [say("All settled.") if "Please note" in step.content else step for step in reference(task)]
+    quiet = [
+        say("All settled.") if "Please note" in step.content else step for step in reference(task)
+    ]
     assert (await play(task, quiet))[0] == 0.0
 
 
@@ -111,15 +115,20 @@ REFUSED = {
 async def test_doing_what_a_rule_forbids_earns_nothing(task_id: str) -> None:
     name, arguments = REFUSED[task_id]
     actions = reference_actions(TASKS[task_id])
-    reward, results = await play(TASKS[task_id], [*actions[:2], call(name, arguments), *actions[2:]])
-    assert not results[2].messages[0]["content"].startswith("Error")  # the tool lets it happen; the rules do not
+    reward, results = await play(
+        TASKS[task_id], [*actions[:2], call(name, arguments), *actions[2:]]
+    )
+    # the tool lets it happen; the rules do not
+    assert not results[2].messages[0]["content"].startswith("Error")
     assert reward == 0.0
 
 
 async def test_wrong_arguments_earn_nothing() -> None:
     task = TASKS["renew-one"]
     wrong = [
-        call("renew_loan", {"loan_id": "N03"}) if any(c.name == "renew_loan" for c in a.tool_calls) else a
+        call("renew_loan", {"loan_id": "N03"})
+        if any(c.name == "renew_loan" for c in a.tool_calls)
+        else a
         for a in reference_actions(task)
     ]
     assert (await play(task, wrong))[0] == 0.0
@@ -142,12 +151,18 @@ async def test_wrong_arguments_earn_nothing() -> None:
         ("place_hold", {"card": "L-1001", "book_id": "B05"}, "already has a hold"),
         ("cancel_hold", {"hold_id": "H99"}, "no hold"),
         ("waive_fees", {"card": True}, "must be a text"),
-        ("transfer_to_person", {"card": "L-1001", "topic": "boredom"}, "topic must be one of lost_item"),
+        (
+            "transfer_to_person",
+            {"card": "L-1001", "topic": "boredom"},
+            "topic must be one of lost_item",
+        ),
         ("transfer_to_person", {"card": "x", "topic": "complaint"}, "no member"),
         ("drop_tables", {}, "there is no tool 'drop_tables'"),
     ],
 )
-async def test_what_is_wrong_with_a_call_is_an_observation(name: str, arguments: Any, says: str) -> None:
+async def test_what_is_wrong_with_a_call_is_an_observation(
+    name: str, arguments: Any, says: str
+) -> None:
     env = DESK.make(EnvironmentOptions())
     await env.reset(TASKS["renew-one"], 0)
     result = await env.step(call(name, arguments, "id7"))
@@ -205,7 +220,9 @@ async def test_after_done_there_is_no_step() -> None:
     with pytest.raises(UsageError, match="before reset"):
         await env.step(say("hi"))
     await env.reset(task, 0)
-    assert (await env.step(call("transfer_to_person", {"card": "L-1001", "topic": "complaint"}))).reward == 0.0
+    assert (
+        await env.step(call("transfer_to_person", {"card": "L-1001", "topic": "complaint"}))
+    ).reward == 0.0
     for action in (say("2031-03-31"), call("renew_loan", {"loan_id": "N02"})):
         with pytest.raises(UsageError, match="is over"):
             await env.step(action)
@@ -251,8 +268,12 @@ async def test_another_user_plays_with_the_instruction() -> None:
             heard.append(instruction)
             return await super().reset(instruction)
 
-    options = EnvironmentOptions(user=lambda seed: Listening(["When is it due?", "L-1006, 4431.", STOP_MARKER]))
-    reward, results = await play(TASKS["ask-due"], [say("Card?"), say("It is 2031-03-25.")], options)
+    options = EnvironmentOptions(
+        user=lambda seed: Listening(["When is it due?", "L-1006, 4431.", STOP_MARKER])
+    )
+    reward, results = await play(
+        TASKS["ask-due"], [say("Card?"), say("It is 2031-03-25.")], options
+    )
     assert reward == 1.0
     assert len(results) == 2
     assert "Long Orchard" in heard[0]
@@ -322,7 +343,9 @@ JSON = st.recursive(
     | st.floats()
     | st.text()
     | st.sampled_from(["L-1001", "B05", "N02", "H03", "complaint", "\ud800", "\0"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 KEYS = st.sampled_from(["card", "title", "loan_id", "book_id", "hold_id", "topic", "db", "self"])

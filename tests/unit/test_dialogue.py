@@ -24,7 +24,10 @@ from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 pytestmark = pytest.mark.tokens
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
-FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+FIRST: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."},
+]
 
 
 def user(text: Any) -> Message:
@@ -33,9 +36,18 @@ def user(text: Any) -> Message:
 
 @asynccontextmanager
 async def talking(
-    tokenizer: Any, said: Any = "Fine.", *, messages: Sequence[Message] = FIRST, tools: Sequence[Tool] = (TOOL,), **settings: Any
+    tokenizer: Any,
+    said: Any = "Fine.",
+    *,
+    messages: Sequence[Message] = FIRST,
+    tools: Sequence[Tool] = (TOOL,),
+    **settings: Any,
 ) -> AsyncIterator[tuple[Conversation, EmbeddedEngine, Model]]:
-    engine = {key: settings.pop(key) for key in ("context_length", "split", "history", "faults") if key in settings}
+    engine = {
+        key: settings.pop(key)
+        for key in ("context_length", "split", "history", "faults")
+        if key in settings
+    }
     policy = said if callable(said) else lambda request: said
     async with serving(tokenizer, policy, **engine) as (embedded, served):
         yield Conversation(served, messages, tools, session_id="s", **settings), embedded, served
@@ -47,7 +59,7 @@ async def exchange(dialogue: Conversation, turns: int, text: str = "And?") -> No
         dialogue.extend([user(f"{text} {at}")])
 
 
-# --- the conversation as it grows -------------------------------------------------------------------------------------------
+# --- the conversation as it grows -----------------------------------------------------------------
 
 
 async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer: Any) -> None:
@@ -57,16 +69,30 @@ async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer:
         await dialogue.settle()
     expected = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == expected
-    assert [message["role"] for message in dialogue.messages] == ["system", "user"] + ["assistant", "user"] * 4 + ["assistant"]
+    assert [message["role"] for message in dialogue.messages] == ["system", "user"] + [
+        "assistant",
+        "user",
+    ] * 4 + ["assistant"]
     assert dialogue.mismatches == {} and dialogue.forks == []
     assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
 
 
-async def test_text_with_lone_surrogates_is_served_as_replacement_characters(tokenizer: Any) -> None:
-    tool: Tool = {"type": "function", "function": {"name": "look", "description": "at \udcff", "parameters": {"type": "object"}}}
-    async with talking(tokenizer, messages=[user("a \udcff name")], tools=[tool]) as (dialogue, engine, served):
+async def test_text_with_lone_surrogates_is_served_as_replacement_characters(
+    tokenizer: Any,
+) -> None:
+    tool: Tool = {
+        "type": "function",
+        "function": {"name": "look", "description": "at \udcff", "parameters": {"type": "object"}},
+    }
+    async with talking(tokenizer, messages=[user("a \udcff name")], tools=[tool]) as (
+        dialogue,
+        engine,
+        served,
+    ):
         await dialogue.reply(PARAMS)
-        dialogue.extend([user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])], [tool])
+        dialogue.extend(
+            [user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])], [tool]
+        )
         await dialogue.reply(PARAMS)
     assert [message["content"] for message in dialogue.messages[:2]] == ["a \ufffd name", "Fine."]
     text = served.template.encoder.decode(engine.log[-1].input_ids.tolist())
@@ -90,15 +116,32 @@ async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
         dialogue.extend([new])
         first[0]["content"] = new["content"] = "changed behind its back"
         await dialogue.reply(PARAMS)
-    assert [message["content"] for message in dialogue.messages] == ["Be brief.", "Hello.", "Fine.", "More.", "Fine."]
+    assert [message["content"] for message in dialogue.messages] == [
+        "Be brief.",
+        "Hello.",
+        "Fine.",
+        "More.",
+        "Fine.",
+    ]
 
 
 async def test_messages_of_several_extends_are_one_delta(tokenizer: Any) -> None:
     """Templates group tool results: rendered one by one they would read otherwise."""
-    async with talking(tokenizer, lambda r: call(at="x") + call(at="y") if r.call == 0 else "Fine.") as (dialogue, engine, served):
+    async with talking(
+        tokenizer, lambda r: call(at="x") + call(at="y") if r.call == 0 else "Fine."
+    ) as (dialogue, engine, served):
         reply = await dialogue.reply(PARAMS)
         for made in reply.parsed.tool_calls:
-            dialogue.extend([{"role": "tool", "tool_call_id": made.id, "name": made.name, "content": f"seen {made.span}"}])
+            dialogue.extend(
+                [
+                    {
+                        "role": "tool",
+                        "tool_call_id": made.id,
+                        "name": made.name,
+                        "content": f"seen {made.span}",
+                    }
+                ]
+            )
         await dialogue.reply(PARAMS)
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
@@ -112,8 +155,13 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
     assert reply.message["tool_calls"][0]["function"]["name"] == "look"
     assert reply.node.ids.tolist() == engine.log[0].output_ids
-    assert reply.node.sampling_params == {"max_new_tokens": 64, "stop_token_ids": sorted([5, tokenizer.eos_token_id])}
-    assert engine.log[0].sampling_params == reply.node.sampling_params, "what is recorded is what was sent"
+    assert reply.node.sampling_params == {
+        "max_new_tokens": 64,
+        "stop_token_ids": sorted([5, tokenizer.eos_token_id]),
+    }
+    assert engine.log[0].sampling_params == reply.node.sampling_params, (
+        "what is recorded is what was sent"
+    )
 
 
 async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
@@ -122,9 +170,13 @@ async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
         for _ in range(3):
             reply = await dialogue.reply(PARAMS)
             ids += [made.id for made in reply.parsed.tool_calls]
-            dialogue.extend([{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}])
+            dialogue.extend(
+                [{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}]
+            )
     assert len(set(ids)) == 3
-    assert all(len(made) == 9 and made.isalnum() for made in ids), "nine of [A-Za-z0-9]: Mistral's template takes no other"
+    assert all(len(made) == 9 and made.isalnum() for made in ids), (
+        "nine of [A-Za-z0-9]: Mistral's template takes no other"
+    )
 
 
 async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
@@ -132,7 +184,9 @@ async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
         await dialogue.reply(PARAMS)
         dialogue.extend([user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])])
         await dialogue.reply(PARAMS)
-        assert "<|turn|>user\nab<|end|>" in served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+        assert "<|turn|>user\nab<|end|>" in served.template.encoder.decode(
+            engine.log[-1].input_ids.tolist()
+        )
         dialogue.extend([user([{"type": "image_url", "image_url": {"url": "x"}}])])
         with pytest.raises(TemplateError, match=r"content\[0\] is a part of type 'image_url'"):
             await dialogue.reply(PARAMS)
@@ -154,7 +208,7 @@ async def test_max_new_tokens_is_what_the_context_still_holds(tokenizer: Any) ->
     assert engine.log[0].sampling_params["max_new_tokens"] == 256 - len(engine.log[0].input_ids)
 
 
-# --- a tool list that changes -------------------------------------------------------------------------------------------------
+# --- a tool list that changes ---------------------------------------------------------------------
 
 
 async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
@@ -163,12 +217,16 @@ async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
         await dialogue.reply(PARAMS)
         dialogue.extend([user("Again.")], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
-    assert dialogue.forks == ["the tool list changed, and the template shows it in what was already served"]
+    assert dialogue.forks == [
+        "the tool list changed, and the template shows it in what was already served"
+    ]
     assert dialogue.tools == [TOOL, other]
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
     first, second = dialogue.session.trajectories()
-    assert first.trained_tokens + second.trained_tokens == sum(len(entry.output_ids) for entry in engine.log)
+    assert first.trained_tokens + second.trained_tokens == sum(
+        len(entry.output_ids) for entry in engine.log
+    )
 
 
 async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
@@ -179,7 +237,7 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
     assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
 
 
-# --- verification --------------------------------------------------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 1), ("always", 5)])
@@ -201,7 +259,9 @@ def shift(change: int) -> Any:
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
 @pytest.mark.parametrize("change", [shift(1), shift(-1), shift(8)])
-async def test_a_wrong_delta_takes_the_episode_out_of_training(tokenizer: Any, verify: Any, change: Any) -> None:
+async def test_a_wrong_delta_takes_the_episode_out_of_training(
+    tokenizer: Any, verify: Any, change: Any
+) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         await exchange(dialogue, 3)
         derive = served.template.deriver.derive
@@ -228,7 +288,11 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
             ids = encode(text, bodies, previous=previous)
             if (previous is None) != (where == "prompt") or split:
                 return ids
-            at = next(at for at, index in enumerate(ids) if len(encoder.text_of(index)) > 1 and index not in encoder.control_ids)
+            at = next(
+                at
+                for at, index in enumerate(ids)
+                if len(encoder.text_of(index)) > 1 and index not in encoder.control_ids
+            )
             split.append(at)
             letters = [encode(letter, previous=0)[0] for letter in encoder.text_of(ids[at])]
             return [*ids[:at], *letters, *ids[at + 1 :]]
@@ -256,7 +320,10 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
     other, engine = await run([7])
     assert other.mismatches == {hook: 1 if hook == "prompt_hook" else 2}
     assert sum(trajectory.trained_tokens for trajectory in other.session.trajectories()) == 0
-    assert other.session.trajectories()[0].input_ids.tolist() == [*engine.log[-1].input_ids.tolist(), *engine.log[-1].output_ids]
+    assert other.session.trajectories()[0].input_ids.tolist() == [
+        *engine.log[-1].input_ids.tolist(),
+        *engine.log[-1].output_ids,
+    ]
 
 
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
@@ -273,7 +340,7 @@ async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: 
     assert dialogue.mismatches == {}
 
 
-# --- hooks for generating and parsing --------------------------------------------------------------------------------------------
+# --- hooks for generating and parsing -------------------------------------------------------------
 
 
 async def test_another_way_to_generate(tokenizer: Any) -> None:
@@ -291,11 +358,17 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
         await dialogue.reply(PARAMS)
     assert engine.log == [] and reply.text == tokenizer.decode([100])
     assert asked[0].input_ids_json == ",".join(map(str, asked[0].input_ids.tolist())).encode()
-    assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [*asked[0].input_ids.tolist(), 100, tokenizer.eos_token_id]
+    assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [
+        *asked[0].input_ids.tolist(),
+        100,
+        tokenizer.eos_token_id,
+    ]
 
 
 async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
-    async with talking(tokenizer, "Fine.", parse=lambda said: ParsedReply(content=said.upper())) as (dialogue, engine, _):
+    async with talking(
+        tokenizer, "Fine.", parse=lambda said: ParsedReply(content=said.upper())
+    ) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."
     assert reply.node.ids.tolist() == engine.log[0].output_ids

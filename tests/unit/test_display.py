@@ -22,9 +22,13 @@ def shown(*, terminal: bool, earlier: int = 0, total: int = 40) -> str:
     summary = Summary("pond")
     for sample in range(earlier):
         summary.add(episode(sample=sample))
-    with RunDisplay(Console(file=out, force_terminal=terminal, width=160), summary, total) as display:
+    with RunDisplay(
+        Console(file=out, force_terminal=terminal, width=160), summary, total
+    ) as display:
         for sample in range(earlier, total):
-            found = episode(sample=sample, reward=float(sample % 2), metrics={"completion_tokens": 10.0})
+            found = episode(
+                sample=sample, reward=float(sample % 2), metrics={"completion_tokens": 10.0}
+            )
             summary.add(found)
             display.show(found)
     return out.getvalue()
@@ -55,12 +59,19 @@ def test_a_bar_in_a_terminal() -> None:
 
 def test_remarks_say_what_a_reader_must_know() -> None:
     summary = Summary("pond")
-    summary.add(episode("t-0", metrics={"tool_calls": 4.0, "invalid_calls": 2.0, "invalid_calls/unclosed": 2.0}))
+    summary.add(
+        episode(
+            "t-0", metrics={"tool_calls": 4.0, "invalid_calls": 2.0, "invalid_calls/unclosed": 2.0}
+        )
+    )
     summary.add(episode("t-1", reason=StopReason.ENGINE_ERROR))
     lines = remarks("pond", report(summary))
     assert lines[0] == "pond: ended by done 1, engine_error 1"
     assert lines[1] == "pond: invalid calls: unclosed 2"
-    assert lines[2] == "pond: WARNING: 1 of 2 episodes were aborted and count in no reward: engine_error 1"
+    assert (
+        lines[2]
+        == "pond: WARNING: 1 of 2 episodes were aborted and count in no reward: engine_error 1"
+    )
 
 
 def test_80_columns_hold_the_count_and_the_times() -> None:
@@ -71,7 +82,9 @@ def test_80_columns_hold_the_count_and_the_times() -> None:
             found = episode(sample=sample, metrics={"completion_tokens": 1e4})
             summary.add(found)
             display.show(found)
-    last = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "200/200" in line][-1]
+    last = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "200/200" in line][
+        -1
+    ]
     assert "reward 1.000" in last
     assert len(re.findall(r"\d:\d\d:\d\d", last)) == 2, "elapsed, remaining"
     assert "…" not in last

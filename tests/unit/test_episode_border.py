@@ -1,4 +1,6 @@
-"""What an episode's border keeps in: refusals, failing environments, known mismatches. One episode's failure is its own (I7)."""
+"""What an episode's border keeps in: refusals, failing environments, known mismatches. One
+episode's failure is its own (I7).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,22 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine
-from toolroll.rollout.types import Action, Environment, Message, Observation, Status, StepResult, StopReason, Task, Tool
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+    Tool,
+)
 
-TOOL: Tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 TASK = Task("t", 0)
 
 
@@ -40,7 +55,9 @@ class Talk(Environment):
     def step(self, action: Action) -> StepResult:
         self.turns -= 1
         done = self.turns <= 0
-        return StepResult([] if done else [{"role": "user", "content": self.more}], done=done, reward=1.0)
+        return StepResult(
+            [] if done else [{"role": "user", "content": self.more}], done=done, reward=1.0
+        )
 
     def truncated_reward(self) -> float | None:
         return self._or_fail("truncated_reward", 0.5)
@@ -58,10 +75,16 @@ class Talk(Environment):
 
 
 @asynccontextmanager
-async def serving(tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any) -> AsyncIterator[Model]:
-    async with EmbeddedEngine(tokenizer, lambda _: "Fine.", context_length=context_length) as engine:
+async def serving(
+    tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any
+) -> AsyncIterator[Model]:
+    async with EmbeddedEngine(
+        tokenizer, lambda _: "Fine.", context_length=context_length
+    ) as engine:
         client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
-        async with Model(client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads) as served:
+        async with Model(
+            client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads
+        ) as served:
             yield served
 
 
@@ -72,14 +95,22 @@ def agent(served: Model, **fields: Any) -> TrainableToolCallingAgent:
     return made
 
 
-async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(tokenizer: Any) -> None:
-    refusing = "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
+async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(
+    tokenizer: Any,
+) -> None:
+    refusing = (
+        "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
+    )
     async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as served:
         one, other = await asyncio.gather(
             agent(served).asolve(Talk(turns=4), task=TASK, session_id="one"),
             agent(served).asolve(Talk(turns=1), task=TASK, session_id="other"),
         )
-    assert (one.status, one.stop_reason, one.reward) == (Status.ABORTED, StopReason.TEMPLATE_ERROR, None)
+    assert (one.status, one.stop_reason, one.reward) == (
+        Status.ABORTED,
+        StopReason.TEMPLATE_ERROR,
+        None,
+    )
     assert "no more than three" in one.info["error"]["message"]
     assert (other.status, other.reward) == (Status.COMPLETED, 1.0)
 
@@ -92,7 +123,9 @@ async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: An
 
 
 @pytest.mark.parametrize(("fails", "key"), [("close", "close_error"), ("metrics", "metrics_error")])
-async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fails: str, key: str) -> None:
+async def test_what_fails_behind_the_end_takes_nothing_away(
+    tokenizer: Any, fails: str, key: str
+) -> None:
     async with serving(tokenizer) as served:
         result = await agent(served).asolve(Talk(fails=fails), task=TASK)
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
@@ -102,8 +135,14 @@ async def test_what_fails_behind_the_end_takes_nothing_away(tokenizer: Any, fail
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
     async with serving(tokenizer, context_length=220) as served:
-        result = await agent(served).asolve(Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50)
-    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
+        result = await agent(served).asolve(
+            Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50
+        )
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.ABORTED,
+        StopReason.ENVIRONMENT_ERROR,
+        None,
+    )
     assert "truncated_reward is broken" in result.info["error"]["message"]
 
 
@@ -126,7 +165,9 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
     sleeper = Sleeper(release)
     try:
         async with serving(tokenizer, threads=1) as served:
-            playing = asyncio.create_task(agent(served, step_timeout=600).asolve(sleeper, task=TASK))
+            playing = asyncio.create_task(
+                agent(served, step_timeout=600).asolve(sleeper, task=TASK)
+            )
             while not sleeper.blocked.is_set():
                 await asyncio.sleep(0.001)
             skip(601)
@@ -141,7 +182,9 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
 class Meddler(TrainableToolCallingAgent):
     """Serves another prompt than the template's."""
 
-    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
+    def _prepare_prompt_tokens(
+        self, state: Any, messages: Sequence[Message]
+    ) -> tuple[str, list[int]]:
         text, ids = super()._prepare_prompt_tokens(state, messages)
         return text, [*ids, ids[-1]]
 
@@ -159,18 +202,26 @@ async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenize
 class Faithful(TrainableToolCallingAgent):
     """Overrides the token hooks, and changes nothing."""
 
-    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
+    def _prepare_prompt_tokens(
+        self, state: Any, messages: Sequence[Message]
+    ) -> tuple[str, list[int]]:
         return super()._prepare_prompt_tokens(state, messages)
 
-    def _get_token_delta(self, tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def _get_token_delta(
+        self, tokenizer: Any, messages: Sequence[Message]
+    ) -> tuple[list[int], list[int]]:
         return super()._get_token_delta(tokenizer, messages)
 
 
 @pytest.mark.parametrize("kind", [TrainableToolCallingAgent, Faithful])
-async def test_an_override_that_changes_nothing_changes_nothing(tokenizer: Any, kind: type[TrainableToolCallingAgent]) -> None:
+async def test_an_override_that_changes_nothing_changes_nothing(
+    tokenizer: Any, kind: type[TrainableToolCallingAgent]
+) -> None:
     async with serving(tokenizer) as served:
         plain = await agent(served).asolve(Talk(turns=3), task=TASK, session_id="s")
-        other = await kind(served=served, sampling_params={"max_new_tokens": 16}).asolve(Talk(turns=3), task=TASK, session_id="s")
+        other = await kind(served=served, sampling_params={"max_new_tokens": 16}).asolve(
+            Talk(turns=3), task=TASK, session_id="s"
+        )
     assert np.array_equal(plain.tokens, other.tokens)
     assert other.trajectories[-1].trained_tokens == plain.trajectories[-1].trained_tokens > 0
     assert not [name for name in other.metrics if name.startswith("token_mismatches")]
@@ -186,13 +237,17 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
             return dialogue
 
     async with serving(tokenizer) as served:
-        await Watcher(served=served, sampling_params={"max_new_tokens": 16}).asolve(Talk(), {"verify": "off"}, task=TASK)
+        await Watcher(served=served, sampling_params={"max_new_tokens": 16}).asolve(
+            Talk(), {"verify": "off"}, task=TASK
+        )
     assert seen == ["off"]
 
 
 async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
     async with serving(tokenizer) as served:
-        dialogue = Conversation(served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s")
+        dialogue = Conversation(
+            served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s"
+        )
         await dialogue.reply({"max_new_tokens": 8})
         dialogue.extend([{"role": "user", "content": "a"}], [])
         dialogue.extend([{"role": "user", "content": "b"}], [TOOL])
@@ -201,19 +256,28 @@ async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
 
 
 async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:
-    measuring = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
+    measuring = (
+        "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
+    )
     async with serving(tokenizer, chat_template=measuring) as served:
         for words in ["one", "two", "a question of many words", "another question of many words"]:
-            dialogue = Conversation(served, [{"role": "user", "content": words}], [], session_id=words, verify="always")
+            dialogue = Conversation(
+                served, [{"role": "user", "content": words}], [], session_id=words, verify="always"
+            )
             await dialogue.reply({"max_new_tokens": 8})
             await dialogue.settle()
             text = tokenizer.apply_chat_template(
-                dialogue.messages[:1], chat_template=measuring, add_generation_prompt=True, tokenize=False
+                dialogue.messages[:1],
+                chat_template=measuring,
+                add_generation_prompt=True,
+                tokenize=False,
             )
             assert text.startswith("LONG") == (len(words) > 3)
             expected = tokenizer.encode(text, add_special_tokens=False)
             assert dialogue.session.input_ids.tolist()[: len(expected)] == expected
-            assert dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
+            assert (
+                dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
+            )
 
 
 def test_a_template_error_is_the_rollouts() -> None:
@@ -243,17 +307,27 @@ FIRST = Observation([{"role": "user", "content": "Begin."}])
     ("first", "step", "words"),
     [
         ("hello", None, "Slip.reset must return an Observation, not str"),
-        (Observation([{"role": "user", "content": 3}]), None, "the content of messages[0] must be text, not int"),
+        (
+            Observation([{"role": "user", "content": 3}]),
+            None,
+            "the content of messages[0] must be text, not int",
+        ),
         (Observation("hello"), None, "messages must be a list"),
         (Observation([{"content": "x"}]), None, "messages[0] must be a mapping with a role"),
-        (Observation(FIRST.messages, tools=[{"name": "add"}]), None, 'tools[0] must be {"type": "function"'),
+        (
+            Observation(FIRST.messages, tools=[{"name": "add"}]),
+            None,
+            'tools[0] must be {"type": "function"',
+        ),
         (FIRST, None, "Slip.step must return a StepResult, not NoneType"),
         (FIRST, ([], 1.0), "not tuple"),
         (FIRST, StepResult(reward=float("nan"), done=True), "gave the reward nan"),
         (FIRST, StepResult(reward="1", done=True), "gave the reward '1'"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_slip_of_an_environments_author_is_named(tokenizer: Any, first: Any, step: Any, words: str) -> None:
+async def test_a_slip_of_an_environments_author_is_named(
+    tokenizer: Any, first: Any, step: Any, words: str
+) -> None:
     async with serving(tokenizer) as served:
         result = await agent(served).asolve(Slip(first, step), task=TASK)
     assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
@@ -261,15 +335,22 @@ async def test_a_slip_of_an_environments_author_is_named(tokenizer: Any, first: 
 
 
 async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
-    async with EmbeddedEngine(tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>') as engine:
+    async with EmbeddedEngine(
+        tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    ) as engine:
         client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
-        async with Model(client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1) as served:
+        async with Model(
+            client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1
+        ) as served:
             silent = Slip(Observation(FIRST.messages, tools=[TOOL]), StepResult())
             made = agent(served)
             made.sampling_params = {"max_new_tokens": 64}
             result = await made.asolve(silent, task=TASK)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "no tool message with the tool_call_id of the call of look" in result.info["error"]["message"]
+    assert (
+        "no tool message with the tool_call_id of the call of look"
+        in result.info["error"]["message"]
+    )
 
 
 @pytest.mark.parametrize(("truncated_reward", "reward"), [(0.5, 0.5), (None, 0.0)])

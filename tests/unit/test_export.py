@@ -1,4 +1,6 @@
-"""Exports: what other programs read is what the run holds, and nothing that may not be trained on."""
+"""Exports: what other programs read is what the run holds, and nothing that may not be trained
+on.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,24 @@ def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
     part = trajectory()
     assert rows[0]["input_ids"] == part.input_ids.tolist()
     assert rows[0]["loss_mask"] == part.loss_mask.tolist()
-    assert rows[0]["logprobs"] == [None if value != value else value for value in part.logprobs.tolist()]
+    assert rows[0]["logprobs"] == [
+        None if value != value else value for value in part.logprobs.tolist()
+    ]
     assert (rows[0]["fork_reason"], rows[1]["fork_reason"]) == (None, "rewritten")
 
 
 def trials() -> list[Episode]:
     """Four trials of six tasks with 0 to 4 passes, and a seventh task that lacks one."""
     found = [
-        episode(f"t-{task}", sample, float(sample < passes)) for task, passes in enumerate([0, 1, 2, 3, 4, 4]) for sample in range(4)
+        episode(f"t-{task}", sample, float(sample < passes))
+        for task, passes in enumerate([0, 1, 2, 3, 4, 4])
+        for sample in range(4)
     ]
-    return [*found, *(episode("t-6", sample, 1.0) for sample in range(3)), episode("t-6", 3, reason=StopReason.USER_ERROR)]
+    return [
+        *found,
+        *(episode("t-6", sample, 1.0) for sample in range(3)),
+        episode("t-6", 3, reason=StopReason.USER_ERROR),
+    ]
 
 
 def test_tau_benchs_format_has_whole_tasks_only() -> None:
@@ -55,7 +65,10 @@ def test_tau_benchs_format_has_whole_tasks_only() -> None:
         "task_id": 0,
         "reward": 0.0,
         "info": {},
-        "traj": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}],
+        "traj": [
+            {"role": "user", "content": "Hello."},
+            {"role": "assistant", "content": "Goodbye."},
+        ],
         "trial": 0,
     }
     assert [found["trial"] for found in results] == sorted(found["trial"] for found in results)
@@ -70,8 +83,12 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         run.display_metrics([types.EnvRunResult(**found) for found in results])
-    theirs = {int(k): float(value) for k, value in re.findall(r"k=(\d+): ([\d.]+)", printed.getvalue())}
-    rewards = {task: found for task, found in summarize(trials())["pond"].rewards.items() if task != "t-6"}
+    theirs = {
+        int(k): float(value) for k, value in re.findall(r"k=(\d+): ([\d.]+)", printed.getvalue())
+    }
+    rewards = {
+        task: found for task, found in summarize(trials())["pond"].rewards.items() if task != "t-6"
+    }
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 
 
@@ -81,7 +98,16 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
         with RunDirectory(run, env, {}) as folder:
             for sample in range(2):
                 folder.append(episode("t-0", sample, env=env))
-    arguments = ["export", str(run), "--format", "tau-bench", "--env", "pond", "--out", str(tmp_path / "tau.json")]
+    arguments = [
+        "export",
+        str(run),
+        "--format",
+        "tau-bench",
+        "--env",
+        "pond",
+        "--out",
+        str(tmp_path / "tau.json"),
+    ]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert "tau.json: 2 results of 1 tasks" in done.stdout
     assert [found["trial"] for found in json.loads((tmp_path / "tau.json").read_text())] == [0, 1]

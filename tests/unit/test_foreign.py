@@ -1,4 +1,6 @@
-"""What environments and agents of others raise, `CancelledError` and `SystemExit` included, costs their own episode only."""
+"""What environments and agents of others raise, `CancelledError` and `SystemExit` included,
+costs their own episode only.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environme
 @pytest.mark.parametrize("kind", EXITS)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("form", range(3))
-async def test_what_an_environment_raises_is_its_failure(where: str, kind: type[BaseException], form: int) -> None:
+async def test_what_an_environment_raises_is_its_failure(
+    where: str, kind: type[BaseException], form: int
+) -> None:
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
     assert len(episodes) == 20
     for episode in episodes:
@@ -68,7 +72,9 @@ async def test_what_an_environment_raises_is_its_failure(where: str, kind: type[
 @pytest.mark.parametrize("kind", EXITS)
 @pytest.mark.parametrize("where", ["metrics", "close"])
 @pytest.mark.parametrize("form", range(3))
-async def test_what_is_raised_after_the_end_takes_nothing(where: str, kind: type[BaseException], form: int) -> None:
+async def test_what_is_raised_after_the_end_takes_nothing(
+    where: str, kind: type[BaseException], form: int
+) -> None:
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
     assert [episode.result.reward for episode in episodes] == [1.0] * 20
     failed = {episode.task_id for episode in episodes if f"{where}_error" in episode.result.info}
@@ -89,13 +95,17 @@ async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseExceptio
     assert made.result.stop_reason is StopReason.ENVIRONMENT_ERROR
     episodes: list[Episode] = []
     factory = PondFactory(3)
-    await Runner(factory, Exits, RunSettings(concurrency=1)).run(factory.tasks("test"), episodes.append)
+    await Runner(factory, Exits, RunSettings(concurrency=1)).run(
+        factory.tasks("test"), episodes.append
+    )
     assert [episode.result.stop_reason for episode in episodes] == [StopReason.INTERNAL_ERROR] * 3
     assert episodes[0].result.info["error"]["type"] == kind.__name__
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(kind: type[BaseException], tokenizer: Any) -> None:
+async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
+    kind: type[BaseException], tokenizer: Any
+) -> None:
     class Hooked(TrainableToolCallingAgent):
         def _build_initial_messages(self, obs: Any) -> Any:
             raise kind
@@ -191,7 +201,9 @@ async def test_a_real_cancellation_gets_through_at_every_await(
 ) -> None:
     rounds = 0
     while True:
-        factory = ScriptedFactory(lambda: AsyncScripted(nap) if nap else Scripted(lambda name, task: None), count=3)
+        factory = ScriptedFactory(
+            lambda: AsyncScripted(nap) if nap else Scripted(lambda name, task: None), count=3
+        )
         episodes: list[Episode] = []
         talker = Talker(Threads(1))
         settings = RunSettings(concurrency=2, pace_gc=False)
@@ -231,7 +243,8 @@ async def test_an_episodes_time_limit_gets_through_at_every_await(
         factory = ScriptedFactory(lambda: AsyncScripted(nap), count=2)
 
         def expire() -> None:
-            if timeouts and not timeouts[0].expired() and timeouts[0].when() is not None:  # of the first episode
+            # of the first episode
+            if timeouts and not timeouts[0].expired() and timeouts[0].when() is not None:
                 with contextlib.suppress(RuntimeError):  # the episode is over
                     timeouts[0].reschedule(0.0)
 
@@ -255,7 +268,8 @@ def test_a_ctrl_c_ends_the_run(form: int) -> None:
     async def run() -> None:
         await play(ScriptedFactory(environments(act)[form]))
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    # a shell's background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(run())
@@ -281,7 +295,9 @@ async def test_a_run_does_not_return_while_episodes_are_left() -> None:
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None))
     calls = Threads(4)
     runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=4))
-    with pytest.raises(RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"):
+    with pytest.raises(
+        RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"
+    ):
         await runner.run(factory.tasks("test"), drop)
 
 
@@ -293,8 +309,12 @@ async def test_nor_does_a_run_that_is_spread() -> None:
             return Episode("e", key[0], 0, key[1], 0, InteractionResult("", 1.0, [], {}))
 
     episodes: list[Episode] = []
-    with pytest.raises(RolloutError, match="1 episodes were not played, the first one task t, sample 2"):
-        await play_on_workers([("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append)
+    with pytest.raises(
+        RolloutError, match="1 episodes were not played, the first one task t, sample 2"
+    ):
+        await play_on_workers(
+            [("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append
+        )
     assert len(episodes) == 4
 
 

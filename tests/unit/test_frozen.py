@@ -36,4 +36,7 @@ def test_nothing_changed(tmp_path: Path) -> None:
 
 
 def _digests(items: dict[str, object]) -> dict[str, str]:
-    return {name: hashlib.sha256(json.dumps(item, sort_keys=True).encode()).hexdigest()[:16] for name, item in items.items()}
+    return {
+        name: hashlib.sha256(json.dumps(item, sort_keys=True).encode()).hexdigest()[:16]
+        for name, item in items.items()
+    }

@@ -27,7 +27,9 @@ from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, se
 
 
 class Failing(io.BufferedIOBase):
-    """A file whose write or flush number `at` fails, after half of its bytes; all before it are done."""
+    """A file whose write or flush number `at` fails, after half of its bytes; all before it are
+    done.
+    """
 
     def __init__(self, path: Path, at: int) -> None:
         self.file, self.left = path.open("ab", buffering=0), at
@@ -55,20 +57,26 @@ class Failing(io.BufferedIOBase):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("at", range(12))
-async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(tmp_path: Path, at: int, tally: Tally) -> None:
+async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(
+    tmp_path: Path, at: int, tally: Tally
+) -> None:
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=6)
 
     async def play(store: EpisodeStore, done: frozenset[Any] = frozenset()) -> None:
         threads = Threads(2)
         settings = RunSettings(concurrency=2, pace_gc=False)
-        await Runner(factory, lambda: Talker(threads), settings).run(factory.tasks("test"), store.append, done=done)
+        await Runner(factory, lambda: Talker(threads), settings).run(
+            factory.tasks("test"), store.append, done=done
+        )
 
     with (
         pytest.raises(ExceptionGroup) as failed,
         EpisodeStore(tmp_path, file=cast(BinaryIO, Failing(tmp_path / FILE_NAME, at))) as store,
     ):
         await play(store)
-    assert failed.group_contains(UsageError, match=r"episodes\.jsonl cannot be written.*run the same command again")
+    assert failed.group_contains(
+        UsageError, match=r"episodes\.jsonl cannot be written.*run the same command again"
+    )
     kept = {(found.task_id, found.sample) for found in read_episodes(tmp_path)}
     assert len(kept) == (at + 1) // 2
     with EpisodeStore(tmp_path) as store:
@@ -98,7 +106,9 @@ def test_a_close_that_fails_is_not_silent(tmp_path: Path) -> None:
         store.close()
 
 
-def test_each_line_can_be_written_through_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_can_be_written_through_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced, fsync = list[int](), os.fsync
 
     def counted(descriptor: int) -> None:
@@ -153,7 +163,9 @@ def test_what_cannot_be_read_is_not_said_to_be_what_cannot_be_written(tmp_path: 
 
 @contextmanager
 def room(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond `size` bytes: writing fails as it does on a full disk."""
+    """No file of this process may grow beyond `size` bytes: writing fails as it does on a full
+    disk.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -184,7 +196,9 @@ def fails(
 def test_the_command_line_says_it_in_one_line_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")) as engine:
+    with serve_in_thread(
+        EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")
+    ) as engine:
         out = tmp_path / "run"
         command = [
             "run",

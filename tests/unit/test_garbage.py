@@ -1,4 +1,6 @@
-"""`paced_garbage`: the collector comes seldom in a run, for users of the library too, and is put back afterwards."""
+"""`paced_garbage`: the collector comes seldom in a run, for users of the library too, and is put
+back afterwards.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_garbage_is_still_collected() -> None:
 @pytest.mark.parametrize("pace_gc", [True, False])
 async def test_a_runner_paces_it(pace_gc: bool) -> None:
     seen = list[bool]()
-    await play(ScriptedFactory(lambda: Scripted(lambda name, task: look(seen)), count=2), pace_gc=pace_gc)
+    await play(
+        ScriptedFactory(lambda: Scripted(lambda name, task: look(seen)), count=2), pace_gc=pace_gc
+    )
     assert set(seen) == {pace_gc}
     assert not is_paced()
 

@@ -31,7 +31,9 @@ class Hanging:
 async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None:
     hanging = Hanging("t-0", "t-1")
     factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
-    playing = asyncio.create_task(play(factory, step_timeout=600, reruns=2, rerun_pause=0.0, concurrency=2, threads=2))
+    playing = asyncio.create_task(
+        play(factory, step_timeout=600, reruns=2, rerun_pause=0.0, concurrency=2, threads=2)
+    )
     try:
         for attempts in range(1, 4):
             while hanging.hung < 2 * attempts:
@@ -40,7 +42,9 @@ async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None
         episodes = await playing
     finally:
         hanging.free.set()
-    late = {episode.task_id: episode.result for episode in episodes if episode.result.reward is None}
+    late = {
+        episode.task_id: episode.result for episode in episodes if episode.result.reward is None
+    }
     assert late.keys() == {"t-0", "t-1"}
     assert {result.stop_reason for result in late.values()} == {StopReason.TIME_LIMIT}
     assert sum(episode.result.reward == 1.0 for episode in episodes) == 38
@@ -65,7 +69,9 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
             await running
     finally:
         hanging.free.set()
-    assert stopped.group_contains(UsageError, match=r"calls that were given up still run.*Scripted\.step")
+    assert stopped.group_contains(
+        UsageError, match=r"calls that were given up still run.*Scripted\.step"
+    )
     assert len(episodes) < 10
 
 

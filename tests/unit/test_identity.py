@@ -71,7 +71,7 @@ async def served_at(url: str, tokenizer: Any, name: str = "embedded") -> AsyncIt
         yield served
 
 
-# --- the comparison ------------------------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 
 async def test_the_same_tokenizer_passes_without_a_word(tokenizer: Any) -> None:
@@ -85,7 +85,10 @@ async def test_another_tokenizer_is_an_error_that_names_both(
     tokenizer: Any, change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     there = changed(tmp_path / "other-7b", change)
-    async with EmbeddedEngine(there, stop_token_ids=[1]) as engine, served_at(engine.url, tokenizer) as served:
+    async with (
+        EmbeddedEngine(there, stop_token_ids=[1]) as engine,
+        served_at(engine.url, tokenizer) as served,
+    ):
         with pytest.raises(UsageError) as raised:
             await served.check_identity()
         [warning] = await served.check_identity(allow_mismatch=True)
@@ -95,24 +98,38 @@ async def test_another_tokenizer_is_an_error_that_names_both(
     assert engine.log == [] and engine.killed == 0
 
 
-@pytest.mark.parametrize(("name", "warned"), [("org/Embedded", 0), ("models/embedded", 0), ("org/other", 1)])
+@pytest.mark.parametrize(
+    ("name", "warned"), [("org/Embedded", 0), ("models/embedded", 0), ("org/other", 1)]
+)
 async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warned: int) -> None:
-    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer, name) as served:
+    async with (
+        EmbeddedEngine(tokenizer) as engine,
+        served_at(engine.url, tokenizer, name) as served,
+    ):
         found = await served.check_identity()
     assert len(found) == warned
     for line in found:
-        assert line == f"the engine serves 'embedded', the tokenizer is from '{name}': they encode text alike"
+        assert (
+            line
+            == f"the engine serves 'embedded', the tokenizer is from '{name}': they encode text "
+            f"alike"
+        )
 
 
 async def test_every_worker_behind_a_router_is_asked(tokenizer: Any, other: Any) -> None:
     async with EmbeddedEngine(tokenizer) as right, EmbeddedEngine(other) as wrong:
         workers = {"workers": [{"url": right.url}, {"url": wrong.url}]}
-        async with http_server({"/workers": says(workers)}) as url, served_at(url, tokenizer) as served:
+        async with (
+            http_server({"/workers": says(workers)}) as url,
+            served_at(url, tokenizer) as served,
+        ):
             with pytest.raises(UsageError, match=f"{wrong.url} serves .*other-7b"):
                 await served.check_identity()
 
 
-def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(tokenizer: Any, other: Any) -> None:
+def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(
+    tokenizer: Any, other: Any
+) -> None:
     text = probe_text(tokenizer, ChatTemplate(tokenizer).renderer.source)
     assert "<|end|>" in text and "<tool_call>" in text
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -121,11 +138,15 @@ def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(tokeni
     assert other.encode(text, add_special_tokens=False) != ids
 
 
-# --- engines without /tokenize -------------------------------------------------------------------------------------------
+# --- engines without /tokenize --------------------------------------------------------------------
 
 
-def generating(tokenizer: Any, spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer) -> tuple[list[Any], Any]:
-    """A handler of `/generate` alone that encodes and decodes with `tokenizer`, and what it was asked."""
+def generating(
+    tokenizer: Any, spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
+) -> tuple[list[Any], Any]:
+    """A handler of `/generate` alone that encodes and decodes with `tokenizer`, and what it was
+    asked.
+    """
     seen: list[Any] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:
@@ -147,8 +168,12 @@ def no_prompt(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "meta_info": {}}
 
 
-@pytest.mark.parametrize("spoil", [lambda answer: answer, no_prompt], ids=["prompt ids", "text alone"])
-async def test_a_short_generation_is_compared_instead(tokenizer: Any, other: Any, spoil: Callable[[dict[str, Any]], Any]) -> None:
+@pytest.mark.parametrize(
+    "spoil", [lambda answer: answer, no_prompt], ids=["prompt ids", "text alone"]
+)
+async def test_a_short_generation_is_compared_instead(
+    tokenizer: Any, other: Any, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
     seen, right = generating(tokenizer, spoil)
     async with http_server({"/generate": right}) as url, served_at(url, tokenizer) as served:
         assert await served.check_identity() == []
@@ -156,7 +181,10 @@ async def test_a_short_generation_is_compared_instead(tokenizer: Any, other: Any
     assert seen[0]["sampling_params"]["temperature"] == 0.0
     _, wrong = generating(other, spoil if spoil is not no_prompt else shifted)
     async with http_server({"/generate": wrong}) as url, served_at(url, tokenizer) as served:
-        with pytest.raises(UsageError, match="a model that it does not name, whose tokenizer is not that of 'embedded'"):
+        with pytest.raises(
+            UsageError,
+            match="a model that it does not name, whose tokenizer is not that of 'embedded'",
+        ):
             await served.check_identity()
 
 
@@ -166,12 +194,21 @@ def shifted(answer: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, {"/tokenize": says({"tokens": "x"}), "/generate": says({"text": "no ids"}, status=404)}, {"/tokenize": says(b"<html>")}],
+    [
+        {},
+        {"/tokenize": says({"tokens": "x"}), "/generate": says({"text": "no ids"}, status=404)},
+        {"/tokenize": says(b"<html>")},
+    ],
 )
-async def test_where_nothing_can_be_compared_one_warning_says_so(tokenizer: Any, answer: dict[str, Any]) -> None:
+async def test_where_nothing_can_be_compared_one_warning_says_so(
+    tokenizer: Any, answer: dict[str, Any]
+) -> None:
     async with http_server(answer) as url, served_at(url, tokenizer) as served:
         [line] = await served.check_identity()
-    assert line == f"{url} does not say how it encodes text: whether it serves 'embedded' was not checked"
+    assert (
+        line
+        == f"{url} does not say how it encodes text: whether it serves 'embedded' was not checked"
+    )
 
 
 async def test_an_engine_of_ones_own_is_not_asked(tokenizer: Any) -> None:
@@ -181,7 +218,7 @@ async def test_an_engine_of_ones_own_is_not_asked(tokenizer: Any) -> None:
     assert "was not checked" in line
 
 
-# --- what begins with it ---------------------------------------------------------------------------------------------------
+# --- what begins with it --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +227,9 @@ def wrong_engine(other: Any) -> Iterator[EmbeddedEngine]:
         yield engine
 
 
-def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+def command(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[Any, str, str]:
     monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
     code: Any = 0
     try:
@@ -219,20 +258,37 @@ def test_a_command_against_another_model_ends_with_2_at_once(
 
 
 def test_a_run_may_be_told_to_go_on(
-    wrong_engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong_engine: EmbeddedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = len(wrong_engine.log)
-    arguments = ["run", "desk", "--tasks", "0", "--engine", wrong_engine.url, "--model", "embedded", "--parser", "hermes"]
+    arguments = [
+        "run",
+        "desk",
+        "--tasks",
+        "0",
+        "--engine",
+        wrong_engine.url,
+        "--model",
+        "embedded",
+        "--parser",
+        "hermes",
+    ]
     code, out, _ = command([*arguments, "--allow-model-mismatch"], monkeypatch, capsys)
     assert f"WARNING: {wrong_engine.url} serves " in out and ANOTHER in out
     assert code == 0 and len(wrong_engine.log) > before
 
 
-def test_slime_is_not_played_with_another_model(wrong_engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_slime_is_not_played_with_another_model(
+    wrong_engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     host, _, port = wrong_engine.url.removeprefix("http://").partition(":")
 
     def opened(**more: Any) -> None:
-        args = SimpleNamespace(sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="embedded", **more)
+        args = SimpleNamespace(
+            sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="embedded", **more
+        )
 
         async def main() -> None:
             player = Player(args, read_settings(args))
@@ -262,4 +318,8 @@ async def test_the_check_asks_for_nothing_but_text(tokenizer: Any) -> None:
     async with http_server(routes) as url, Engine(EngineConfig(url=url)) as engine:
         await check_identity(engine, ChatTemplate(tokenizer), name="embedded")
     assert len(asked) == 2
-    assert [body for body in asked if "input_ids" in body or "input_ids" in str(body.get("sampling_params"))] == []
+    assert [
+        body
+        for body in asked
+        if "input_ids" in body or "input_ids" in str(body.get("sampling_params"))
+    ] == []

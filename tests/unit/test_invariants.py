@@ -45,7 +45,9 @@ SAID = st.one_of(
     st.text(min_size=1, max_size=40).filter(lambda text: text.strip() and "<" not in text),
     st.builds(lambda at: call(at=at), st.text(max_size=12).filter(lambda text: "<" not in text)),
     st.builds(lambda a, b: "Let me see. " + call(at=a) + call(at=b), st.just("x"), st.just("y")),
-    st.sampled_from(["<tool_call>{broken", "<tool_call>nonsense</tool_call>", call("nowhere"), call(at=3)]),
+    st.sampled_from(
+        ["<tool_call>{broken", "<tool_call>nonsense</tool_call>", call("nowhere"), call(at=3)]
+    ),
 )
 
 
@@ -67,7 +69,7 @@ async def play(
         return result, embedded
 
 
-# --- I1, I2, I3, I4, I6 ------------------------------------------------------------------------------------------------
+# --- I1, I2, I3, I4, I6 ---------------------------------------------------------------------------
 
 
 @given(
@@ -79,7 +81,13 @@ async def play(
     seed=st.integers(0, 1000),
 )
 async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
-    tokenizer: Any, users: list[str], tools: list[str], said: list[str], system: str, split: str, seed: int
+    tokenizer: Any,
+    users: list[str],
+    tools: list[str],
+    said: list[str],
+    system: str,
+    split: str,
+    seed: int,
 ) -> None:
     world = ListedWorld(user_texts=users, tool_texts=tools, system=system)
     result, engine = await play(tokenizer, world, said, split=split, seed=seed)
@@ -92,12 +100,16 @@ async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
         assert later.input_ids[: len(whole)].tolist() == whole
 
 
-@given(users=st.lists(BODIES, min_size=1, max_size=3), tools=st.lists(BODIES, max_size=4), said=st.lists(SAID, max_size=6))
+@given(
+    users=st.lists(BODIES, min_size=1, max_size=3),
+    tools=st.lists(BODIES, max_size=4),
+    said=st.lists(SAID, max_size=6),
+)
 async def test_i4_i6_the_stream_reads_like_the_canonical_render(
     tokenizer: Any, users: list[str], tools: list[str], said: list[str]
 ) -> None:
-    """Every message becomes tokens exactly once, and no body becomes a control token: the segments between the sampled turns hold
-    the template's own markers and no others."""
+    """Every message becomes tokens exactly once, and no body becomes a control token: the segments
+    between the sampled turns hold the template's own markers and no others."""
     world = ListedWorld(user_texts=users, tool_texts=tools)
     result, engine = await play(tokenizer, world, said)
     [trajectory] = result.trajectories
@@ -107,23 +119,45 @@ async def test_i4_i6_the_stream_reads_like_the_canonical_render(
     shown = roles[: len(roles) - roles[::-1].index("assistant")]
     blocks = sum(role != "tool" or shown[at - 1] != "tool" for at, role in enumerate(shown))
     assert begun == blocks
-    observed = trajectory.input_ids[: trajectory.turns[-1].stop][np.isnan(trajectory.logprobs[: trajectory.turns[-1].stop])]
+    observed = trajectory.input_ids[: trajectory.turns[-1].stop][
+        np.isnan(trajectory.logprobs[: trajectory.turns[-1].stop])
+    ]
     sampled_turns = len(trajectory.turns)
     assert int((observed == end).sum()) == blocks - sampled_turns
     judge(result, engine, "s")
 
 
-# --- truncation, aborts, faults ----------------------------------------------------------------------------------------
+# --- truncation, aborts, faults -------------------------------------------------------------------
 
 
-@given(limit=st.integers(1, 12), on_length=st.sampled_from(["stop", "continue"]), seed=st.integers(0, 99))
-async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: int, on_length: str, seed: int) -> None:
-    said = ["The first of many words that will be cut off somewhere.", call(at="the far end of the corridor"), "Bye."]
+@given(
+    limit=st.integers(1, 12),
+    on_length=st.sampled_from(["stop", "continue"]),
+    seed=st.integers(0, 99),
+)
+async def test_i2_a_truncated_turn_is_closed_with_mask_0(
+    tokenizer: Any, limit: int, on_length: str, seed: int
+) -> None:
+    said = [
+        "The first of many words that will be cut off somewhere.",
+        call(at="the far end of the corridor"),
+        "Bye.",
+    ]
     world = ListedWorld(user_texts=["a", "b", "c"], tool_texts=["x", "y"])
-    async with serving(tokenizer, lambda r: said[min(r.call, 2)], split="random", seed=seed) as (engine, served):
+    async with serving(tokenizer, lambda r: said[min(r.call, 2)], split="random", seed=seed) as (
+        engine,
+        served,
+    ):
         player = agent(served, max_invalid_in_a_row=9)
         player.on_length = on_length  # type: ignore[assignment]
-        result = await player.asolve(world, None, {"max_new_tokens": limit}, task=Task("t", 0), session_id="s", max_num_steps=4)
+        result = await player.asolve(
+            world,
+            None,
+            {"max_new_tokens": limit},
+            task=Task("t", 0),
+            session_id="s",
+            max_num_steps=4,
+        )
     judge(result, engine, "s")
     if on_length == "stop":
         assert (result.status, result.stop_reason) == (Status.TRUNCATED, StopReason.LENGTH)
@@ -136,12 +170,15 @@ async def test_i2_a_truncated_turn_is_closed_with_mask_0(tokenizer: Any, limit: 
                 between = trajectory.input_ids[turn.stop : following.start]
                 assert end in between
                 before = tokenizer.decode(between[: between.tolist().index(end)])
-                assert '"}}</tool_call>'.endswith(before)  # at most the rest of a call's syntax, then the turn close
+                # at most the rest of a call's syntax, then the turn close
+                assert '"}}</tool_call>'.endswith(before)
                 assert not trajectory.loss_mask[turn.stop : following.start].any()
 
 
 @given(after=st.integers(0, 6), resumes=st.integers(0, 2), seed=st.integers(0, 99))
-async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after: int, resumes: int, seed: int) -> None:
+async def test_i7_an_engine_abort_is_resumed_or_given_back(
+    tokenizer: Any, after: int, resumes: int, seed: int
+) -> None:
     aborted: list[int] = []
 
     def faults(request: PolicyRequest) -> Fault | None:
@@ -158,9 +195,15 @@ async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after
 
     world = ListedWorld(user_texts=["a"])
     async with serving(tokenizer, policy, faults=faults, max_resumes=resumes) as (engine, served):
-        result = await agent(served).asolve(world, None, {"max_new_tokens": 64}, task=Task("t", 0), session_id="s")
+        result = await agent(served).asolve(
+            world, None, {"max_new_tokens": 64}, task=Task("t", 0), session_id="s"
+        )
     if resumes == 0:
-        assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, StopReason.ENGINE_ABORT, None)
+        assert (result.status, result.stop_reason, result.reward) == (
+            Status.ABORTED,
+            StopReason.ENGINE_ABORT,
+            None,
+        )
         judge(result, engine, "s")
         return
     assert result.status is Status.COMPLETED
@@ -172,7 +215,10 @@ async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after
         assert spans[0][0] == "default" and spans[0][1] == after
     expected = [entry.logprobs for entry in engine.log if entry.output_ids]
     joined = [value for part in expected for value in part]
-    assert np.array_equal(trajectory.logprobs[first.start : first.stop], np.array(joined[: first.length], dtype=np.float32))
+    assert np.array_equal(
+        trajectory.logprobs[first.start : first.stop],
+        np.array(joined[: first.length], dtype=np.float32),
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,17 +229,26 @@ async def test_i7_an_engine_abort_is_resumed_or_given_back(tokenizer: Any, after
         (Fault(status=503, body=b'{"message":"full"}'), StopReason.ENGINE_ERROR),
         (Fault(drop=True), StopReason.ENGINE_ERROR),
         (Fault(garble=lambda body: {"text": "hm"}), StopReason.ENGINE_ERROR),
-        (Fault(garble=lambda body: {**body, "output_ids": body["output_ids"][:-1]}), StopReason.ENGINE_ERROR),
+        (
+            Fault(garble=lambda body: {**body, "output_ids": body["output_ids"][:-1]}),
+            StopReason.ENGINE_ERROR,
+        ),
     ],
 )
-async def test_i7_i9_one_failing_episode_touches_no_other(tokenizer: Any, fault: Fault, reason: StopReason) -> None:
+async def test_i7_i9_one_failing_episode_touches_no_other(
+    tokenizer: Any, fault: Fault, reason: StopReason
+) -> None:
     def faults(request: PolicyRequest) -> Fault | None:
         return fault if request.routing_key == "bad" and "second" in request.text else None
 
-    async with serving(tokenizer, lambda request: "Hello.", faults=faults, config={"attempts": 2}) as (engine, served):
+    async with serving(
+        tokenizer, lambda request: "Hello.", faults=faults, config={"attempts": 2}
+    ) as (engine, served):
         results = await asyncio.gather(
             *(
-                agent(served).asolve(ListedWorld(user_texts=["first", "second"]), task=Task("t", 0), session_id=name)
+                agent(served).asolve(
+                    ListedWorld(user_texts=["first", "second"]), task=Task("t", 0), session_id=name
+                )
                 for name in ("good", "bad", "fine")
             )
         )
@@ -203,7 +258,8 @@ async def test_i7_i9_one_failing_episode_touches_no_other(tokenizer: Any, fault:
     assert (bad.status, bad.stop_reason, bad.reward) == (Status.ABORTED, reason, None)
     assert bad.info["error"]["message"]
     judge(good, engine, "good")
-    judge(bad, engine, "bad", refused=1 if fault.garble else 0)  # its first turn is kept, with its tokens
+    # its first turn is kept, with its tokens
+    judge(bad, engine, "bad", refused=1 if fault.garble else 0)
 
 
 async def test_i7_cancelling_aborts_at_the_engine(tokenizer: Any) -> None:
@@ -219,7 +275,7 @@ async def test_i7_cancelling_aborts_at_the_engine(tokenizer: Any) -> None:
         await asyncio.wait_for(engine.until(lambda engine: engine.log[0].aborted), 60)
 
 
-# --- I8, I9 ------------------------------------------------------------------------------------------------------------
+# --- I8, I9 ---------------------------------------------------------------------------------------
 
 
 async def test_i8_a_blocking_environment_runs_off_the_event_loop(tokenizer: Any) -> None:
@@ -237,7 +293,9 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
         assert release.wait(60)
 
     async with serving(tokenizer, lambda request: "Hello.") as (_, served):
-        slow = asyncio.create_task(agent(served).asolve(ListedWorld(on_step=block), task=Task("t", 0), session_id="slow"))
+        slow = asyncio.create_task(
+            agent(served).asolve(ListedWorld(on_step=block), task=Task("t", 0), session_id="slow")
+        )
         while not waiting.is_set():
             await asyncio.sleep(0.005)
         quick = await agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id="quick")
@@ -248,9 +306,14 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(UserSimulatorError("the user is gone"), StopReason.USER_ERROR), (RuntimeError("oops"), StopReason.ENVIRONMENT_ERROR)],
+    [
+        (UserSimulatorError("the user is gone"), StopReason.USER_ERROR),
+        (RuntimeError("oops"), StopReason.ENVIRONMENT_ERROR),
+    ],
 )
-async def test_i9_an_infrastructure_failure_is_aborted_without_a_reward(tokenizer: Any, error: Exception, reason: StopReason) -> None:
+async def test_i9_an_infrastructure_failure_is_aborted_without_a_reward(
+    tokenizer: Any, error: Exception, reason: StopReason
+) -> None:
     def fail(action: Any) -> None:
         raise error
 
@@ -266,7 +329,10 @@ async def test_i9_an_environments_own_error_is_said_with_its_place(tokenizer: An
     result, _ = await play(tokenizer, ListedWorld(on_step=step), ["Hi."])
     error = result.info["error"]
     # The innermost line of the environment's own module: what it calls may be anybody's.
-    assert re.fullmatch(r"ListedWorld\.step failed: KeyError: 'rooom' \(worlds\.py, line \d+, in step\)", error["message"])
+    assert re.fullmatch(
+        r"ListedWorld\.step failed: KeyError: 'rooom' \(worlds\.py, line \d+, in step\)",
+        error["message"],
+    )
     assert error["traceback"].endswith("KeyError: 'rooom'\n")
     assert 'raise KeyError("rooom")' in error["traceback"]
     assert orjson.loads(orjson.dumps(error)) == error
@@ -280,7 +346,9 @@ async def test_i9_what_the_model_did_wrong_is_an_observation(tokenizer: Any) -> 
         if mistake is not None:
             raise mistake
 
-    result, _ = await play(tokenizer, ListedWorld(on_step=sometimes, tool_texts=["seen"]), [call(at="x"), call(at="x")])
+    result, _ = await play(
+        tokenizer, ListedWorld(on_step=sometimes, tool_texts=["seen"]), [call(at="x"), call(at="x")]
+    )
     assert result.status is Status.COMPLETED
     assert result.messages[3] == {
         "role": "tool",

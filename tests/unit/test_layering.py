@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from support.source import FLOORS, ROOT, a_cycle, library, own_imports
 
-MAY_IMPORT = {"parsers": {"parsers"}, "rollout": {"parsers", "rollout"}, "agents": set(FLOORS), "": {*FLOORS, ""}}
+MAY_IMPORT = {
+    "parsers": {"parsers"},
+    "rollout": {"parsers", "rollout"},
+    "agents": set(FLOORS),
+    "": {*FLOORS, ""},
+}
 
 MODULES = library()
 
@@ -30,7 +35,7 @@ def broken_floors(root: Path = ROOT) -> list[str]:
     ]
 
 
-# --- who imports whom ------------------------------------------------------------------------------------------------
+# --- who imports whom -----------------------------------------------------------------------------
 
 
 def test_each_floor_imports_only_the_floors_below_it() -> None:
@@ -47,7 +52,9 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
     for floor in FLOORS:
         (package / floor).mkdir(parents=True)
     (package / "agents" / "player.py").write_text("from toolroll.rollout.session import Session\n")
-    (package / "rollout" / "session.py").write_text("def late():\n    from toolroll.agents.player import Session\n")
+    (package / "rollout" / "session.py").write_text(
+        "def late():\n    from toolroll.agents.player import Session\n"
+    )
     (package / "parsers" / "base.py").write_text("import toolroll.rollout.session\n")
     assert broken_floors(tmp_path) == [
         "toolroll.parsers.base imports toolroll.rollout.session",
@@ -66,7 +73,9 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_rollout_reaches_agents_by_entry_point_only() -> None:
-    """No module below names one above as text either, as in `import_module("toolroll.agents.environments.desk")`."""
+    """No module below names one above as text either, as in
+    `import_module("toolroll.agents.environments.desk")`.
+    """
     for module in MODULES.values():
         above = {"parsers": ("rollout", "agents"), "rollout": ("agents",)}.get(module.floor, ())
         for floor in above:
@@ -139,7 +148,7 @@ def test_agents_has_no_init() -> None:
     assert not (ROOT / "src" / "toolroll" / "agents" / "__init__.py").exists()
 
 
-# --- what is public --------------------------------------------------------------------------------------------------
+# --- what is public -------------------------------------------------------------------------------
 
 
 def test_every_public_name_resolves() -> None:
@@ -153,8 +162,12 @@ def test_every_public_name_resolves() -> None:
 def test_a_package_that_re_exports_says_so() -> None:
     silent = []
     for module in MODULES.values():
-        if module.path.name == "__init__.py" and any(entry.startswith("toolroll.") for entry, _ in module.imports()):
-            silent += [module.name] * (not getattr(importlib.import_module(module.name), "__all__", ()))
+        if module.path.name == "__init__.py" and any(
+            entry.startswith("toolroll.") for entry, _ in module.imports()
+        ):
+            silent += [module.name] * (
+                not getattr(importlib.import_module(module.name), "__all__", ())
+            )
     assert silent == [], "these packages re-export names without an __all__"
 
 
@@ -164,7 +177,9 @@ def test_the_facade_names_each_home_once_and_for_the_type_checker() -> None:
     homes = toolroll._HOME_OF
     assert sorted(homes) == sorted(toolroll.__all__)
     checked = {
-        entry.rpartition(".")[2]: entry.rpartition(".")[0] for entry, _ in MODULES["toolroll"].imports() if "toolroll." in entry
+        entry.rpartition(".")[2]: entry.rpartition(".")[0]
+        for entry, _ in MODULES["toolroll"].imports()
+        if "toolroll." in entry
     }
     assert checked == homes
     assert dir(toolroll) == sorted(toolroll.__all__)

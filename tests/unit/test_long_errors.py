@@ -24,7 +24,9 @@ LONG = "x" * 20_000_000
 def test_a_text_is_cut_and_says_how_much() -> None:
     assert capped("x" * 2200) == "x" * 2200
     assert capped("x" * 3234) == "x" * 2000 + "... (1,234 more characters)"
-    assert capped(f"the engine at http://host says: {capped('x' * 3234, 1500)}").endswith("(1,734 more characters)")
+    assert capped(f"the engine at http://host says: {capped('x' * 3234, 1500)}").endswith(
+        "(1,734 more characters)"
+    )
 
 
 def test_errors_and_what_is_stored_of_them() -> None:
@@ -48,7 +50,10 @@ async def test_an_engine_that_refuses_with_megabytes(status: int, body: bytes) -
 
 LONG_ANSWERS: list[Callable[[dict[str, Any]], Any]] = [
     lambda answer: {**answer, "meta_info": {**answer["meta_info"], "id": LONG}},
-    lambda answer: {**answer, "meta_info": {**answer["meta_info"], "finish_reason": {"type": LONG}}},
+    lambda answer: {
+        **answer,
+        "meta_info": {**answer["meta_info"], "finish_reason": {"type": LONG}},
+    },
     lambda answer: {**answer, "text": [LONG]},
     lambda answer: {**completion([3]), "output_ids": [LONG]},
     lambda answer: {**answer, "meta_info": {**answer["meta_info"], "weight_versions": [LONG]}},
@@ -64,21 +69,27 @@ async def test_an_episode_with_a_long_contradiction_is_a_short_line(
     episodes: list[Episode] = []
     async with serving(tokenizer, look, faults=faults, config=config) as (_, served):
         factory = PondFactory(1)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(factory.tasks("test"), episodes.append)
+        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
+            factory.tasks("test"), episodes.append
+        )
     [episode] = episodes
     assert episode.result.status is Status.ABORTED
     assert len(to_line(episode)) < 20_000
     assert len(caplog.text) < 20_000
 
 
-async def test_an_environment_that_fails_with_megabytes(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_environment_that_fails_with_megabytes(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(task: Any, action: Any) -> None:
         raise ValueError(LONG)
 
     episodes: list[Episode] = []
     async with serving(tokenizer, look) as (_, served):
         factory = PondFactory(1, on_step=fail)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(factory.tasks("test"), episodes.append)
+        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
+            factory.tasks("test"), episodes.append
+        )
     assert episodes[0].result.status is Status.ABORTED
     assert len(to_line(episodes[0])) < 50_000
     assert len(caplog.text) < 20_000

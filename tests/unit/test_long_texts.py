@@ -1,4 +1,6 @@
-"""Long texts: what is longer than an observation may be is a failure, and nothing long is encoded on the event loop."""
+"""Long texts: what is longer than an observation may be is a failure, and nothing long is
+encoded on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Watch:
         ):
             monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name), size))
 
-    def _noting(self, name: str, function: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
+    def _noting(
+        self, name: str, function: Callable[..., Any], size: Callable[..., int]
+    ) -> Callable[..., Any]:
         def noted(*args: Any, **named: Any) -> Any:
             if size(*args, **named) > LONG:
                 (self.on_loop if threading.get_ident() == self.loop else self.elsewhere).add(name)
@@ -77,7 +81,9 @@ def says(request: PolicyRequest) -> str:
     ],
     ids=["system prompt", "user text", "tool result"],
 )
-async def test_no_long_text_is_encoded_on_the_event_loop(tokenizer: Any, world: ListedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_long_text_is_encoded_on_the_event_loop(
+    tokenizer: Any, world: ListedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tokenizer, says, context_length=1_000_000) as (engine, served):
         watch = Watch(served, monkeypatch)
         result = await agent(served, verify="off").asolve(world, task=Task("t", 0), session_id="s")
@@ -88,7 +94,9 @@ async def test_no_long_text_is_encoded_on_the_event_loop(tokenizer: Any, world: 
     assert watch.elsewhere >= {"encode", "render"}
 
 
-async def test_no_long_reply_is_parsed_on_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_long_reply_is_parsed_on_the_event_loop(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (
         engine,
         served,
@@ -103,7 +111,9 @@ async def test_no_long_reply_is_parsed_on_the_event_loop(tokenizer: Any, monkeyp
     assert "parse" in watch.elsewhere
 
 
-async def test_the_tokens_are_those_of_the_event_loop(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tokens_are_those_of_the_event_loop(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for limit in (0, 10**9):
         monkeypatch.setattr("toolroll.rollout.model.conversation.LONG", limit)
@@ -118,7 +128,9 @@ async def test_the_tokens_are_those_of_the_event_loop(tokenizer: Any, monkeypatc
 LIMIT = 1_000_000
 
 
-@pytest.mark.parametrize("content", ["x" * LIMIT, "é" * (LIMIT // 2), [{"type": "text", "text": "x" * LIMIT}]])
+@pytest.mark.parametrize(
+    "content", ["x" * LIMIT, "é" * (LIMIT // 2), [{"type": "text", "text": "x" * LIMIT}]]
+)
 async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
     result = await returned("step", StepResult([{"role": "user", "content": content}]))
     assert result.stop_reason is StopReason.MAX_STEPS
@@ -128,7 +140,9 @@ async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
 @pytest.mark.parametrize("where", ["reset", "step"])
 async def test_a_longer_one_is_a_failure_that_says_so(where: str, content: str) -> None:
     messages = [{"role": "user", "content": content}]
-    result = await returned(where, Observation(messages) if where == "reset" else StepResult(messages))
+    result = await returned(
+        where, Observation(messages) if where == "reset" else StepResult(messages)
+    )
     assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
     message = result.info["error"]["message"]
     assert f"Scripted.{where} returned 1000" in message
@@ -137,7 +151,10 @@ async def test_a_longer_one_is_a_failure_that_says_so(where: str, content: str) 
 
 
 HALF = {"content": "x" * (LIMIT // 2)}
-TOOL = {"type": "function", "function": {"name": "look", "description": "y", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "y", "parameters": {"type": "object"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +167,9 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "y", "pa
     ],
 )
 @pytest.mark.parametrize("where", ["reset", "step"])
-async def test_all_that_one_call_returns_is_one_observation(where: str, more: dict[str, Any]) -> None:
+async def test_all_that_one_call_returns_is_one_observation(
+    where: str, more: dict[str, Any]
+) -> None:
     halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
     make = Observation if where == "reset" else StepResult
     fits = await returned(where, make(halves))
@@ -158,7 +177,10 @@ async def test_all_that_one_call_returns_is_one_observation(where: str, more: di
     longer = make(halves, tools=[more]) if more is TOOL else make([*halves, more])
     message = (await returned(where, longer)).info["error"]["message"]
     count = 2 if more is TOOL else 3
-    assert f"Scripted.{where} returned 1000001 bytes of text (500000 in the longest of {count} messages)" in message
+    assert (
+        f"Scripted.{where} returned 1000001 bytes of text (500000 in the longest of {count} "
+        f"messages)" in message
+    )
 
 
 async def test_so_is_an_action_error_that_answers_several_calls() -> None:
@@ -166,11 +188,15 @@ async def test_so_is_an_action_error_that_answers_several_calls() -> None:
         def step(self, action: Action) -> StepResult:
             raise ActionError("x" * (LIMIT // 2))
 
-    world = EnvironmentRunner(Refuses(lambda name, task: None), Task("t", 0), 0, Threads(1).run_in_thread)
+    world = EnvironmentRunner(
+        Refuses(lambda name, task: None), Task("t", 0), 0, Threads(1).run_in_thread
+    )
     call = ToolCall("look", {}, "{}", id="c")
     with pytest.raises(ActionError):
         await world.step(Action("", (call, call)))
-    with pytest.raises(EnvironmentFailure, match=r"Refuses\.step raised an ActionError and returned 1500000 bytes"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"Refuses\.step raised an ActionError and returned 1500000 bytes"
+    ):
         await world.step(Action("", (call, call, call)))
 
 
@@ -186,7 +212,9 @@ async def test_so_is_an_action_error_with_such_a_text() -> None:
 
 async def returned(where: str, value: Any) -> InteractionResult:
     """Return the result of one turn in which the method `where` returned `value`."""
-    factory = ScriptedFactory(lambda: Scripted(lambda name, task: value if name == where else None), count=1)
+    factory = ScriptedFactory(
+        lambda: Scripted(lambda name, task: value if name == where else None), count=1
+    )
     [episode] = await play(factory, max_num_steps=1)
     return episode.result
 

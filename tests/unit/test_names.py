@@ -1,4 +1,6 @@
-"""The names under which the library is imported: the façade's, and the published ones of the folders."""
+"""The names under which the library is imported: the façade's, and the published ones of the
+folders.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ import toolroll
 ROOT = Path(__file__).parents[2]
 PUBLISHED = {
     "toolroll.agents.trainable_agents": (
-        "Status InteractionResult call_to_action_sglang TOOL_INSTRUCTION TrainableAgentMixin TrainableToolCallingAgent agent_factory"
+        "Status InteractionResult call_to_action_sglang TOOL_INSTRUCTION TrainableAgentMixin "
+        "TrainableToolCallingAgent agent_factory"
     ),
     "toolroll.parsers": "OpenAICompatibleToolCallAdapter create_openai_adapter parse_tools",
 }
 HOOKS = (
-    "_reformulate_tool_call _call_llm _parse_tool _execute_tool _initialize_environment _build_initial_messages "
+    "_reformulate_tool_call _call_llm _parse_tool _execute_tool _initialize_environment "
+    "_build_initial_messages "
     "_prepare_prompt_tokens asolve _get_token_delta _build_final_result"
 )
 
@@ -31,7 +35,11 @@ HOOKS = (
 def _imported_names(path: Path) -> dict[str, str]:
     """Name -> the module it is imported from, of the `from m import name as name` of a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    imports = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+    ]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
@@ -43,15 +51,20 @@ def test_the_published_names_are_there(module: str, names: str) -> None:
 
 
 def test_the_published_hooks_are_there() -> None:
-    assert [name for name in HOOKS.split() if not callable(getattr(toolroll.TrainableAgentMixin, name))] == []
+    assert [
+        name for name in HOOKS.split() if not callable(getattr(toolroll.TrainableAgentMixin, name))
+    ] == []
 
 
 SIGNATURES = {
     "agent_factory": "tools_info wiki config rollout_args sampling_params",
-    "TrainableToolCallingAgent": "tools_info wiki model provider temperature rollout_args sampling_params",
+    "TrainableToolCallingAgent": "tools_info wiki model provider temperature rollout_args "
+    "sampling_params",
     "TrainableAgentMixin.asolve": "self env rollout_args sampling_params task_index max_num_steps",
     "TrainableAgentMixin._get_token_delta": "self tokenizer messages",
-    "TrainableAgentMixin._build_final_result": ("self res total_reward info messages loss_masks prompt_token_ids response_token_ids"),
+    "TrainableAgentMixin._build_final_result": (
+        "self res total_reward info messages loss_masks prompt_token_ids response_token_ids"
+    ),
     "InteractionResult": "prompt reward messages info response loss_mask tokens status",
     "call_to_action_sglang": "calls text_response",
 }
@@ -59,16 +72,30 @@ SIGNATURES = {
 
 @pytest.mark.parametrize(("name", "parameters"), SIGNATURES.items())
 def test_the_published_arguments_are_taken_in_their_order(name: str, parameters: str) -> None:
-    found = inspect.signature(resolve_name(f"toolroll.agents.trainable_agents.{name}")).parameters.values()
+    found = inspect.signature(
+        resolve_name(f"toolroll.agents.trainable_agents.{name}")
+    ).parameters.values()
     positional = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
     assert positional[: len(parameters.split())] == parameters.split()
 
 
 def test_the_published_defaults_are_kept() -> None:
     agent = toolroll.TrainableToolCallingAgent([], "", "m", "p")
-    assert agent.sampling_params == {"temperature": 0.0, "max_new_tokens": 512, "top_p": 0.9, "top_k": 50}
-    assert agent.rollout_args == {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "use_http2": False}
-    assert inspect.signature(toolroll.TrainableAgentMixin.asolve).parameters["max_num_steps"].default == 30
+    assert agent.sampling_params == {
+        "temperature": 0.0,
+        "max_new_tokens": 512,
+        "top_p": 0.9,
+        "top_k": 50,
+    }
+    assert agent.rollout_args == {
+        "sglang_router_ip": "127.0.0.1",
+        "sglang_router_port": 30000,
+        "use_http2": False,
+    }
+    assert (
+        inspect.signature(toolroll.TrainableAgentMixin.asolve).parameters["max_num_steps"].default
+        == 30
+    )
     assert [(status.name, status.value) for status in toolroll.Status] == [
         ("COMPLETED", "completed"),
         ("TRUNCATED", "truncated"),
@@ -84,9 +111,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_facade_s_two_lists_agree() -> None:
     source = ROOT / "src" / "toolroll" / "__init__.py"
-    typed = {name: home for name, home in _imported_names(source).items() if home.startswith("toolroll.")}
+    typed = {
+        name: home for name, home in _imported_names(source).items() if home.startswith("toolroll.")
+    }
     assert sorted(typed) == sorted(toolroll.__all__)
-    assert [name for name, home in typed.items() if vars(import_module(home))[name] is not getattr(toolroll, name)] == []
+    assert [
+        name
+        for name, home in typed.items()
+        if vars(import_module(home))[name] is not getattr(toolroll, name)
+    ] == []
 
 
 def test_what_moved_can_be_imported_by_its_old_name() -> None:
@@ -110,7 +143,11 @@ def test_every_name_on_a_page_is_there(page: str) -> None:
     assert len(named) >= 2
     assert [name for name in sorted(named) if not _is_there(name)] == []
     for module, names in re.findall(r"from (toolroll\.[a-z.]+) import ([A-Za-z_, ]+)", text):
-        assert [name for name in names.replace(" ", "").split(",") if name and not _is_there(f"{module}.{name}")] == []
+        assert [
+            name
+            for name in names.replace(" ", "").split(",")
+            if name and not _is_there(f"{module}.{name}")
+        ] == []
 
 
 def _is_there(name: str) -> bool:

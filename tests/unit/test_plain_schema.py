@@ -18,7 +18,13 @@ KINDS = st.sampled_from(["string", "integer", "number", "boolean", "null", "arra
 SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(
     st.one_of(
         st.fixed_dictionaries({}, optional={"type": KINDS, "description": st.just("x")}),
-        st.fixed_dictionaries({"enum": st.lists(st.one_of(NAMES, st.integers(0, 2), st.booleans()), min_size=1, max_size=3)}),
+        st.fixed_dictionaries(
+            {
+                "enum": st.lists(
+                    st.one_of(NAMES, st.integers(0, 2), st.booleans()), min_size=1, max_size=3
+                )
+            }
+        ),
         st.fixed_dictionaries({"type": st.lists(KINDS, min_size=1, max_size=2, unique=True)}),
         st.fixed_dictionaries({"minimum": st.integers(0, 2)}),
     ),
@@ -54,7 +60,14 @@ PARAMETERS = {
         "user_id": {"type": "string", "description": "who"},
         "bags": {"type": "integer"},
         "cabin": {"type": "string", "enum": ["economy", "business"]},
-        "flights": {"type": "array", "items": {"type": "object", "properties": {"date": {"type": "string"}}, "required": ["date"]}},
+        "flights": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"date": {"type": "string"}},
+                "required": ["date"],
+            },
+        },
     },
     "required": ["user_id"],
     "additionalProperties": False,
@@ -86,13 +99,28 @@ def test_an_integral_float_is_left_to_the_validator() -> None:
     fits = plain_fits({"type": "integer"})
     assert fits is not None and not fits(2.0)
     tools = [
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
+        {
+            "type": "function",
+            "function": {
+                "name": "f",
+                "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+            },
+        }
     ]
     assert ToolSchemas().check(ToolCall("f", {"n": 2.0}, ""), Offered(tools)).ok
 
 
 @pytest.mark.parametrize(
-    "schema", [True, {"$ref": "#/x"}, {"type": "dict"}, {"anyOf": []}, {"enum": [1]}, {"pattern": "x"}, {"items": True}]
+    "schema",
+    [
+        True,
+        {"$ref": "#/x"},
+        {"type": "dict"},
+        {"anyOf": []},
+        {"enum": [1]},
+        {"pattern": "x"},
+        {"items": True},
+    ],
 )
 def test_what_is_not_plain_is_no_yes(schema: Any) -> None:
     assert plain_fits(schema) is None

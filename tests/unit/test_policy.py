@@ -1,4 +1,6 @@
-"""`CallPolicy`: every attempted call gets exactly one answer, and nothing unreadable is executed."""
+"""`CallPolicy`: every attempted call gets exactly one answer, and nothing unreadable is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,22 @@ POLICIES = st.builds(
     max_invalid_in_a_row=st.integers(1, 3),
     parallel_calls=st.sampled_from(["all", "first", "refuse"]),
 )
-CALLS = st.lists(st.booleans(), max_size=4).map(lambda kinds: [good(at) if ok else bad(at) for at, ok in enumerate(kinds)])
+CALLS = st.lists(st.booleans(), max_size=4).map(
+    lambda kinds: [good(at) if ok else bad(at) for at, ok in enumerate(kinds)]
+)
 
 
 @given(POLICIES, CALLS, st.sampled_from(["", " ", "Hello."]), st.integers(0, 3))
-def test_each_call_is_executed_or_answered_never_both(policy: CallPolicy, calls: list[ToolCall], content: str, before: int) -> None:
+def test_each_call_is_executed_or_answered_never_both(
+    policy: CallPolicy, calls: list[ToolCall], content: str, before: int
+) -> None:
     decision = policy.decide(reply(*calls, content=content), invalid_before=before)
     if decision.stop:
         assert decision.action is None
         return
-    executed = {calls.index(call) for call in decision.action.tool_calls} if decision.action else set()
+    executed = (
+        {calls.index(call) for call in decision.action.tool_calls} if decision.action else set()
+    )
     answered = set(decision.answers)
     assert not executed & answered
     assert all(call.ok for call in (decision.action.tool_calls if decision.action else ()))
@@ -72,9 +80,14 @@ def test_stop_ends_at_the_first_and_any_policy_at_the_limit() -> None:
 
 
 def test_of_several_calls_first_executes_one_and_refuse_none() -> None:
-    first = CallPolicy(parallel_calls="first").decide(reply(good(0), good(1), good(2)), invalid_before=0)
+    first = CallPolicy(parallel_calls="first").decide(
+        reply(good(0), good(1), good(2)), invalid_before=0
+    )
     assert first.action == Action("", (good(0),))
-    assert {key: found["content"] for key, found in first.answers.items()} == {1: ONE_CALL, 2: ONE_CALL}
+    assert {key: found["content"] for key, found in first.answers.items()} == {
+        1: ONE_CALL,
+        2: ONE_CALL,
+    }
     refused = CallPolicy(parallel_calls="refuse").decide(reply(good(0), good(1)), invalid_before=0)
     assert refused.action is None
     assert {found["content"] for found in refused.answers.values()} == {NO_PARALLEL}
@@ -89,7 +102,12 @@ def test_answers_stand_in_the_order_of_the_calls() -> None:
         {"role": "user", "content": "Well?"},
         {"role": "tool", "tool_call_id": "c0", "content": "zero"},
     ]
-    assert [message.get("tool_call_id") for message in order_by_call(calls, answers, env)] == ["c0", "c1", "c2", None]
+    assert [message.get("tool_call_id") for message in order_by_call(calls, answers, env)] == [
+        "c0",
+        "c1",
+        "c2",
+        None,
+    ]
 
 
 def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
@@ -100,17 +118,25 @@ def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
 
     both = reply(twin("one"), twin("two"))
     answers = CallPolicy().decide(both, invalid_before=0).answers
-    assert [message["content"] for message in order_by_call(both.tool_calls, answers, [])] == ["Error: one", "Error: two"]
+    assert [message["content"] for message in order_by_call(both.tool_calls, answers, [])] == [
+        "Error: one",
+        "Error: two",
+    ]
 
     mixed = reply(twin("one"), good(0), good(1), twin("two"))
     answers = CallPolicy().decide(mixed, invalid_before=0).answers
-    env: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"good {at}"} for at in (1, 0)]
+    env: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": f"c{at}", "content": f"good {at}"} for at in (1, 0)
+    ]
     told_so = [message["content"] for message in order_by_call(mixed.tool_calls, answers, env)]
     assert told_so == ["Error: one", "good 0", "good 1", "Error: two"]
 
 
 def test_an_action_at_fault_is_told_so() -> None:
-    assert [message["role"] for message in told(Action("", (good(0), good(1))), "No.")] == ["tool", "tool"]
+    assert [message["role"] for message in told(Action("", (good(0), good(1))), "No.")] == [
+        "tool",
+        "tool",
+    ]
     assert told(Action("Hi."), "No.") == [{"role": "user", "content": "No."}]
 
 

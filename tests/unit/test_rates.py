@@ -1,4 +1,6 @@
-"""pass@k and pass^k: against enumeration, tau-bench's formula, and a simulation of known success rates."""
+"""pass@k and pass^k: against enumeration, tau-bench's formula, and a simulation of known success
+rates.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.runs.pass_at_k import UnequalSamplesError, mean_over_tasks, pass_at_k, pass_estimates, pass_hat_k
+from toolroll.rollout.runs.pass_at_k import (
+    UnequalSamplesError,
+    mean_over_tasks,
+    pass_at_k,
+    pass_estimates,
+    pass_hat_k,
+)
 
 rewards_of_tasks = st.integers(1, 6).flatmap(
-    lambda n: st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n), min_size=1, max_size=6)
+    lambda n: st.lists(
+        st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n), min_size=1, max_size=6
+    )
 )
 
 
 @given(rewards=rewards_of_tasks, data=st.data())
-def test_they_are_the_share_of_all_choices_of_k(rewards: list[list[float]], data: st.DataObject) -> None:
+def test_they_are_the_share_of_all_choices_of_k(
+    rewards: list[list[float]], data: st.DataObject
+) -> None:
     k = data.draw(st.integers(1, len(rewards[0])))
     choices = [[[r == 1.0 for r in chosen] for chosen in combinations(task, k)] for task in rewards]
     for found, rule in ((pass_hat_k(rewards, k), all), (pass_at_k(rewards, k), any)):
@@ -31,7 +43,9 @@ def test_pass_hat_k_is_tau_benchs() -> None:
     counts = [0, 1, 3, 4, 4, 2]
     rewards = [[1.0] * c + [0.0] * (4 - c) for c in counts]
     for k in range(1, 5):
-        assert pass_hat_k(rewards, k) == pytest.approx(sum(comb(c, k) / comb(4, k) for c in counts) / 6)
+        assert pass_hat_k(rewards, k) == pytest.approx(
+            sum(comb(c, k) / comb(4, k) for c in counts) / 6
+        )
 
 
 def test_at_one_both_are_the_mean_and_more_is_harder_or_easier() -> None:
@@ -47,7 +61,9 @@ def test_at_one_both_are_the_mean_and_more_is_harder_or_easier() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_intervals_hold_the_truth_as_often_as_they_say(k: int) -> None:
-    """400 benchmarks of 60 tasks, whose success rates come from a known law: Beta(2, 1), so that pass^k is E[p^k] = 2 / (2 + k)."""
+    """400 benchmarks of 60 tasks, whose success rates come from a known law: Beta(2, 1), so that
+    pass^k is E[p^k] = 2 / (2 + k).
+    """
     rng = np.random.default_rng(5)
     truth = 2 / (2 + k)
     inside, values = 0, []
@@ -67,9 +83,10 @@ def test_pass_at_k_is_without_bias_too() -> None:
     p, k = 0.3, 3
     values = [pass_at_k([list((rng.random(5) < p).astype(float))], k) for _ in range(20_000)]
     assert np.mean(values) == pytest.approx(1 - (1 - p) ** k, abs=0.01)
-    assert np.mean([1 - (1 - np.mean(rng.random(5) < p)) ** k for _ in range(20_000)]) < 1 - (1 - p) ** k - 0.015, (
-        "the naive one is not"
-    )
+    assert (
+        np.mean([1 - (1 - np.mean(rng.random(5) < p)) ** k for _ in range(20_000)])
+        < 1 - (1 - p) ** k - 0.015
+    ), "the naive one is not"
 
 
 def test_the_same_rewards_give_the_same_interval() -> None:
@@ -81,7 +98,9 @@ def test_the_same_rewards_give_the_same_interval() -> None:
 
 def test_unequal_samples_are_refused_unless_told() -> None:
     rewards = {"a": [1.0, 0.0], "b": [1.0], "c": []}
-    with pytest.raises(UnequalSamplesError, match=r"between 1 and 2 graded samples \(1 of 2 have fewer than 2\)"):
+    with pytest.raises(
+        UnequalSamplesError, match=r"between 1 and 2 graded samples \(1 of 2 have fewer than 2\)"
+    ):
         pass_estimates(rewards)
     found = pass_estimates(rewards, allow_unequal=True)
     assert list(found["pass^k"]) == [1]

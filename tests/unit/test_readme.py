@@ -17,7 +17,12 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 165
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,20 +41,28 @@ def test_the_rows_of_a_table_have_its_columns(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_paths_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = re.findall(r"`((?:parsers|rollout|agents|tests|docs|examples|benchmarks)/[\w./-]*)`", text)
+    named = re.findall(
+        r"`((?:parsers|rollout|agents|tests|docs|examples|benchmarks)/[\w./-]*)`", text
+    )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_limits_that_the_security_page_names_are_settings() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    limits = re.findall(r"`(\w+)`", text.partition("Limits, all in `EndpointSettings`:")[2].partition("Together")[0])
+    limits = re.findall(
+        r"`(\w+)`", text.partition("Limits, all in `EndpointSettings`:")[2].partition("Together")[0]
+    )
     assert len(limits) == 9
     assert set(limits) <= set(EndpointSettings.model_fields)
 
 
 def test_no_tokenizer_is_loaded_with_code_of_its_folder() -> None:
     """Without the argument, transformers asks on standard input, and runs the code after "y"."""
-    lines = [line for path in ROOT.glob("rollout/**/*.py") for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line
+        for path in ROOT.glob("rollout/**/*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     calls = [line for line in lines if "return AutoTokenizer.from_pretrained(" in line]
     assert len(calls) == 2
     assert all("trust_remote_code=False" in line for line in calls)

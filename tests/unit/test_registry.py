@@ -35,13 +35,20 @@ def pond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "pond_bench-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pond-bench\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[toolroll.environments]\npond = pond_bench:POND\npond-class = pond_bench:Pond\n")
+    (info / "entry_points.txt").write_text(
+        "[toolroll.environments]\npond = pond_bench:POND\npond-class = pond_bench:Pond\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def test_own_environments_are_listed() -> None:
     names = environment_names()
-    assert {"desk", "bfcl/multi_turn_base", "bfcl/multi_turn_long_context", "tau-bench/airline"} <= set(names)
+    assert {
+        "desk",
+        "bfcl/multi_turn_base",
+        "bfcl/multi_turn_long_context",
+        "tau-bench/airline",
+    } <= set(names)
     assert names == sorted(names)
 
 
@@ -54,7 +61,9 @@ def test_a_third_partys_environment_is_found() -> None:
 
 @pytest.mark.usefixtures("pond")
 def test_what_is_missing_is_named_with_the_command() -> None:
-    with pytest.raises(UsageError, match="pond needs a package that is not installed: pip install pond"):
+    with pytest.raises(
+        UsageError, match="pond needs a package that is not installed: pip install pond"
+    ):
         load_environment("pond")
 
 
@@ -70,7 +79,14 @@ def test_unknown_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "indices"), [(None, list(range(33))), ("3", [3]), ("0-2", [0, 1, 2]), ("0-1,5,1", [0, 1, 5]), (" 4 , 2", [4, 2])]
+    ("wanted", "indices"),
+    [
+        (None, list(range(33))),
+        ("3", [3]),
+        ("0-2", [0, 1, 2]),
+        ("0-1,5,1", [0, 1, 5]),
+        (" 4 , 2", [4, 2]),
+    ],
 )
 def test_tasks_are_chosen(wanted: str | None, indices: list[int]) -> None:
     assert [task.index for task in choose_tasks(find_environment("desk"), None, wanted)] == indices

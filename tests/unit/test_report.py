@@ -18,7 +18,9 @@ def summary_of(*episodes: Episode) -> Summary:
 
 
 def metrics(**named: float) -> dict[str, float]:
-    return {"turns": 2.0, "seconds": 4.0} | {name.replace("__", "/"): value for name, value in named.items()}
+    return {"turns": 2.0, "seconds": 4.0} | {
+        name.replace("__", "/"): value for name, value in named.items()
+    }
 
 
 def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
@@ -50,16 +52,25 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
 
 
 def test_attempts_that_were_played_again_are_told() -> None:
-    found = report(summary_of(episode(metrics=metrics(reruns=2.0)), episode("t-1", metrics=metrics(reruns=1.0))))
+    found = report(
+        summary_of(
+            episode(metrics=metrics(reruns=2.0)), episode("t-1", metrics=metrics(reruns=1.0))
+        )
+    )
     assert found["reruns"] == 3
     [warning] = found["warnings"]
     assert warning.startswith(
-        "attempts that failed outside the model (engine, environment, user, time limit), and were played again: 3;"
+        "attempts that failed outside the model (engine, environment, user, time limit), and were "
+        "played again: 3;"
     )
 
 
 def test_the_order_of_play_changes_nothing() -> None:
-    episodes = [episode(f"t-{task}", sample, float((task * sample) % 3 == 0)) for task in range(12) for sample in range(3)]
+    episodes = [
+        episode(f"t-{task}", sample, float((task * sample) % 3 == 0))
+        for task in range(12)
+        for sample in range(3)
+    ]
     assert report(summary_of(*episodes)) == report(summary_of(*reversed(episodes)))
 
 
@@ -68,7 +79,9 @@ def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
     found = report(summary)
     assert found["pass_at_k"] is found["pass_hat_k"] is None
     assert found["reward"]["value"] == 0.5
-    assert "no pass@k and no pass^k: tasks have between 1 and 2 graded samples" in found["warnings"][0]
+    assert (
+        "no pass@k and no pass^k: tasks have between 1 and 2 graded samples" in found["warnings"][0]
+    )
     assert report(summary, allow_unequal=True)["pass_hat_k"]["1"]["value"] == 0.5
 
 
@@ -77,34 +90,47 @@ def test_calls_and_errors() -> None:
         summary_of(
             episode(
                 metrics=metrics(
-                    tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1, invalid_calls__unknown_tool=1,
-                    executed_calls__find=4, executed_calls__book=2, tool_errors=1, tool_errors__book=1,
+                    tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1,
+                    invalid_calls__unknown_tool=1,
+                    executed_calls__find=4, executed_calls__book=2, tool_errors=1,
+                    tool_errors__book=1,
                 )
             )
         )
     )  # fmt: skip
     assert found["tool_calls"] == {
         "attempted": 8,
-        "by_tool": {"book": {"calls": 2, "errors": 1, "error_rate": 0.5}, "find": {"calls": 4, "errors": 0, "error_rate": 0.0}},
+        "by_tool": {
+            "book": {"calls": 2, "errors": 1, "error_rate": 0.5},
+            "find": {"calls": 4, "errors": 0, "error_rate": 0.0},
+        },
     }
     assert found["invalid_calls"] == {
         "total": 2,
         "rate": 0.25,
-        "by_kind": {"invalid_json": {"count": 1, "rate": 0.125}, "unknown_tool": {"count": 1, "rate": 0.125}},
+        "by_kind": {
+            "invalid_json": {"count": 1, "rate": 0.125},
+            "unknown_tool": {"count": 1, "rate": 0.125},
+        },
     }
 
 
 def test_errors_that_an_environment_does_not_tell_by_tool_are_not_made_up() -> None:
     found = report(summary_of(episode(metrics=metrics(executed_calls__find=4, tool_errors=3))))
-    assert found["tool_calls"]["by_tool"] == {"find": {"calls": 4, "errors": None, "error_rate": None}}
+    assert found["tool_calls"]["by_tool"] == {
+        "find": {"calls": 4, "errors": None, "error_rate": None}
+    }
 
 
 def test_tokens_and_times() -> None:
     numbers = metrics(
-        prompt_tokens=100, cached_tokens=75, completion_tokens=20, trained_tokens=18, env_seconds=1.5, user_seconds=1.0, user_calls=4,
+        prompt_tokens=100, cached_tokens=75, completion_tokens=20, trained_tokens=18,
+        env_seconds=1.5, user_seconds=1.0, user_calls=4,
         user_prompt_tokens=50, user_completion_tokens=9, user_retries=1, user_errors=0,
     )  # fmt: skip
-    found = report(summary_of(episode(metrics=numbers), episode(sample=1, metrics=numbers)), seconds=3.5)
+    found = report(
+        summary_of(episode(metrics=numbers), episode(sample=1, metrics=numbers)), seconds=3.5
+    )
     assert found["turns"] == {"total": 4, "mean": 2.0}
     assert found["tokens"] == {
         "prompt": {"total": 200, "mean": 100.0},
@@ -114,10 +140,18 @@ def test_tokens_and_times() -> None:
     }
     assert found["latency"]["engine_turn"]["mean"] == 1.0
     assert found["latency"]["engine_turn"]["p50"] == 1.0
-    assert found["latency"]["env_step_mean"] == pytest.approx(1.0 / 6), "two steps and the reset, without the user"
+    assert found["latency"]["env_step_mean"] == pytest.approx(1.0 / 6), (
+        "two steps and the reset, without the user"
+    )
     assert found["latency"]["user_call_mean"] == 0.25
     assert found["latency"]["episode_mean"] == 4.0
-    assert found["user_simulator"] == {"calls": 8, "prompt_tokens": 100, "completion_tokens": 18, "retries": 2, "errors": 0}
+    assert found["user_simulator"] == {
+        "calls": 8,
+        "prompt_tokens": 100,
+        "completion_tokens": 18,
+        "retries": 2,
+        "errors": 0,
+    }
     assert found["seconds"] == 3.5
 
 
@@ -131,9 +165,22 @@ def test_a_forks_history_is_counted_once() -> None:
 
 
 def test_the_floor_the_end_and_the_baseline() -> None:
-    floor = summary_of(episode(), episode("t-1", reward=0.0), episode("t-2", reason=StopReason.ENVIRONMENT_ERROR))
-    found = report(summary_of(episode(info={"trainable": False}, trajectories=[])), floor=floor, expected=5, settings={"seed": 1})
-    assert found["do_nothing_floor"] == {"episodes": 3, "passed": 1, "pass_rate": 0.5, "reward_mean": 0.5, "aborted": 1}
+    floor = summary_of(
+        episode(), episode("t-1", reward=0.0), episode("t-2", reason=StopReason.ENVIRONMENT_ERROR)
+    )
+    found = report(
+        summary_of(episode(info={"trainable": False}, trajectories=[])),
+        floor=floor,
+        expected=5,
+        settings={"seed": 1},
+    )
+    assert found["do_nothing_floor"] == {
+        "episodes": 3,
+        "passed": 1,
+        "pass_rate": 0.5,
+        "reward_mean": 0.5,
+        "aborted": 1,
+    }
     assert found["trainable"] is False
     assert found["settings"] == {"seed": 1}
     assert found["warnings"][0] == "the run is not finished: 1 of 5 episodes"

@@ -1,4 +1,6 @@
-"""Whatever an environment returns: its failure says what that was, and every line that is written can be read back."""
+"""Whatever an environment returns: its failure says what that was, and every line that is
+written can be read back.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def played(name: str, returned: Any) -> Episode:
 
 
 def read_back(episode: Episode) -> Episode:
-    """Return the episode as the file gives it back, after a look that it gives the same line again."""
+    """Return the episode as the file gives it back, after a look that it gives the same line
+    again.
+    """
     line = to_line(episode)
     again = from_line(line)
     assert to_line(again) == line
@@ -91,7 +95,10 @@ async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
 async def test_metrics_must_be_a_mapping(returned: Any) -> None:
     episode = read_back(await played("metrics", returned))
     assert episode.result.reward == 1.0
-    assert "Scripted.metrics must return a mapping of numbers" in episode.result.info["metrics_error"]["message"]
+    assert (
+        "Scripted.metrics must return a mapping of numbers"
+        in episode.result.info["metrics_error"]["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,8 @@ async def test_metrics_must_be_a_mapping(returned: Any) -> None:
         ("step", StepResult([USER], info=None), "info must be a mapping, not None"),  # type: ignore[arg-type]
         ("step", StepResult([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
         ("step", StepResult([USER], done="no"), "done must be True or False, not 'no'"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], done=np.zeros(2)), "done must be True or False"),  # type: ignore[arg-type]
+        ("step", StepResult([USER], done=np.zeros(2)), "done must be True or False"),
+        # type: ignore[arg-type]
         ("step", StepResult([{"role": np.zeros(2)}]), "a mapping with a role of"),
         ("step", "done", "step must return a StepResult, not str"),
         ("reset", Observation([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
@@ -122,7 +130,9 @@ async def test_a_failure_says_what_was_returned(name: str, returned: Any, said: 
     assert len(result.info["error"]["message"]) < 500
 
 
-@pytest.mark.parametrize("reward", [np.float64(0.5), np.float16(0.5), np.array(0.5), Decimal("0.5"), 0.5])
+@pytest.mark.parametrize(
+    "reward", [np.float64(0.5), np.float16(0.5), np.array(0.5), Decimal("0.5"), 0.5]
+)
 async def test_any_number_is_a_reward(reward: Any) -> None:
     result = read_back(await played("step", StepResult((), reward, True))).result
     assert (result.reward, result.step_rewards, result.status) == (0.5, (0.5,), Status.COMPLETED)
@@ -135,7 +145,9 @@ async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
     def act(name: str, task: Task) -> Any:
         return StepResult([USER], 1.5e308) if name == "step" else None
 
-    [episode] = await play(ScriptedFactory(lambda: Rich(act, blocking=False), count=1), max_num_steps=2)
+    [episode] = await play(
+        ScriptedFactory(lambda: Rich(act, blocking=False), count=1), max_num_steps=2
+    )
     assert read_back(episode).result.stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
@@ -211,11 +223,18 @@ ANY = st.recursive(
     | st.text(st.characters(exclude_categories=()), max_size=5)
     | st.binary(max_size=3)
     | st.sampled_from(WEIRD),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-MESSAGE = st.builds(lambda content, more: {"role": "user", "content": content} | more, ANY, st.just({}))
-MESSAGES = ANY | st.lists(st.just(USER) | MESSAGE | st.builds(lambda extra: USER | {"extra": extra}, ANY), max_size=2)
+MESSAGE = st.builds(
+    lambda content, more: {"role": "user", "content": content} | more, ANY, st.just({})
+)
+MESSAGES = ANY | st.lists(
+    st.just(USER) | MESSAGE | st.builds(lambda extra: USER | {"extra": extra}, ANY), max_size=2
+)
 TOOLS = st.just(()) | ANY | st.builds(lambda p: [{"function": {"name": "f", "parameters": p}}], ANY)
 INFO = st.dictionaries(st.text(max_size=3) | st.integers() | st.none(), ANY, max_size=3) | ANY
 RETURNED = st.one_of(
@@ -261,7 +280,10 @@ async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_epis
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        assert read_back(await played(name, returned)).result.stop_reason is not StopReason.INTERNAL_ERROR
+        assert (
+            read_back(await played(name, returned)).result.stop_reason
+            is not StopReason.INTERNAL_ERROR
+        )
 
 
 @given(ANY)
@@ -281,7 +303,8 @@ def test_no_key_takes_the_place_of_another() -> None:
     [
         None,
         InteractionResult("", math.nan, [], {}),
-        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),  # type: ignore[dict-item]
+        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),
+        # type: ignore[dict-item]
     ],
 )
 async def test_what_an_agent_returns_can_be_read_back_too(result: Any) -> None:

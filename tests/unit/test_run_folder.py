@@ -1,4 +1,6 @@
-"""A run's folder: it goes on where it stopped, refuses other settings, and belongs to one process at a time."""
+"""A run's folder: it goes on where it stopped, refuses other settings, and belongs to one
+process at a time.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
         assert folder.summary.episodes == 2
         folder.append(episode("t-1"))
     after = list(read_episodes(tmp_path))
-    assert [content(found) for found in after[:3]] == [before[0], before[2], before[3]], "and other environments' stay"
+    assert [content(found) for found in after[:3]] == [before[0], before[2], before[3]], (
+        "and other environments' stay"
+    )
     assert (after[3].task_id, after[3].result.reward) == ("t-1", 1.0)
 
 
@@ -61,14 +65,19 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(UsageError) as refused, RunDirectory(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}):
+    with (
+        pytest.raises(UsageError) as refused,
+        RunDirectory(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}),
+    ):
         pass
     assert 'stop: there not set, now ["a"]\n  temperature: there 1.0, now 0.7' in str(refused.value)
     assert (tmp_path / FILE_NAME).read_bytes() == before
-    with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):  # another environment's settings are its own
+    # another environment's settings are its own
+    with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):
         pass
     assert read_settings(tmp_path) == {"pond": SETTINGS, "lake": {"temperature": 0.7}}
-    with RunDirectory(tmp_path, "pond", {"temperature": 1.0, "seed": 0}) as folder:  # not set and null are one
+    # not set and null are one
+    with RunDirectory(tmp_path, "pond", {"temperature": 1.0, "seed": 0}) as folder:
         assert len(folder.done) == 1
 
 
@@ -95,15 +104,24 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
-    with pytest.raises(UsageError, match=r"no run.json says how they came about"), RunDirectory(tmp_path, "pond", SETTINGS):
+    with (
+        pytest.raises(UsageError, match=r"no run.json says how they came about"),
+        RunDirectory(tmp_path, "pond", SETTINGS),
+    ):
         pass
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "cannot be read"), ("[]", "cannot be read"), (json.dumps({"schema_version": 2}), "schema version 2")],
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        (json.dumps({"schema_version": 2}), "schema version 2"),
+    ],
 )
-def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_settings_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
         pass

@@ -27,7 +27,9 @@ def runner(factory: PondFactory, served: Model, **settings: Any) -> Runner:
     return Runner(factory, lambda: agent(served), RunSettings(PARAMS, **settings))
 
 
-async def play(factory: PondFactory, served: Model, *, done: Any = frozenset(), **settings: Any) -> list[Episode]:
+async def play(
+    factory: PondFactory, served: Model, *, done: Any = frozenset(), **settings: Any
+) -> list[Episode]:
     episodes: list[Episode] = []
     await runner(factory, served, **settings).run(factory.tasks("test"), episodes.append, done=done)
     return sorted(episodes, key=lambda found: (found.task_index, found.sample))
@@ -38,15 +40,24 @@ async def test_every_pair_once_and_the_seed_does_not_hang_on_the_order(tokenizer
     async with serving(tokenizer, look) as (_, served):
         wide = await play(factory, served, samples=3, concurrency=15)
         narrow = await play(factory, served, samples=3, concurrency=1)
-    assert [(found.task_id, found.sample) for found in wide] == [(f"t-{task}", sample) for task in range(5) for sample in range(3)]
-    assert [content(a, circumstances=False) for a in wide] == [content(b, circumstances=False) for b in narrow]
+    assert [(found.task_id, found.sample) for found in wide] == [
+        (f"t-{task}", sample) for task in range(5) for sample in range(3)
+    ]
+    assert [content(a, circumstances=False) for a in wide] == [
+        content(b, circumstances=False) for b in narrow
+    ]
     assert len({found.seed for found in wide}) == 15
     assert {found.result.reward for found in wide} == {0.0, 1.0}
 
 
 def test_seeds() -> None:
     assert episode_seed(0, "t-1", 2) == episode_seed(0, "t-1", 2)
-    others = [episode_seed(1, "t-1", 2), episode_seed(0, "t-2", 2), episode_seed(0, "t-1", 3), episode_seed(0, "t-1/2", 0)]
+    others = [
+        episode_seed(1, "t-1", 2),
+        episode_seed(0, "t-2", 2),
+        episode_seed(0, "t-1", 3),
+        episode_seed(0, "t-1/2", 0),
+    ]
     assert len({episode_seed(0, "t-1", 2), *others}) == 5
     assert all(0 <= seed < 2**31 for seed in others)
 
@@ -56,7 +67,12 @@ async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
     done = {("t-0", 0), ("t-1", 1), ("t-2", 0), ("t-2", 1)}
     async with serving(tokenizer, look) as (_, served):
         episodes = await play(factory, served, samples=2, done=done)
-        assert {(found.task_id, found.sample) for found in episodes} == {("t-0", 1), ("t-1", 0), ("t-3", 0), ("t-3", 1)}
+        assert {(found.task_id, found.sample) for found in episodes} == {
+            ("t-0", 1),
+            ("t-1", 0),
+            ("t-3", 0),
+            ("t-3", 1),
+        }
         assert await play(factory, served, samples=1, done={(f"t-{i}", 0) for i in range(4)}) == []
 
 
@@ -74,16 +90,21 @@ async def test_no_more_than_the_limit_at_once(tokenizer: Any) -> None:
 
     factory = PondFactory(21)
     episodes: list[Episode] = []
-    await Runner(factory, Watched, RunSettings(concurrency=3)).run(factory.tasks("test"), episodes.append)
+    await Runner(factory, Watched, RunSettings(concurrency=3)).run(
+        factory.tasks("test"), episodes.append
+    )
     assert (len(episodes), most) == (21, 3)
 
 
-async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_been(tokenizer: Any) -> None:
+async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_been(
+    tokenizer: Any,
+) -> None:
     tries = Counter[str]()
 
     def flaky(task: Task, action: Action) -> None:
         tries[task.id] += 1
-        if task.id == "t-3" and tries[task.id] in (1, 3):  # in its first attempt, and in the second step of its second one
+        # in its first attempt, and in the second step of its second one
+        if task.id == "t-3" and tries[task.id] in (1, 3):
             raise OSError("the pond is closed")
 
     async with serving(tokenizer, look) as (_, served):
@@ -91,7 +112,9 @@ async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_
         factory = PondFactory(4, flaky)
         episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
     assert [found.result.metrics["reruns"] for found in episodes] == [0, 0, 0, 2]
-    assert [content(a, circumstances=False) for a in episodes] == [content(b, circumstances=False) for b in undisturbed]
+    assert [content(a, circumstances=False) for a in episodes] == [
+        content(b, circumstances=False) for b in undisturbed
+    ]
     assert len(factory.made) == 6
 
 
@@ -103,9 +126,17 @@ async def test_reruns_end_and_the_failure_is_data(tokenizer: Any) -> None:
     factory = PondFactory(3, broken)
     async with serving(tokenizer, look) as (_, served):
         episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
-    assert [found.result.status for found in episodes] == [Status.COMPLETED, Status.ABORTED, Status.COMPLETED]
+    assert [found.result.status for found in episodes] == [
+        Status.COMPLETED,
+        Status.ABORTED,
+        Status.COMPLETED,
+    ]
     failed = episodes[1].result
-    assert (failed.reward, failed.stop_reason, failed.metrics["reruns"]) == (None, StopReason.ENVIRONMENT_ERROR, 2.0)
+    assert (failed.reward, failed.stop_reason, failed.metrics["reruns"]) == (
+        None,
+        StopReason.ENVIRONMENT_ERROR,
+        2.0,
+    )
     assert "the pond is closed" in failed.info["error"]["message"]
     assert len(factory.made) == 5
 
@@ -119,7 +150,10 @@ async def test_what_would_fail_again_is_not_played_again() -> None:
     episodes: list[Episode] = []
     await Runner(factory, Broken, RunSettings(reruns=5)).run(factory.tasks("test"), episodes.append)
     assert [found.result.stop_reason for found in episodes] == [StopReason.INTERNAL_ERROR] * 2
-    assert episodes[0].result.info["error"] == {"type": "ZeroDivisionError", "message": "a defect of the agent"}
+    assert episodes[0].result.info["error"] == {
+        "type": "ZeroDivisionError",
+        "message": "a defect of the agent",
+    }
     assert len(factory.made) == 2
 
 
@@ -133,19 +167,29 @@ async def test_a_factory_that_fails_is_data_too(tokenizer: Any) -> None:
 
     async with serving(tokenizer, look) as (_, served):
         episodes = await play(Dry(3), served, concurrency=1)
-    assert [found.result.stop_reason for found in episodes] == [StopReason.DONE, StopReason.ENVIRONMENT_ERROR, StopReason.DONE]
+    assert [found.result.stop_reason for found in episodes] == [
+        StopReason.DONE,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.DONE,
+    ]
 
 
 async def test_an_episode_has_its_time(tokenizer: Any) -> None:
     hold = asyncio.Event()
 
     def slow(request: Any) -> Any:
-        return Reply(look(request), hold=hold, hold_after=2) if "pond t-1," in request.text else look(request)
+        return (
+            Reply(look(request), hold=hold, hold_after=2)
+            if "pond t-1," in request.text
+            else look(request)
+        )
 
     factory = PondFactory(3)
     found: list[Episode] = []
     async with serving(tokenizer, slow) as (engine, served):
-        playing = asyncio.create_task(runner(factory, served, episode_timeout=600).run(factory.tasks("test"), found.append))
+        playing = asyncio.create_task(
+            runner(factory, served, episode_timeout=600).run(factory.tasks("test"), found.append)
+        )
         await engine.until(lambda engine: engine.held == 1)
         while len(found) < 2:
             await asyncio.sleep(0)
@@ -155,7 +199,11 @@ async def test_an_episode_has_its_time(tokenizer: Any) -> None:
         assert engine.held == 0
     episodes = sorted(found, key=lambda episode: episode.task_index)
     late = episodes[1].result
-    assert (late.status, late.stop_reason, late.reward) == (Status.ABORTED, StopReason.TIME_LIMIT, None)
+    assert (late.status, late.stop_reason, late.reward) == (
+        Status.ABORTED,
+        StopReason.TIME_LIMIT,
+        None,
+    )
     assert "took more than 600 s" in late.info["error"]["message"]
     assert [episodes[at].result.status for at in (0, 2)] == [Status.COMPLETED] * 2
     assert [entry.aborted for entry in engine.log if entry.routing_key == "pond/t-1#0"] == [True]
@@ -178,7 +226,9 @@ async def test_a_step_has_its_time(tokenizer: Any) -> None:
             return found
 
         episodes: list[Episode] = []
-        playing = asyncio.create_task(Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append))
+        playing = asyncio.create_task(
+            Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append)
+        )
         while len(episodes) < 2 or not stands.is_set():
             await asyncio.sleep(0.001)
         skip(601)
@@ -190,7 +240,9 @@ async def test_a_step_has_its_time(tokenizer: Any) -> None:
     assert sum(found.result.status is Status.COMPLETED for found in episodes) == 2
 
 
-async def test_cancelled_it_aborts_what_runs_and_gives_nothing_unfinished_out(tokenizer: Any) -> None:
+async def test_cancelled_it_aborts_what_runs_and_gives_nothing_unfinished_out(
+    tokenizer: Any,
+) -> None:
     hold = asyncio.Event()
 
     def stands(request: Any) -> Any:
@@ -200,7 +252,9 @@ async def test_cancelled_it_aborts_what_runs_and_gives_nothing_unfinished_out(to
     factory = PondFactory(8)
     episodes: list[Episode] = []
     async with serving(tokenizer, stands) as (engine, served):
-        running = asyncio.create_task(runner(factory, served, concurrency=8).run(factory.tasks("test"), episodes.append))
+        running = asyncio.create_task(
+            runner(factory, served, concurrency=8).run(factory.tasks("test"), episodes.append)
+        )
         while len(episodes) < 3 or engine.held < 5:
             await asyncio.sleep(0.005)
         running.cancel()
@@ -221,7 +275,9 @@ async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
     episodes: list[Episode] = []
     async with serving(tokenizer, look) as (_, served):
         with pytest.raises(ExceptionGroup) as stopped:
-            await runner(factory, served, concurrency=1, give_up_after=6).run(factory.tasks("test"), episodes.append)
+            await runner(factory, served, concurrency=1, give_up_after=6).run(
+                factory.tasks("test"), episodes.append
+            )
     [error] = stopped.value.exceptions
     assert isinstance(error, RunStoppedError)
     assert "6 attempts at episodes failed in a row" in str(error)
@@ -233,7 +289,9 @@ async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
 async def test_settings_that_cannot_work_end_it_at_once(tokenizer: Any) -> None:
     factory = PondFactory(50)
     async with serving(tokenizer, look) as (_, served):
-        made = Runner(factory, lambda: agent(served), RunSettings({"temprature": 1.0}, concurrency=4))
+        made = Runner(
+            factory, lambda: agent(served), RunSettings({"temprature": 1.0}, concurrency=4)
+        )
         with pytest.raises(ExceptionGroup) as stopped:
             await made.run(factory.tasks("test"), lambda episode: None)
     assert stopped.group_contains(UsageError, match="temprature")
@@ -251,7 +309,15 @@ async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"samples": 0}, {"concurrency": 0}, {"max_num_steps": 0}, {"reruns": -1}, {"episode_timeout": 0}, {"give_up_after": 0}]
+    "wrong",
+    [
+        {"samples": 0},
+        {"concurrency": 0},
+        {"max_num_steps": 0},
+        {"reruns": -1},
+        {"episode_timeout": 0},
+        {"give_up_after": 0},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -22,9 +22,16 @@ from toolroll.rollout.types import GenerateRequest
 ASKED = GenerateRequest(np.array([5, 6, 7], dtype=np.int32), {"max_new_tokens": 20}, "s")
 
 
-@pytest.mark.parametrize("kind", [dict, lambda **given: Namespace(**given, rollout_batch_size=8, hf_model=None)])
+@pytest.mark.parametrize(
+    "kind", [dict, lambda **given: Namespace(**given, rollout_batch_size=8, hf_model=None)]
+)
 async def test_it_is_made_from_arguments_in_any_form(kind: Any) -> None:
-    given = kind(sglang_router_ip="10.1.2.3", sglang_router_port=3001, hf_checkpoint="embedded", context_length=77)
+    given = kind(
+        sglang_router_ip="10.1.2.3",
+        sglang_router_port=3001,
+        hf_checkpoint="embedded",
+        context_length=77,
+    )
     async with Model.from_args(read_args(given)) as served:
         assert served.url == "http://10.1.2.3:3001"
         assert served.name == "embedded"
@@ -56,21 +63,31 @@ def test_a_template_is_a_file_or_jinja(tmp_path: Path) -> None:
         read_template(str(tmp_path / "none.jinja"))
 
 
-async def test_the_effective_parameters_hold_the_stop_tokens_and_the_room_left(tokenizer: Any) -> None:
+async def test_the_effective_parameters_hold_the_stop_tokens_and_the_room_left(
+    tokenizer: Any,
+) -> None:
     async with serving(tokenizer, lambda r: "x", context_length=100) as (_, served):
         given = {"stop_token_ids": [9, 3], "temperature": 0.7}
         params = await served.effective_params(given, 90, served.template)
         end = tokenizer.eos_token_id
-        assert params == {"temperature": 0.7, "stop_token_ids": sorted({3, 9, end}), "max_new_tokens": 10}
+        assert params == {
+            "temperature": 0.7,
+            "stop_token_ids": sorted({3, 9, end}),
+            "max_new_tokens": 10,
+        }
         assert given == {"stop_token_ids": [9, 3], "temperature": 0.7}
         with pytest.raises(ContextOverflowError):
             await served.effective_params({}, 100, served.template)
 
 
 @pytest.mark.parametrize(("resumes", "requests", "finish"), [(0, 1, "abort"), (1, 2, "stop")])
-async def test_an_abort_is_resumed_as_often_as_was_said(tokenizer: Any, resumes: int, requests: int, finish: str) -> None:
+async def test_an_abort_is_resumed_as_often_as_was_said(
+    tokenizer: Any, resumes: int, requests: int, finish: str
+) -> None:
     faults = fault_at({0: Fault(abort_after=2)})
-    async with serving(tokenizer, lambda r: "one two three", faults=faults, max_resumes=resumes) as (engine, served):
+    async with serving(
+        tokenizer, lambda r: "one two three", faults=faults, max_resumes=resumes
+    ) as (engine, served):
         assert (await served.generate(ASKED)).finish_reason == finish
     assert len(engine.log) == requests
 
@@ -82,9 +99,14 @@ def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer)
     first = template.reformulated(louder)
     assert template.reformulated(louder) is first is not template
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Be brief."}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Be brief."},
+    ]
     text = first.encoder.decode(first.prompt(messages))
-    assert text.count("BE BRIEF.") == 1 and text.count("Be brief.") == 1, "only the head is rewritten"
+    assert text.count("BE BRIEF.") == 1 and text.count("Be brief.") == 1, (
+        "only the head is rewritten"
+    )
 
 
 async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) -> None:
@@ -92,11 +114,15 @@ async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) 
     async with serving(tokenizer, lambda r: "x") as (_, served):
         found = await asyncio.gather(*(served.run_in_thread(together.wait, 30) for _ in range(8)))
         assert sorted(found) == list(range(8))
-        names = {await served.run_in_thread(lambda: threading.current_thread().name) for _ in range(3)}
+        names = {
+            await served.run_in_thread(lambda: threading.current_thread().name) for _ in range(3)
+        }
         assert all(name.startswith("toolroll") for name in names)
 
 
 async def test_post_gives_the_engines_json(tokenizer: Any) -> None:
     async with serving(tokenizer, lambda r: "Hello.") as (engine, served):
-        body = await served.post(f"{served.url}/generate", {"input_ids": [5, 6], "sampling_params": {}})
+        body = await served.post(
+            f"{served.url}/generate", {"input_ids": [5, 6], "sampling_params": {}}
+        )
     assert body["text"] == "Hello." and engine.log[0].input_ids.tolist() == [5, 6]

@@ -1,4 +1,6 @@
-"""`Session`: the single writer of ids, mask and logprobs, against a plain model of what it should hold."""
+"""`Session`: the single writer of ids, mask and logprobs, against a plain model of what it
+should hold.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,19 @@ IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 def said(ids: list[int], *, logprobs: bool = True, version: str = "v", **fields: Any) -> Completion:
     """A completion of `ids`, the logprob of each its own."""
-    values = np.array([-0.25 * (at + 1) for at in range(len(ids))], dtype=np.float32) if logprobs else None
+    values = (
+        np.array([-0.25 * (at + 1) for at in range(len(ids))], dtype=np.float32)
+        if logprobs
+        else None
+    )
     spans = (WeightVersion(version, 0, len(ids)),) if ids else ()
-    return Completion(np.array(ids, dtype=np.int32), values, fields.pop("finish_reason", "stop"), weight_versions=spans, **fields)
+    return Completion(
+        np.array(ids, dtype=np.int32),
+        values,
+        fields.pop("finish_reason", "stop"),
+        weight_versions=spans,
+        **fields,
+    )
 
 
 def played(*steps: tuple[str, list[int]]) -> Session:
@@ -37,11 +49,16 @@ def played(*steps: tuple[str, list[int]]) -> Session:
     return session
 
 
-# --- one path ----------------------------------------------------------------------------------------------------------
+# --- one path -------------------------------------------------------------------------------------
 
 
-@given(first=IDS.filter(bool), steps=st.lists(st.tuples(st.sampled_from(["observe", "sample"]), IDS), max_size=12))
-def test_a_path_is_the_concatenation_of_its_steps(first: list[int], steps: list[tuple[str, list[int]]]) -> None:
+@given(
+    first=IDS.filter(bool),
+    steps=st.lists(st.tuples(st.sampled_from(["observe", "sample"]), IDS), max_size=12),
+)
+def test_a_path_is_the_concatenation_of_its_steps(
+    first: list[int], steps: list[tuple[str, list[int]]]
+) -> None:
     session = Session("s")
     whole: list[int] = []
     sampled: list[tuple[int, int]] = []
@@ -59,7 +76,10 @@ def test_a_path_is_the_concatenation_of_its_steps(first: list[int], steps: list[
         assert orjson.loads(b"[" + session.input_ids_json + b"]") == whole
     [trajectory] = session.trajectories()
     stop = sampled[-1][0] + sampled[-1][1] if sampled else None
-    mask, logprobs = np.zeros(len(whole), dtype=np.uint8), np.full(len(whole), np.nan, dtype=np.float32)
+    mask, logprobs = (
+        np.zeros(len(whole), dtype=np.uint8),
+        np.full(len(whole), np.nan, dtype=np.float32),
+    )
     for start, length in sampled:
         mask[start : start + length] = 1
         logprobs[start : start + length] = said([0] * length).logprobs
@@ -91,23 +111,38 @@ def test_the_weight_versions_are_moved_to_their_place() -> None:
     session = Session("s")
     session.observe([1, 2, 3])
     spans = (WeightVersion("a", 0, 1), WeightVersion("b", 1, 2))
-    session.sample(Completion(np.array([4, 5], dtype=np.int32), None, "stop", weight_versions=spans), {})
+    session.sample(
+        Completion(np.array([4, 5], dtype=np.int32), None, "stop", weight_versions=spans), {}
+    )
     session.observe([6])
     session.sample(said([7], version="c"), {})
     [trajectory] = session.trajectories()
-    assert trajectory.weight_versions == (WeightVersion("a", 3, 4), WeightVersion("b", 4, 5), WeightVersion("c", 6, 7))
+    assert trajectory.weight_versions == (
+        WeightVersion("a", 3, 4),
+        WeightVersion("b", 4, 5),
+        WeightVersion("c", 6, 7),
+    )
 
 
 def test_a_turn_says_how_it_was_sampled() -> None:
     session = Session("s")
     session.observe([1])
     params = {"temperature": 0.5}
-    completion = said([2], finish_reason="length", matched=None, prompt_tokens=1, cached_tokens=7, latency=0.5)
+    completion = said(
+        [2], finish_reason="length", matched=None, prompt_tokens=1, cached_tokens=7, latency=0.5
+    )
     session.sample(completion, params)
     params["temperature"] = 9.0
     [turn] = session.trajectories()[0].turns
-    assert (turn.finish_reason, turn.prompt_tokens, turn.cached_tokens, turn.latency) == ("length", 1, 7, 0.5)
-    assert turn.sampling_params == {"temperature": 0.5}, "the recorded parameters are the session's own"
+    assert (turn.finish_reason, turn.prompt_tokens, turn.cached_tokens, turn.latency) == (
+        "length",
+        1,
+        7,
+        0.5,
+    )
+    assert turn.sampling_params == {"temperature": 0.5}, (
+        "the recorded parameters are the session's own"
+    )
 
 
 def test_sampled_tokens_without_logprobs_are_trained_and_have_none() -> None:
@@ -148,7 +183,7 @@ def test_the_json_is_kept_for_any_integer_type() -> None:
     assert session.input_ids_json == b"1,2,3,4"
 
 
-# --- excluding ----------------------------------------------------------------------------------------------------------
+# --- excluding ------------------------------------------------------------------------------------
 
 
 def test_an_excluded_turn_stays_where_it_is_untrained_and_says_why() -> None:
@@ -168,7 +203,7 @@ def test_an_excluded_turn_stays_where_it_is_untrained_and_says_why() -> None:
     assert session.trajectories()[0].trained_tokens == 0
 
 
-# --- forks ----------------------------------------------------------------------------------------------------------------
+# --- forks ----------------------------------------------------------------------------------------
 
 
 def test_a_fork_trains_only_what_it_adds() -> None:
@@ -176,8 +211,21 @@ def test_a_fork_trains_only_what_it_adds() -> None:
     session.fork([1, 2, 3, 9, 9], "reasoning is stripped")
     session.sample(said([6]), {})
     first, second = session.trajectories()
-    assert first.input_ids.tolist() == [1, 2, 3, 4, 5] and first.loss_mask.tolist() == [0, 0, 1, 0, 1]
-    assert second.input_ids.tolist() == [1, 2, 3, 9, 9, 6] and second.loss_mask.tolist() == [0, 0, 0, 0, 0, 1]
+    assert first.input_ids.tolist() == [1, 2, 3, 4, 5] and first.loss_mask.tolist() == [
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]
+    assert second.input_ids.tolist() == [1, 2, 3, 9, 9, 6] and second.loss_mask.tolist() == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
     assert [turn.excluded for turn in second.turns] == [CONTEXT, None]
     assert (first.fork_reason, second.fork_reason) == (None, "reasoning is stripped")
     assert second.prompt_length == 5
@@ -192,7 +240,9 @@ def test_a_fork_shares_whole_steps_only() -> None:
     session.sample(said([5]), {})
     first, second = session.trajectories()
     assert first.loss_mask.tolist() == [0, 1, 1]
-    assert second.loss_mask.tolist() == [0, 0, 0, 1] and [turn.start for turn in second.turns] == [3]
+    assert second.loss_mask.tolist() == [0, 0, 0, 1] and [turn.start for turn in second.turns] == [
+        3
+    ]
 
 
 def test_a_fork_that_shares_nothing_is_a_root_of_its_own() -> None:
@@ -217,7 +267,9 @@ def test_a_fork_on_which_nothing_was_sampled_is_no_trajectory() -> None:
 
 @dataclass
 class Model:
-    """What a session should hold: its current path as steps, and which steps were trained by an earlier path."""
+    """What a session should hold: its current path as steps, and which steps were trained by an
+    earlier path.
+    """
 
     path: list[tuple[int, bool, list[int]]] = field(default_factory=list)
     paths: list[list[tuple[int, bool, list[int]]]] = field(default_factory=list)
@@ -254,7 +306,9 @@ STEPS = st.lists(
 
 
 @given(first=SMALL, steps=STEPS)
-def test_no_sampled_token_is_trained_twice_and_none_is_lost(first: list[int], steps: list[tuple[str, Any]]) -> None:
+def test_no_sampled_token_is_trained_twice_and_none_is_lost(
+    first: list[int], steps: list[tuple[str, Any]]
+) -> None:
     session, model = Session("s"), Model()
     session.observe(first)
     model.append(False, first)
@@ -282,17 +336,24 @@ def test_no_sampled_token_is_trained_twice_and_none_is_lost(first: list[int], st
         inside = np.zeros(len(trajectory), dtype=bool)
         for turn in trajectory.turns:
             inside[turn.start : turn.stop] = True
-            assert bool(trajectory.loss_mask[turn.start : turn.stop].all()) is (turn.excluded is None)
-        assert not trajectory.loss_mask[~inside].any() and np.isnan(trajectory.logprobs[~inside]).all()  # I2
+            assert bool(trajectory.loss_mask[turn.start : turn.stop].all()) is (
+                turn.excluded is None
+            )
+        # I2
+        assert (
+            not trajectory.loss_mask[~inside].any() and np.isnan(trajectory.logprobs[~inside]).all()
+        )
         assert not trajectory.loss_mask[: trajectory.prompt_length].any()
 
 
-# --- routed experts ------------------------------------------------------------------------------------------------------
+# --- routed experts -------------------------------------------------------------------------------
 
 
 def with_experts(ids: list[int], total: int) -> Completion:
     """A completion whose experts cover the `total` tokens up to its end, less one."""
-    return said(ids, routed_experts=np.arange((total - 1) * 4, dtype=np.int32).reshape(total - 1, 4))
+    return said(
+        ids, routed_experts=np.arange((total - 1) * 4, dtype=np.int32).reshape(total - 1, 4)
+    )
 
 
 def test_the_last_turns_experts_are_the_trajectorys_and_those_before_are_forgotten() -> None:
@@ -314,11 +375,15 @@ def test_a_forks_sequences_keep_their_own_experts() -> None:
     session.sample(with_experts([4, 5], 5), {})
     session.fork([1, 2, 9], "rewritten")
     session.sample(with_experts([7], 4), {})
-    shapes = [trajectory.routed_experts.shape for trajectory in session.trajectories() if trajectory.routed_experts is not None]
+    shapes = [
+        trajectory.routed_experts.shape
+        for trajectory in session.trajectories()
+        if trajectory.routed_experts is not None
+    ]
     assert shapes == [(4, 4), (3, 4)]
 
 
-# --- a path beside a tree ----------------------------------------------------------------------------------------------------
+# --- a path beside a tree -------------------------------------------------------------------------
 
 
 def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> None:
@@ -326,7 +391,9 @@ def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> N
     handed, before = session.input_ids, session.head
     assert before is not None
     aside = session.grow(before, [70, 71])
-    assert session.grow(before, [70, 71]) == aside and hash(session.grow(before, [70, 71])) == hash(aside)
+    assert session.grow(before, [70, 71]) == aside and hash(session.grow(before, [70, 71])) == hash(
+        aside
+    )
     assert session.grow(before, [70, 72]) != aside
     session.grow_sampled(aside, said([8]), {})
     assert session.input_ids.tolist() == [1, 2, 3] and session.head == before
@@ -335,28 +402,47 @@ def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> N
     assert session.input_ids.tolist() == [1, 2, 3, 4, 5] and handed.tolist() == [1, 2, 3]
     assert orjson.loads(b"[" + session.input_ids_json + b"]") == [1, 2, 3, 4, 5]
     assert session.path_ids(aside).tolist() == [1, 2, 3, 70, 71]
-    assert [found.input_ids.tolist() for found in session.trajectories()] == [[1, 2, 3, 70, 71, 8], [1, 2, 3, 4, 5]]
+    assert [found.input_ids.tolist() for found in session.trajectories()] == [
+        [1, 2, 3, 70, 71, 8],
+        [1, 2, 3, 4, 5],
+    ]
     assert (session.nodes, session.tokens) == (7, 10)
 
 
 def test_a_node_tells_what_was_said_there() -> None:
     session = played(("observe", [1]))
-    answer = said([2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1, matched=3)
+    answer = said(
+        [2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1, matched=3
+    )
     node = session.sample(answer, {"temperature": 0.5})
     found = node.completion
     assert found is not None and node.logprobs is not None and answer.logprobs is not None
     assert found.output_ids.tolist() == node.ids.tolist() == [2, 3]
     assert node.logprobs.tolist() == answer.logprobs.tolist()
-    kept = ("finish_reason", "matched", "weight_versions", "prompt_tokens", "cached_tokens", "latency", "attempts", "rid")
+    kept = (
+        "finish_reason",
+        "matched",
+        "weight_versions",
+        "prompt_tokens",
+        "cached_tokens",
+        "latency",
+        "attempts",
+        "rid",
+    )
     assert [getattr(found, name) for name in kept] == [getattr(answer, name) for name in kept]
     assert (node.sampled, node.children, node.excluded, node.fork_reason) == (True, 0, None, None)
     parent = node.parent
     assert parent is not None and parent.parent is None and parent.children == 1
-    assert (parent.sampled, parent.completion, parent.logprobs, parent.sampling_params) == (False, None, None, {})
+    assert (parent.sampled, parent.completion, parent.logprobs, parent.sampling_params) == (
+        False,
+        None,
+        None,
+        {},
+    )
     assert node.path() == [parent, node] and session.head == node
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 NO_IDS = [
     5,
@@ -397,13 +483,21 @@ def test_what_is_no_list_of_ids_leaves_nothing_behind(how: str, bad: Any) -> Non
 
 def test_logprobs_of_another_shape_are_refused() -> None:
     session = played(("observe", [1]))
-    with pytest.raises(TokenError, match=r"1 sampled ids came with 1 logprobs of the shape \(1, 2\)"):
-        session.sample(Completion(np.array([2], dtype=np.int32), np.zeros((1, 2), dtype=np.float32), "stop"), {})
+    with pytest.raises(
+        TokenError, match=r"1 sampled ids came with 1 logprobs of the shape \(1, 2\)"
+    ):
+        session.sample(
+            Completion(np.array([2], dtype=np.int32), np.zeros((1, 2), dtype=np.float32), "stop"),
+            {},
+        )
     assert session.nodes == 1
 
 
 def test_nodes_of_another_session_are_refused() -> None:
-    session, other = played(("observe", [1]), ("sample", [2])), played(("observe", [7]), ("sample", [8]))
+    session, other = (
+        played(("observe", [1]), ("sample", [2])),
+        played(("observe", [7]), ("sample", [8])),
+    )
     node = other.head
     assert node is not None
     for use in (

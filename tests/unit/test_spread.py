@@ -10,7 +10,12 @@ from support.results import episode
 
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool as spreading
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_on_workers, remaining, split_concurrency
+from toolroll.rollout.runs.worker_pool import (
+    WorkerDiedError,
+    play_on_workers,
+    remaining,
+    split_concurrency,
+)
 from toolroll.rollout.types import Episode
 
 Key = tuple[str, int]
@@ -44,11 +49,22 @@ class Mortal:
 
 def test_what_is_left_over_comes_sample_by_sample() -> None:
     tasks = PondFactory(3).tasks("test")
-    assert remaining(tasks, 2, {("t-1", 0)}) == [("t-0", 0), ("t-2", 0), ("t-0", 1), ("t-1", 1), ("t-2", 1)]
+    assert remaining(tasks, 2, {("t-1", 0)}) == [
+        ("t-0", 0),
+        ("t-2", 0),
+        ("t-0", 1),
+        ("t-1", 1),
+        ("t-2", 1),
+    ]
 
 
-@pytest.mark.parametrize(("concurrency", "players", "expected"), [(8, 3, [3, 3, 2]), (2, 4, [1, 1]), (5, 1, [5]), (6, 2, [3, 3])])
-def test_shares_add_up_and_nobody_has_none(concurrency: int, players: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("concurrency", "players", "expected"),
+    [(8, 3, [3, 3, 2]), (2, 4, [1, 1]), (5, 1, [5]), (6, 2, [3, 3])],
+)
+def test_shares_add_up_and_nobody_has_none(
+    concurrency: int, players: int, expected: list[int]
+) -> None:
     assert split_concurrency(concurrency, players) == expected
 
 
@@ -56,7 +72,11 @@ def test_shares_add_up_and_nobody_has_none(concurrency: int, players: int, expec
 async def test_what_a_dead_player_had_is_given_out_again() -> None:
     todo = [(f"t-{number}", 0) for number in range(40)]
     players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
-    await play_on_workers(todo, [(players[0], 3), (players[1], 2)], lambda one: found.append((one.task_id, one.sample)))
+    await play_on_workers(
+        todo,
+        [(players[0], 3), (players[1], 2)],
+        lambda one: found.append((one.task_id, one.sample)),
+    )
     assert sorted(found) == sorted(todo), "each of them once"
     assert (players[0].most, players[1].most) == (3, 2)
     assert sum(len(player.asked) for player in players) == 40 + 2 + 9
@@ -66,4 +86,6 @@ async def test_what_a_dead_player_had_is_given_out_again() -> None:
 async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
     with pytest.raises(ExceptionGroup) as group:
         await play_on_workers([("t-0", 1)], [(Mortal({"t-0": 99}), 1)], lambda one: None)
-    assert group.group_contains(RolloutError, match="10 workers have died under task t-0, sample 1: is there memory enough?")
+    assert group.group_contains(
+        RolloutError, match="10 workers have died under task t-0, sample 1: is there memory enough?"
+    )

@@ -14,7 +14,14 @@ from pydantic import BaseModel
 from support.results import content, episode, trajectory
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, cut_torn_line, from_line, read_episodes, to_line
+from toolroll.rollout.runs.episode_file import (
+    FILE_NAME,
+    EpisodeStore,
+    cut_torn_line,
+    from_line,
+    read_episodes,
+    to_line,
+)
 from toolroll.rollout.types import StopReason
 
 
@@ -28,9 +35,15 @@ def write(folder: Path, *samples: int) -> Path:
 def test_what_is_read_is_what_was_written() -> None:
     forked = [trajectory(), trajectory(9, [(5, 9)], fork_reason="the template rewrote it")]
     for found in (
-        episode(trajectories=forked, info={"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}}),
+        episode(
+            trajectories=forked,
+            info={"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}},
+        ),
         episode(reason=StopReason.ENGINE_ERROR, trajectories=[]),
-        episode(reward=0.5, messages=[{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]),
+        episode(
+            reward=0.5,
+            messages=[{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+        ),
     ):
         line = to_line(found)
         assert line.count(b"\n") == 1
@@ -49,7 +62,9 @@ def test_logprobs_of_what_was_not_sampled_are_null() -> None:
 
 
 @given(cut=st.integers(min_value=0))
-def test_a_file_cut_at_any_byte_loses_the_line_in_flight_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_a_file_cut_at_any_byte_loses_the_line_in_flight_only(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     file = write(folder, 0, 1, 2)
     whole = file.read_bytes()
@@ -86,7 +101,7 @@ def test_another_schema_version_is_refused() -> None:
         from_line(line)
 
 
-# --- what JSON cannot hold ---------------------------------------------------------------------------------------------------
+# --- what JSON cannot hold ------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -121,7 +136,11 @@ def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
     assert again.info["numbers"] == [2**64 - 1, str(2**64), str(-(2**63) - 1), True, None, 0.5]
     assert again.info["array"] == [0, 1, 2]
     assert again.info["note"] == {"text": "\ufffd", "number": str(2**70)}
-    assert (again.info["model"], again.info["set"], again.info["7"]) == ({"text": "\ufffd"}, ["\ufffd"], "seven")
+    assert (again.info["model"], again.info["set"], again.info["7"]) == (
+        {"text": "\ufffd"},
+        ["\ufffd"],
+        "seven",
+    )
     for mine, theirs in zip(again.trajectories, found.result.trajectories, strict=True):
         for name in ("input_ids", "loss_mask", "logprobs"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))

@@ -47,7 +47,9 @@ async def freed(act: Stubborn) -> AsyncIterator[None]:
 
 
 async def until(playing: asyncio.Future[Any], *, left: Stubborn) -> None:
-    """Cancel nothing; wait until the stubborn call is cancelled, and let the time to leave it pass."""
+    """Cancel nothing; wait until the stubborn call is cancelled, and let the time to leave it
+    pass.
+    """
     while not left.cancelled and not playing.done():
         await asyncio.sleep(0.001)
     skip(LEAVE_SECONDS + 1)
@@ -56,7 +58,9 @@ async def until(playing: asyncio.Future[Any], *, left: Stubborn) -> None:
 
 
 @pytest.mark.parametrize("name", ["reset", "step"])
-async def test_a_call_that_swallows_its_cancellation_is_left_when_its_time_is_over(name: str) -> None:
+async def test_a_call_that_swallows_its_cancellation_is_left_when_its_time_is_over(
+    name: str,
+) -> None:
     stubborn = Stubborn(name)
     factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=4)
     async with freed(stubborn):
@@ -69,7 +73,10 @@ async def test_a_call_that_swallows_its_cancellation_is_left_when_its_time_is_ov
     assert [episode.result.reward for episode in episodes] == [1.0, None, 1.0, 1.0]
     late = episodes[1].result
     assert late.stop_reason is StopReason.TIME_LIMIT
-    message = f"AsyncScripted.{name} took more than 600 s, and runs on: its coroutine swallows CancelledError"
+    message = (
+        f"AsyncScripted.{name} took more than 600 s, and runs on: its coroutine swallows "
+        f"CancelledError"
+    )
     assert message in late.info["error"]["message"]
     assert factory.made[1].closed == 1
 
@@ -139,7 +146,9 @@ async def test_a_step_that_cancels_its_own_task_and_goes_on_has_its_result() -> 
             await asyncio.sleep(0)
 
     episodes = await play(ScriptedFactory(lambda: AsyncScripted(act), count=3))
-    assert [(episode.result.stop_reason, episode.result.reward) for episode in episodes] == [(StopReason.DONE, 1.0)] * 3
+    assert [(episode.result.stop_reason, episode.result.reward) for episode in episodes] == [
+        (StopReason.DONE, 1.0)
+    ] * 3
     assert [episode.result.metrics["seen"] for episode in episodes] == [1.0] * 3
 
 

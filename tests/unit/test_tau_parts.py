@@ -1,4 +1,6 @@
-"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in threads."""
+"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in
+threads.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ shop: Any = import_module(f"{MINI.package}.envs.shop")
 consistent_hash = import_module(f"{MINI.package}.envs.base").consistent_hash
 to_hashable = import_module(f"{MINI.package}.envs.base").to_hashable
 
-# --- calculate -----------------------------------------------------------------------------------------------------------
+# --- calculate ------------------------------------------------------------------------------------
 
 CASES = (
-    "2 + 2|1/3|(1.5 - 2) * -4|1 / 0|1.0 / 0|2**10|2**-1|7//2|7.5//2|-7//2|--3|+(2)|1.|.5|1..2|007|()|...|2(3)|(1)(2)|* 2|1 +|((1)|"
-    "(-8)**0.5|0**-1|10**400/10**399|10**400|1.0*10**400|10.0**400|  5 |0.1+0.2|1e5|abc|1_0|2 3|()+1|()*3|-()|.||-|1 if 1"
+    "2 + 2|1/3|(1.5 - 2) * -4|1 / 0|1.0 / "
+    "0|2**10|2**-1|7//2|7.5//2|-7//2|--3|+(2)|1.|.5|1..2|007|()|...|2(3)|(1)(2)|* 2|1 +|((1)|"
+    "(-8)**0.5|0**-1|10**400/10**399|10**400|1.0*10**400|10.0**400|  5 |0.1+0.2|1e5|abc|1_0|2 "
+    "3|()+1|()*3|-()|.||-|1 if 1"
 )
 
 
@@ -43,14 +47,25 @@ def test_calculate_answers_as_the_original(expression: str) -> None:
     assert Calculate.invoke({}, expression) == shop.Calculate.invoke({}, expression)
 
 
-NUMBERS = st.one_of(st.integers(0, 999).map(str), st.floats(0, 99, allow_nan=False, width=16).map(lambda f: f"{f:.2f}"))
+NUMBERS = st.one_of(
+    st.integers(0, 999).map(str),
+    st.floats(0, 99, allow_nan=False, width=16).map(lambda f: f"{f:.2f}"),
+)
 OPERATORS = st.sampled_from(["+", "-", "*", "/", "//", " + ", " - ", "*-", "**2*", "/(1)/"])
 
 
 @given(st.lists(st.tuples(NUMBERS, OPERATORS, st.booleans()), min_size=1, max_size=8), NUMBERS)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, str, bool]], last: str) -> None:
-    text = "".join(f"({number}){operator}" if bracket else number + operator for number, operator, bracket in parts) + last
+def test_calculate_answers_as_the_original_for_any_sum(
+    parts: list[tuple[str, str, bool]], last: str
+) -> None:
+    text = (
+        "".join(
+            f"({number}){operator}" if bracket else number + operator
+            for number, operator, bracket in parts
+        )
+        + last
+    )
     assert Calculate.invoke({}, text) == shop.Calculate.invoke({}, text)
 
 
@@ -62,7 +77,9 @@ def test_calculate_answers_as_the_original_for_any_sum(parts: list[tuple[str, st
 @example("0(1)(*2)")
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
-    if text.count("**") > 1 or any(len(part) > 4 for part in text.replace("**", "^").split("^")[1:]):
+    if text.count("**") > 1 or any(
+        len(part) > 4 for part in text.replace("**", "^").split("^")[1:]
+    ):
         return  # the original may not end
     assert Calculate.invoke({}, text) == shop.Calculate.invoke({}, text)
 
@@ -93,15 +110,22 @@ def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
             tool.invoke({}, 5)  # type: ignore[arg-type]
 
 
-# --- the database --------------------------------------------------------------------------------------------------------
+# --- the database ---------------------------------------------------------------------------------
 
-ATOMS = st.one_of(st.integers(0, 2), st.booleans(), st.floats(0, 2, width=16), st.text(max_size=2), st.none())
+ATOMS = st.one_of(
+    st.integers(0, 2), st.booleans(), st.floats(0, 2, width=16), st.text(max_size=2), st.none()
+)
 FIELDS = st.one_of(
-    ATOMS, st.lists(ATOMS, max_size=2), st.dictionaries(st.sampled_from("xyz"), st.lists(ATOMS, max_size=2), max_size=2)
+    ATOMS,
+    st.lists(ATOMS, max_size=2),
+    st.dictionaries(st.sampled_from("xyz"), st.lists(ATOMS, max_size=2), max_size=2),
 )
 RECORDS = st.dictionaries(st.sampled_from("abcdef"), FIELDS, max_size=3)
 DATA = st.fixed_dictionaries(
-    {"rows": st.dictionaries(st.sampled_from("klmnop"), RECORDS, max_size=5), "list": st.lists(RECORDS, max_size=3)}
+    {
+        "rows": st.dictionaries(st.sampled_from("klmnop"), RECORDS, max_size=5),
+        "list": st.lists(RECORDS, max_size=3),
+    }
 )
 
 
@@ -125,7 +149,9 @@ def _changed(data: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
         elif kind == "read" and key in rows:
             json.dumps(rows[key])
         elif kind == "retype" and key in rows:
-            rows[key].update({name: float(field) for name, field in rows[key].items() if isinstance(field, int)})
+            rows[key].update(
+                {name: float(field) for name, field in rows[key].items() if isinstance(field, int)}
+            )
         elif kind == "swap" and key in rows:
             rows[key] = {name: rows[key].pop(name) for name in sorted(rows[key])}
         elif kind == "deep":
@@ -144,7 +170,9 @@ def _append_within(fields: list[Any]) -> None:
 
 EDITS = st.lists(
     st.tuples(
-        st.sampled_from(["set", "drop", "edit", "undo", "reorder", "read", "retype", "swap", "deep", "list"]),
+        st.sampled_from(
+            ["set", "drop", "edit", "undo", "reorder", "read", "retype", "swap", "deep", "list"]
+        ),
         st.sampled_from("klmq"),
         RECORDS,
     ),
@@ -153,7 +181,9 @@ EDITS = st.lists(
 
 
 @given(DATA, EDITS, EDITS)
-def test_copies_are_databases_and_changes_decide_as_the_hash_does(data: dict[str, Any], one: Any, two: Any) -> None:
+def test_copies_are_databases_and_changes_decide_as_the_hash_does(
+    data: dict[str, Any], one: Any, two: Any
+) -> None:
     database = _database(data)
     copies, plain = [], []
     for edits in (one, two):
@@ -194,7 +224,9 @@ def test_a_record_is_changed_exactly_where_its_hash_is(edit: Callable[[Any], obj
     edit(theirs["rows"]["k"])
     changed = consistent_hash(to_hashable(theirs)) != consistent_hash(to_hashable(data))
     changes = database.changes(mine)
-    assert bool(changes) == changed and database.hash(changes) == consistent_hash(to_hashable(theirs))
+    assert bool(changes) == changed and database.hash(changes) == consistent_hash(
+        to_hashable(theirs)
+    )
 
 
 READS = [
@@ -225,8 +257,17 @@ READS = [
     lambda table: table != {"k": {"n": 1}, "l": {"n": 2}},
     lambda table: next(reversed(table.items()))[1]["n"],
     lambda table: [record["n"] for record in reversed(table.values())],
-    lambda table: (repr(table.items()), repr(table.values()), len(table.items()), len(table.values())),
-    lambda table: ("k", {"n": 1}) in table.items() and {"n": 2} in table.values() and {"n": 3} not in table.values(),
+    lambda table: (
+        repr(table.items()),
+        repr(table.values()),
+        len(table.items()),
+        len(table.values()),
+    ),
+    lambda table: (
+        ("k", {"n": 1}) in table.items()
+        and {"n": 2} in table.values()
+        and {"n": 3} not in table.values()
+    ),
     lambda table: table.items() == {"k": {"n": 1}, "l": {"n": 2}}.items(),
     lambda table: dict(table.items()) | dict(zip(table, table.values(), strict=True)),
     lambda table: [key for key, record in table.items() if record["n"] == 2] + sorted(table.keys()),
@@ -248,15 +289,28 @@ def test_every_way_of_reading_a_record_gives_its_fields(read: Any) -> None:
 
 def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
     calls = []
-    data = {"rows": {name: {"n": at, "named": {"first": name}, "many": [at]} for at, name in enumerate("klm")}}
-    database = Database(data, lambda value: calls.append(value) or to_hashable(value), consistent_hash)
+    data = {
+        "rows": {
+            name: {"n": at, "named": {"first": name}, "many": [at]} for at, name in enumerate("klm")
+        }
+    }
+    database = Database(
+        data, lambda value: calls.append(value) or to_hashable(value), consistent_hash
+    )
     mine: Any = database.copy()
-    assert mine["rows"]["l"]["n"] == 1 and mine["rows"].get("l") and "k" in mine["rows"] and len(mine["rows"]) == 3
+    assert (
+        mine["rows"]["l"]["n"] == 1
+        and mine["rows"].get("l")
+        and "k" in mine["rows"]
+        and len(mine["rows"]) == 3
+    )
     assert _unread(mine["rows"]) == ["k", "m"]
     assert sum(record["n"] for record in mine["rows"].values()) == 3
-    assert [_unread(record) for record in mine["rows"].values()] == [["named", "many"]] * 3  # a search made no field
+    # a search made no field
+    assert [_unread(record) for record in mine["rows"].values()] == [["named", "many"]] * 3
     assert mine["rows"]["m"]["named"] == {"first": "m"} and _unread(mine["rows"]["m"]) == ["many"]
-    assert not database.changes(mine) and not calls  # what was only read is not compared by its text
+    # what was only read is not compared by its text
+    assert not database.changes(mine) and not calls
     assert _unread(mine["rows"]["m"]) == ["many"]  # nor made to be compared
     mine["rows"]["l"]["named"]["first"] = "other"
     assert list(database.changes(mine)) == [("rows", "l")]
@@ -281,7 +335,11 @@ def test_what_is_read_once_stays_the_same_object_and_belongs_to_one_copy() -> No
     mine, other = database.copy(), database.copy()
     record = mine["rows"]["k"]
     record["n"] = 2
-    assert mine["rows"]["k"] is record and mine["rows"].get("k") is record and next(iter(mine["rows"].values())) is record
+    assert (
+        mine["rows"]["k"] is record
+        and mine["rows"].get("k") is record
+        and next(iter(mine["rows"].values())) is record
+    )
     assert other["rows"]["k"] == {"n": 1} and database.copy()["rows"]["k"] == {"n": 1}
 
 
@@ -294,13 +352,25 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     action = SimpleNamespace(name="keep", kwargs={"things": ["a"]}, model_dump=dict)
     task = SimpleNamespace(actions=[action], outputs=[])
     data = {"rows": {"k": {}}}
-    domain = Domain("d", "test", [task], {}, {"keep": keep}, [], frozenset(), "", "", to_hashable, consistent_hash)
+    domain = Domain(
+        "d",
+        "test",
+        [task],
+        {},
+        {"keep": keep},
+        [],
+        frozenset(),
+        "",
+        "",
+        to_hashable,
+        consistent_hash,
+    )
     bench = Bench(domain, _database(data))
     assert bench.compute_expected(0) == bench.compute_expected(0)
     assert action.kwargs == {"things": ["a"]}
 
 
-async def test_the_expected_outcome_is_computed_once_and_in_a_thread_that_no_process_waits_for() -> None:
+async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own() -> None:
     threads: list[threading.Thread] = []
 
     def look(data: dict[str, Any]) -> str:
@@ -308,14 +378,28 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_that_no_pro
         return "seen"
 
     task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
-    domain = Domain("d", "test", [task], {}, {"look": look}, [], frozenset(), "", "", to_hashable, consistent_hash)
+    domain = Domain(
+        "d",
+        "test",
+        [task],
+        {},
+        {"look": look},
+        [],
+        frozenset(),
+        "",
+        "",
+        to_hashable,
+        consistent_hash,
+    )
     bench = Bench(domain, _database({"rows": {"k": {}}}))
     one, two = await asyncio.gather(bench.expected(0), bench.expected(0))
     assert one is two is await bench.expected(0)
-    assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [(False, True)]
+    assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [
+        (False, True)
+    ]
 
 
-# --- tau-bench's own users -------------------------------------------------------------------------------------------------
+# --- tau-bench's own users ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -326,7 +410,9 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     def completion(*, model: str, custom_llm_provider: str, messages: list[Any]) -> Any:
         vars(module)["threads"].add(threading.get_ident())
-        vars(module)["calls"].append((model, custom_llm_provider, [dict(message) for message in messages]))
+        vars(module)["calls"].append(
+            (model, custom_llm_provider, [dict(message) for message in messages])
+        )
         gate = vars(module)["gate"]
         if gate is not None:
             gate.wait(60)
@@ -356,7 +442,11 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
         assert await played[0].step("Done.") == "###STOP###"
         assert threading.get_ident() not in vars(litellm)["threads"]
         model, provider, messages = vars(litellm)["calls"][-1]
-        assert (model, provider, messages[-1]) == ("gpt", "openai", {"role": "user", "content": "Done."})
+        assert (model, provider, messages[-1]) == (
+            "gpt",
+            "openai",
+            {"role": "user", "content": "Done."},
+        )
         assert "Order a cup." in messages[0]["content"]
         assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
 

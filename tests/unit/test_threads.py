@@ -1,4 +1,6 @@
-"""Blocking calls in threads: each comes back as it ended, at most so many run at once, and nothing that is over is held."""
+"""Blocking calls in threads: each comes back as it ended, at most so many run at once, and
+nothing that is over is held.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ async def ended(before: int) -> None:
 async def test_each_call_has_its_own_result() -> None:
     before = len(threads())
     calls = Threads(8)
-    found = await asyncio.gather(*(calls.run_in_thread(lambda at, more: (at, more), at, -at) for at in range(500)))
+    found = await asyncio.gather(
+        *(calls.run_in_thread(lambda at, more: (at, more), at, -at) for at in range(500))
+    )
     assert found == [(at, -at) for at in range(500)]
     await ended(before)
 
@@ -120,7 +124,9 @@ async def test_nothing_that_is_over_is_held() -> None:
         gc.enable()
 
 
-async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before, run = threading.Thread.start, list[str]()
 
     def refuse(thread: threading.Thread) -> None:
@@ -174,7 +180,9 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
         await asyncio.wait([hanging])
         if number < 2:
             assert await asyncio.wait_for(calls.run_in_thread(lambda: "done"), PATIENCE) == "done"
-    with pytest.raises(UsageError, match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Give what"):
+    with pytest.raises(
+        UsageError, match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Give what"
+    ):
         await calls.run_in_thread(lambda: None)
     go.set()
     await ended(before)  # the threads of calls that were given up end with them
@@ -204,8 +212,12 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
 async def test_what_waits_for_a_place_has_not_begun() -> None:
     go, begun = threading.Event(), list[str]()
     calls = Threads(1)
-    first = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("first")))
-    second = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("second")))
+    first = asyncio.create_task(
+        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("first"))
+    )
+    second = asyncio.create_task(
+        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("second"))
+    )
     for _ in range(10):
         await asyncio.sleep(0)
     assert begun == ["first"]

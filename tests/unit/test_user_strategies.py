@@ -12,14 +12,20 @@ from toolroll.agents.users.strategies import approves, judging, spoken
 from toolroll.rollout.errors import UserSimulatorError
 
 
-async def lines(server: Seen, strategy: Any, *said: str, **more: Any) -> tuple[list[str], dict[str, float]]:
+async def lines(
+    server: Seen, strategy: Any, *said: str, **more: Any
+) -> tuple[list[str], dict[str, float]]:
     """What the user says at `reset` and in answer to each of `said`, and its metrics."""
-    config = UserConfig(base_url=server.url, model="m", strategy=strategy, seed=5, retries=1, **more)
+    config = UserConfig(
+        base_url=server.url, model="m", strategy=strategy, seed=5, retries=1, **more
+    )
     async with OpenAIUsers(config) as users:
         user = users.make(seed=1)
         found = [await user.reset("You want {line}, not {transcript}.")]
         found += [await user.step(text) for text in said]
-        assert [message["content"] for message in user.messages if message["role"] == "assistant"] == found
+        assert [
+            message["content"] for message in user.messages if message["role"] == "assistant"
+        ] == found
         return found, dict(user.metrics())
 
 
@@ -31,7 +37,9 @@ async def test_react_thinks_and_only_the_response_is_heard() -> None:
     async with endpoint(*map(completion, answers)) as server:
         found, _ = await lines(server, "react", "Your order?")
     assert found == ["I want a refund.", "###STOP###"]
-    assert "User Response:\n<the one line that is sent>" in server.bodies[0]["messages"][0]["content"]
+    assert (
+        "User Response:\n<the one line that is sent>" in server.bodies[0]["messages"][0]["content"]
+    )
     assert "later" not in str(server.bodies[1]["messages"]), "a thought is not kept"
 
 
@@ -68,7 +76,14 @@ async def test_what_is_always_refused_is_said_in_the_end() -> None:
 
 
 async def test_reflection_mends_a_refused_line() -> None:
-    answers = ["A lie.", "no", "Reflection:\nIt is a lie.\n\nUser Response:\nThe truth.", "yes", "Bye.", "yes"]
+    answers = [
+        "A lie.",
+        "no",
+        "Reflection:\nIt is a lie.\n\nUser Response:\nThe truth.",
+        "yes",
+        "Bye.",
+        "yes",
+    ]
     async with endpoint(*map(completion, answers)) as server:
         found, _ = await lines(server, "reflection", "And now?")
     assert found == ["The truth.", "Bye."]

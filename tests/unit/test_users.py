@@ -1,4 +1,6 @@
-"""Simulated users: the lines, and the HTTP client against a real local server with scripted answers."""
+"""Simulated users: the lines, and the HTTP client against a real local server with scripted
+answers.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,23 @@ Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def says(content: Any, **message: Any) -> Reply:
     async def reply(request: web.Request) -> web.StreamResponse:
-        choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": "stop"}
-        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": content, **message},
+            "finish_reason": "stop",
+        }
+        return web.json_response(
+            {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+        )
 
     return reply
 
 
 def fails(status: int, text: str = "no", **headers: str) -> Reply:
     async def reply(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        return web.Response(
+            status=status, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
 
     return reply
 
@@ -90,7 +100,10 @@ async def serve(*replies: Reply) -> AsyncIterator[Seen]:
 
 
 async def test_the_roles_are_swapped_and_the_list_grows() -> None:
-    async with serve(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server, server.users() as users:
+    async with (
+        serve(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server,
+        server.users() as users,
+    ):
         user = users.make()
         assert await user.reset("want {this} and {instruction}") == "I want {this}."
         assert is_stop(await user.step("Done."))
@@ -98,7 +111,11 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
         assert [m["role"] for m in first] == ["system", "user"]
         assert "want {this} and {instruction}" in first[0]["content"]
         assert first[1]["content"] == "Hi! How can I help you today?"
-        assert second == [*first, {"role": "assistant", "content": "I want {this}."}, {"role": "user", "content": "Done."}]
+        assert second == [
+            *first,
+            {"role": "assistant", "content": "I want {this}."},
+            {"role": "user", "content": "Done."},
+        ]
         metrics = user.metrics()
         assert metrics.pop("user_seconds") > 0
         assert metrics == {
@@ -113,7 +130,10 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
 
 async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
     settings = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 50, "seed": 3}
-    async with serve(says("hi")) as server, server.users(**settings, extra_body={"top_k": 5}, api_key="k1") as users:
+    async with (
+        serve(says("hi")) as server,
+        server.users(**settings, extra_body={"top_k": 5}, api_key="k1") as users,
+    ):
         await users.make().reset("x")
         (body,) = server.bodies
         assert body.pop("top_k") == 5
@@ -148,7 +168,10 @@ async def test_what_can_succeed_is_tried_again(status: int) -> None:
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 422, 501])
 async def test_what_cannot_succeed_is_not(status: int) -> None:
-    async with serve(fails(status, "key k1 is wrong")) as server, server.users(api_key="k1") as users:
+    async with (
+        serve(fails(status, "key k1 is wrong")) as server,
+        server.users(api_key="k1") as users,
+    ):
         user = users.make()
         with pytest.raises(UserSimulatorError) as caught:
             await user.reset("x")
@@ -163,7 +186,10 @@ async def test_what_cannot_succeed_is_not(status: int) -> None:
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    async with serve(fails(307, Location="/v1/chat/completions")) as server, server.users() as users:
+    async with (
+        serve(fails(307, Location="/v1/chat/completions")) as server,
+        server.users() as users,
+    ):
         with pytest.raises(UserSimulatorError, match="HTTP 307"):
             await users.make().reset("x")
         assert len(server.bodies) == 1
@@ -179,7 +205,12 @@ async def test_retries_end() -> None:
 
 async def test_retry_after_is_respected() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
-    replies = fails(429, Retry_After="7"), fails(503, Retry_After=soon), fails(503, Retry_After="later"), says("hi")
+    replies = (
+        fails(429, Retry_After="7"),
+        fails(503, Retry_After=soon),
+        fails(503, Retry_After="later"),
+        says("hi"),
+    )
     async with serve(*replies) as server, server.users() as users:
         assert await users.make().reset("x") == "hi"
         seven, date, unreadable = server.slept
@@ -213,7 +244,9 @@ async def test_a_time_out_is_tried_again_then_an_error() -> None:
             await users.make().reset("x")
 
 
-@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": 5}}]}'])
+@pytest.mark.parametrize(
+    "body", ["{", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": 5}}]}']
+)
 async def test_an_unreadable_answer(body: str) -> None:
     async with serve(fails(200, body), says("hi")) as server, server.users() as users:
         assert await users.make().reset("x") == "hi"
@@ -231,7 +264,9 @@ async def test_no_server() -> None:
             await users.make().reset("x")
 
 
-@pytest.mark.parametrize("empty", [None, "", "  ", "<think>###STOP###</think>", "<think>never closed ###STOP###"])
+@pytest.mark.parametrize(
+    "empty", [None, "", "  ", "<think>###STOP###</think>", "<think>never closed ###STOP###"]
+)
 async def test_an_empty_answer_is_asked_again_with_another_seed(empty: str | None) -> None:
     async with (
         serve(says(empty, reasoning_content="###STOP###"), says("<think>hm</think> hi")) as server,
@@ -295,7 +330,10 @@ async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
         system = (await request.json())["messages"][0]["content"]
         return await says("I am " + system)(request)
 
-    async with serve(count) as server, server.users(max_concurrency=3, system_prompt="{instruction}") as users:
+    async with (
+        serve(count) as server,
+        server.users(max_concurrency=3, system_prompt="{instruction}") as users,
+    ):
         lines = await asyncio.gather(*(users.make().reset(str(i)) for i in range(12)))
         assert lines == [f"I am {i}" for i in range(12)]
         assert most == 3

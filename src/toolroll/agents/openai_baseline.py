@@ -1,7 +1,9 @@
-"""`BaselineAgent`: a model behind any OpenAI-compatible endpoint, played and scored like the model that is trained.
+"""`BaselineAgent`: a model behind any OpenAI-compatible endpoint, played and scored like the model
+that is trained.
 
-Invariants: what such an endpoint gives is text, so its episodes are marked not trainable and hold no tokens; a call that cannot be
-executed is answered in words, as everywhere; only what can succeed is tried again; the API key stands in no error.
+Invariants: what such an endpoint gives is text, so its episodes are marked not trainable and hold
+no tokens; a call that cannot be executed is answered in words, as everywhere; only what can succeed
+is tried again; the API key stands in no error.
 """
 
 from __future__ import annotations
@@ -37,14 +39,19 @@ from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 """Our names of sampling parameters where OpenAI's are others."""
-_PASSED = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "max_tokens", "seed"})
-"""What OpenAI's API knows; the rest goes too where `extra_params` allows it (SGLang and vLLM know top_k and min_p)."""
+_PASSED = frozenset(
+    {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "max_tokens", "seed"}
+)
+"""What OpenAI's API knows; the rest goes too where `extra_params` allows it (SGLang and vLLM
+know top_k and min_p).
+"""
 
 
 class ChatEndpoint:
     """`POST {base_url}/chat/completions`, tried until it succeeds or cannot.
 
-    `timeout`: seconds for one attempt. `engine_timeout`: seconds to wait for a server that does not answer at all.
+    `timeout`: seconds for one attempt. `engine_timeout`: seconds to wait for a server that does not
+    answer at all.
     """
 
     def __init__(
@@ -60,12 +67,21 @@ class ChatEndpoint:
     ) -> None:
         base_url, authorization = split_credentials(base_url.rstrip("/"))
         if not base_url.startswith(("http://", "https://")):
-            raise UsageError(f"--endpoint {base_url!r} must begin with http:// or https://, as in http://127.0.0.1:30000/v1")
+            raise UsageError(
+                f"--endpoint {base_url!r} must begin with http:// or https://, as in "
+                f"http://127.0.0.1:30000/v1"
+            )
         self.url = f"{base_url}/chat/completions"
         self.model = model
         authorization = f"Bearer {api_key}" if api_key else authorization
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": authorization} if authorization else {})
-        self._outage = Outage(f"the endpoint {base_url}", partial(check_endpoint, base_url, authorization), timeout=engine_timeout)
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": authorization} if authorization else {}
+        )
+        self._outage = Outage(
+            f"the endpoint {base_url}",
+            partial(check_endpoint, base_url, authorization),
+            timeout=engine_timeout,
+        )
         self._key = api_key
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._attempts = attempts
@@ -73,7 +89,9 @@ class ChatEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The answer's JSON, and how many attempts it took. Raises `EngineError`, `ContextOverflowError`, `EngineUnreachableError`."""
+        """The answer's JSON, and how many attempts it took. Raises `EngineError`,
+        `ContextOverflowError`, `EngineUnreachableError`.
+        """
         data = orjson.dumps({"model": self.model, **body})
         attempt, deaths = 1, 0
         while True:
@@ -101,20 +119,35 @@ class ChatEndpoint:
 
     async def _attempt(self, data: bytes) -> dict[str, Any] | Failure:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout
+            )
         try:
             # A redirect would turn the POST into a GET, and carry the key elsewhere.
-            async with self._session.post(self.url, data=data, headers=self._headers, allow_redirects=False) as response:
+            async with self._session.post(
+                self.url, data=data, headers=self._headers, allow_redirects=False
+            ) as response:
                 body = await response.read()
                 if response.status != 200:
-                    return from_response(response.status, body, retry_after=response.headers.get("Retry-After"))
+                    return from_response(
+                        response.status, body, retry_after=response.headers.get("Retry-After")
+                    )
         except (TimeoutError, aiohttp.ClientError) as error:
             return from_exception(error)
         try:
             answer = orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            return Failure(f"the answer is no JSON: {error}", 200, body[:500].decode("utf-8", "replace"), retry=True)
-        return answer if isinstance(answer, dict) else Failure("the answer is no JSON object", 200, retry=True)
+            return Failure(
+                f"the answer is no JSON: {error}",
+                200,
+                body[:500].decode("utf-8", "replace"),
+                retry=True,
+            )
+        return (
+            answer
+            if isinstance(answer, dict)
+            else Failure("the answer is no JSON object", 200, retry=True)
+        )
 
     def _error(self, failure: Failure, attempts: int) -> EngineError:
         words, body = failure.message, failure.body
@@ -126,7 +159,9 @@ class ChatEndpoint:
 
 
 class BaselineAgent(TextAgent):
-    """Plays the model at `endpoint`. `extra_params`: send sampling parameters that OpenAI does not know (top_k, min_p ...)."""
+    """Plays the model at `endpoint`. `extra_params`: send sampling parameters that OpenAI does
+    not know (top_k, min_p ...).
+    """
 
     def __init__(
         self,
@@ -138,37 +173,61 @@ class BaselineAgent(TextAgent):
         max_observation_bytes: int = MOST_BYTES,
         extra_params: bool = True,
     ) -> None:
-        super().__init__(threads, policy=policy, step_timeout=step_timeout, max_observation_bytes=max_observation_bytes)
+        super().__init__(
+            threads,
+            policy=policy,
+            step_timeout=step_timeout,
+            max_observation_bytes=max_observation_bytes,
+        )
         self._endpoint = endpoint
         self._schemas = ToolSchemas()
         self._parser = PlainParser()
         self._extra_params = extra_params
 
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
     ) -> AssistantTurn:
         """One completion. Raises `EngineError`, `CompletionError`."""
-        params = {_NAMES.get(name, name): value for name, value in sampling_params.items() if value is not None}
+        params = {
+            _NAMES.get(name, name): value
+            for name, value in sampling_params.items()
+            if value is not None
+        }
         if not self._extra_params:
             params = {name: value for name, value in params.items() if name in _PASSED}
         began = perf_counter()
-        body = {"messages": [_sent(message) for message in messages], **params} | ({"tools": list(tools)} if tools else {})
+        body = {"messages": [_sent(message) for message in messages], **params} | (
+            {"tools": list(tools)} if tools else {}
+        )
         answer, attempts = await self._endpoint.complete(body)
         seconds = perf_counter() - began
         try:
             choice = answer["choices"][0]
             parsed = self._parsed(choice["message"], tools)
             usage = answer.get("usage") or {}
-            counts = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
-            counts["cached_tokens"] = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            counts = {
+                name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")
+            }
+            counts["cached_tokens"] = int(
+                (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            raise CompletionError(f"{self._endpoint.url}: the answer is no chat completion ({error!r})", status=200) from error
+            raise CompletionError(
+                f"{self._endpoint.url}: the answer is no chat completion ({error!r})", status=200
+            ) from error
         parsed = with_call_ids(parsed, f"{session_id}/{len(messages)}")
         counts["engine_retries"] = attempts - 1
-        return AssistantTurn(parsed, _message(parsed), str(choice.get("finish_reason") or "stop"), counts, seconds)
+        return AssistantTurn(
+            parsed, _message(parsed), str(choice.get("finish_reason") or "stop"), counts, seconds
+        )
 
     def _parsed(self, message: Mapping[str, Any], tools: Sequence[Tool]) -> ParsedReply:
-        # A server without a reasoning parser leaves the thoughts in the text; nobody but the model may see them.
+        # A server without a reasoning parser leaves the thoughts in the text; nobody but the model
+        # may see them.
         read = self._parser.parse(message.get("content") or "")
         offered = Offered(tools)
         calls = tuple(self._call(call, offered) for call in message.get("tool_calls") or ())
@@ -182,9 +241,13 @@ class BaselineAgent(TextAgent):
         try:
             arguments = orjson.loads(raw) if isinstance(raw, str) else raw
         except orjson.JSONDecodeError as error:
-            return replace(found, status=CallStatus.INVALID_JSON, error=f"the arguments are not JSON: {error}")
+            return replace(
+                found, status=CallStatus.INVALID_JSON, error=f"the arguments are not JSON: {error}"
+            )
         if not isinstance(arguments, dict):
-            return replace(found, status=CallStatus.BAD_ARGUMENTS, error="the arguments are no JSON object")
+            return replace(
+                found, status=CallStatus.BAD_ARGUMENTS, error="the arguments are no JSON object"
+            )
         return self._schemas.check(replace(found, arguments=arguments), offered)
 
     async def aclose(self) -> None:
@@ -193,7 +256,9 @@ class BaselineAgent(TextAgent):
 
 
 def _message(parsed: ParsedReply) -> Message:
-    """What the conversation keeps. Arguments that are no JSON are wrapped: servers refuse a history that holds them."""
+    """What the conversation keeps. Arguments that are no JSON are wrapped: servers refuse a
+    history that holds them.
+    """
     message = to_openai(parsed)
     for call, sent in zip(parsed.tool_calls, message.get("tool_calls", ()), strict=True):
         if call.arguments is None:
@@ -209,8 +274,8 @@ def _sent(message: Message) -> Message:
 def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> BaselineAgent:
     """Make the agent `baseline` of the group `toolroll.agents`.
 
-    `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes, and
-    `CallPolicy`'s fields.
+    `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes,
+    and `CallPolicy`'s fields.
     """
     own = dict(settings)
     key_name = own.pop("api_key_env", None)

@@ -1,7 +1,8 @@
-"""`TextAgent`: an agent without tokens: it plays and is scored like any other, and nothing of it can be trained on.
+"""`TextAgent`: an agent without tokens: it plays and is scored like any other, and nothing of it
+can be trained on.
 
-Invariants: the loop, the policy for unreadable calls and the rewards are those of `TrainableAgentMixin`; there is no trajectory, and
-`info["trainable"]` is False.
+Invariants: the loop, the policy for unreadable calls and the rewards are those of
+`TrainableAgentMixin`; there is no trajectory, and `info["trainable"]` is False.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ class TextAgent(ABC):
 
     @abstractmethod
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
     ) -> AssistantTurn:
         """The next turn."""
 
@@ -118,14 +123,20 @@ class TextAgent(ABC):
         rules = Rules(self._policy, sampling_params or {}, max_num_steps)
         played = await play(runner, begin, rules, session_id=name)
         talk = played.conversation
-        return build_result(played, talk.messages if talk else [], talk.tools if talk else [], trainable=False)
+        return build_result(
+            played, talk.messages if talk else [], talk.tools if talk else [], trainable=False
+        )
 
 
 class DoNothingAgent(TextAgent):
     """Says goodbye, and calls nothing: what it scores is a benchmark's floor."""
 
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[Tool], sampling_params: Mapping[str, Any], session_id: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
     ) -> AssistantTurn:
         """A farewell."""
         return AssistantTurn(ParsedReply(FAREWELL), {"role": "assistant", "content": FAREWELL})
@@ -140,4 +151,6 @@ def make_do_nothing(threads: BlockingRunner, settings: Mapping[str, Any]) -> DoN
     `settings`: step_timeout, max_observation_bytes.
     """
     most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
-    return DoNothingAgent(threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes)
+    return DoNothingAgent(
+        threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes
+    )

@@ -17,7 +17,12 @@ DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {
     "sglang_router_port": 30000,
     "use_http2": False,
 }
-DEFAULT_SAMPLING_PARAMS: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 512, "top_p": 0.9, "top_k": 50}
+DEFAULT_SAMPLING_PARAMS: Mapping[str, Any] = {
+    "temperature": 0.0,
+    "max_new_tokens": 512,
+    "top_p": 0.9,
+    "top_k": 50,
+}
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
 """tau-bench's rule."""
@@ -26,8 +31,8 @@ ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
 class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent for `tools_info` and `wiki`.
 
-    `model` and `provider` are kept for callers of the published class; the engine is where `rollout_args` says. `temperature`
-    goes into the default sampling parameters.
+    `model` and `provider` are kept for callers of the published class; the engine is where
+    `rollout_args` says. `temperature` goes into the default sampling parameters.
     """
 
     def __init__(
@@ -50,7 +55,9 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
         self.temperature = temperature
         self.rollout_args = DEFAULT_ROLLOUT_ARGS if rollout_args is None else rollout_args
         self.sampling_params = (
-            {**DEFAULT_SAMPLING_PARAMS, "temperature": temperature} if sampling_params is None else dict(sampling_params)
+            {**DEFAULT_SAMPLING_PARAMS, "temperature": temperature}
+            if sampling_params is None
+            else dict(sampling_params)
         )
         self.policy = policy
         if served is not None:
@@ -64,12 +71,19 @@ def agent_factory(
     rollout_args: Any = None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> TrainableToolCallingAgent:
-    """An agent for `config` (tau-bench's `RunConfig`, or anything with `agent_strategy`, `model`, `model_provider`,
-    `temperature`). Only the strategy "tool-calling" is trainable: `NotImplementedError` for any other."""
-    settings = config if isinstance(config, Mapping) else {name: getattr(config, name, None) for name in _SETTINGS}
+    """An agent for `config` (tau-bench's `RunConfig`, or anything with `agent_strategy`, `model`,
+    `model_provider`, `temperature`). Only the strategy "tool-calling" is trainable:
+    `NotImplementedError` for any other."""
+    settings = (
+        config
+        if isinstance(config, Mapping)
+        else {name: getattr(config, name, None) for name in _SETTINGS}
+    )
     strategy = settings.get("agent_strategy") or "tool-calling"
     if strategy != "tool-calling":
-        raise NotImplementedError(f"agent_strategy {strategy!r}: only 'tool-calling' can be trained")
+        raise NotImplementedError(
+            f"agent_strategy {strategy!r}: only 'tool-calling' can be trained"
+        )
     temperature = settings.get("temperature")
     if temperature is not None and temperature < 0:
         raise UsageError(f"temperature must not be negative: {temperature}")

@@ -1,8 +1,10 @@
-"""`TrainableAgentMixin`: plays one episode of an environment against an SGLang router and returns exactly its tokens.
+"""`TrainableAgentMixin`: plays one episode of an environment against an SGLang router and returns
+exactly its tokens.
 
-The published hooks are all here under their names and may be overridden. Those that make tokens (`_prepare_prompt_tokens`,
-`_get_token_delta`) are served as given and compared with the chat template's own tokens; a disagreement takes the sample out of
-training and is counted. Invariants: an episode ends with a status and a stop reason, never with an exception of its own (I7);
+The published hooks are all here under their names and may be overridden. Those that make tokens
+(`_prepare_prompt_tokens`, `_get_token_delta`) are served as given and compared with the chat
+template's own tokens; a disagreement takes the sample out of training and is counted. Invariants:
+an episode ends with a status and a stop reason, never with an exception of its own (I7);
 `CancelledError` passes through; what the model did not cause is ABORTED, reward None (I9).
 """
 
@@ -20,7 +22,12 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import Played, Rules, play
-from toolroll.agents.loop.published_hooks import proposed_ids, proposing, wrap_call_llm, wrap_parse_tool
+from toolroll.agents.loop.published_hooks import (
+    proposed_ids,
+    proposing,
+    wrap_call_llm,
+    wrap_parse_tool,
+)
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.model.config import RolloutArgs, read_args
@@ -42,23 +49,28 @@ TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
     "A turn either calls one function or speaks to the user; it never does both."
 )
-"""Stands, for agents that make one call a turn, in the place of the sentence that invites several."""
+"""Stands, for agents that make one call a turn, in the place of the sentence that invites
+several.
+"""
 
 _INVITATION = "You may call one or more functions to assist with the user query."
 
 
 def one_call_a_turn(text: str) -> str:
-    """`text`, the head of a prompt, with `TOOL_INSTRUCTION` in the place of the sentence that invites several calls."""
+    """`text`, the head of a prompt, with `TOOL_INSTRUCTION` in the place of the sentence that
+    invites several calls.
+    """
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
 
 
 class TrainableAgentMixin:
     """Subclasses give `tools_info`, `wiki`, `rollout_args`, `sampling_params`.
 
-    `served` shares one `Model` between agents; without it the agent opens its own from `rollout_args`, and closes it with
-    `aclose`. `on_length`: what a turn cut by max_new_tokens does: "stop" ends the episode (TRUNCATED), "continue" closes the
-    turn, masked 0, and goes on. `step_timeout`: seconds that one call of the environment may take (user simulator included); beyond
-    them the episode is aborted.
+    `served` shares one `Model` between agents; without it the agent opens its own from
+    `rollout_args`, and closes it with `aclose`. `on_length`: what a turn cut by max_new_tokens
+    does: "stop" ends the episode (TRUNCATED), "continue" closes the turn, masked 0, and goes on.
+    `step_timeout`: seconds that one call of the environment may take (user simulator included);
+    beyond them the episode is aborted.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -85,9 +97,10 @@ class TrainableAgentMixin:
     ) -> InteractionResult:
         """Play one episode of `env` and return it; at most `max_num_steps` turns of the model.
 
-        `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index` chooses the task where no `task` is
-        given. Raises `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set), and
-        `CancelledError`; everything else becomes the result's status, stop reason and `info["error"]`.
+        `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index`
+        chooses the task where no `task` is given. Raises `UsageError` for settings that cannot
+        work, `EngineUnreachableError` (only if an `engine_timeout` is set), and `CancelledError`;
+        everything else becomes the result's status, stop reason and `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
@@ -108,16 +121,20 @@ class TrainableAgentMixin:
         return self._finish(played)
 
     def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
-        """Return this episode's settings: those given, the agent's own, or those of the served model."""
+        """Return this episode's settings: those given, the agent's own, or those of the served
+        model.
+        """
         given = rollout_args if rollout_args is not None else self.rollout_args
         return served.args if given is None and served.args is not None else read_args(given)
 
-    # --- its parts -------------------------------------------------------------------------------------------------------
+    # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
         """The shared served model, or one opened from `rollout_args`."""
         if self.served is None:
-            self.served = Model.from_args(read_args(rollout_args if rollout_args is not None else self.rollout_args))
+            self.served = Model.from_args(
+                read_args(rollout_args if rollout_args is not None else self.rollout_args)
+            )
         return self.served
 
     async def aclose(self) -> None:
@@ -149,19 +166,35 @@ class TrainableAgentMixin:
             session_id=session_id,
             template=self._template(served),
             verify=args.verify,
-            generate=wrap_call_llm(served, self._call_llm) if kind._call_llm is not base._call_llm else None,
-            parse=wrap_parse_tool(self._parse_tool) if kind._parse_tool is not base._parse_tool else None,
-            prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1]) if own_prompt else None,
-            delta_hook=proposing(lambda messages: self._get_token_delta(state.tokenizer, messages)[0]) if own_delta else None,
+            generate=wrap_call_llm(served, self._call_llm)
+            if kind._call_llm is not base._call_llm
+            else None,
+            parse=wrap_parse_tool(self._parse_tool)
+            if kind._parse_tool is not base._parse_tool
+            else None,
+            prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1])
+            if own_prompt
+            else None,
+            delta_hook=proposing(
+                lambda messages: self._get_token_delta(state.tokenizer, messages)[0]
+            )
+            if own_delta
+            else None,
         )
 
     def _template(self, served: Model) -> ChatTemplate | None:
-        """The template whose head (system text and tools) is rewritten: by an override, or because one call a turn is the rule.
+        """The template whose head (system text and tools) is rewritten: by an override, or because
+        one call a turn is the rule.
 
-        None: the served one as it is. The rule's own is shared by all agents, an override's belongs to its agent.
+        None: the served one as it is. The rule's own is shared by all agents, an override's belongs
+        to its agent.
         """
         if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
-            return served.template.reformulated(one_call_a_turn) if self.policy.parallel_calls != "all" else None
+            return (
+                served.template.reformulated(one_call_a_turn)
+                if self.policy.parallel_calls != "all"
+                else None
+            )
         if self._own_template is None:
             self._own_template = served.template.with_head(self._reformulate_tool_call)
         return self._own_template
@@ -181,52 +214,70 @@ class TrainableAgentMixin:
             result.tokens[cut:],
         )
 
-    # --- the published hooks ---------------------------------------------------------------------------------------------
+    # --- the published hooks ----------------------------------------------------------------------
 
     def _reformulate_tool_call(self, text: str) -> str:
-        """Rewrite the head of the prompt (system text and tools) for one call a turn; idempotent."""
+        """Rewrite the head of the prompt (system text and tools) for one call a turn;
+        idempotent.
+        """
         return one_call_a_turn(text)
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's JSON.
+        """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's
+        JSON.
 
-        An override is given each request as it would be sent; what it returns is checked like the engine's own answer.
+        An override is given each request as it would be sent; what it returns is checked like the
+        engine's own answer.
         """
         return await self._open(None).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
         """The reply's text, taken apart: `{openai_message, parsed_result, success, error}`."""
         name = self._open(None).parser.name
-        return create_openai_adapter(list(self.tools_info), parser_type=name).parse_response_to_openai_format(response)
+        return create_openai_adapter(
+            list(self.tools_info), parser_type=name
+        ).parse_response_to_openai_format(response)
 
     async def _execute_tool(self, env: EnvironmentRunner, action: Action) -> StepResult:
         """Execute `action` in the environment."""
         return await env.step(action)
 
-    async def _initialize_environment(self, env: EnvironmentRunner, task_index: int | None) -> tuple[Observation, dict[str, Any]]:
+    async def _initialize_environment(
+        self, env: EnvironmentRunner, task_index: int | None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Reset the environment: its first observation, and info to keep."""
         first = await env.reset(task_index)
         return first, dict(first.info)
 
     def _build_initial_messages(self, obs: Observation | str) -> list[Message]:
-        """The first messages: the observation's own, or `wiki` and the user's text where it is only a text."""
+        """The first messages: the observation's own, or `wiki` and the user's text where it is
+        only a text.
+        """
         if isinstance(obs, Observation):
             return [dict(message) for message in obs.messages]
         return [{"role": "system", "content": self.wiki}, {"role": "user", "content": obs}]
 
-    def _prepare_prompt_tokens(self, state: Any, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """The first prompt: its text and its ids. Within an episode, those that will be served unless an override gives others."""
+    def _prepare_prompt_tokens(
+        self, state: Any, messages: Sequence[Message]
+    ) -> tuple[str, list[int]]:
+        """The first prompt: its text and its ids. Within an episode, those that will be served
+        unless an override gives others.
+        """
         template = self._open(None).template
         served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
         return template.encoder.decode(ids), ids
 
-    def _get_token_delta(self, tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """The ids and the loss mask of the last message of a recorded conversation, by diffing successive renders.
+    def _get_token_delta(
+        self, tokenizer: Any, messages: Sequence[Message]
+    ) -> tuple[list[int], list[int]]:
+        """The ids and the loss mask of the last message of a recorded conversation, by diffing
+        successive renders.
 
-        Assistant messages are 1, all others 0, and so is the generation prompt before an assistant message. The rollout itself
-        never encodes what the model sampled: this is for transcripts. Called by an override within an episode, it gives the delta
-        that will be served for the new messages, all of it 0.
+        Assistant messages are 1, all others 0, and so is the generation prompt before an assistant
+        message. The rollout itself never encodes what the model sampled: this is for transcripts.
+        Called by an override within an episode, it gives the delta that will be served for the new
+        messages, all of it 0.
         """
         served = proposed_ids()
         if served is not None:

@@ -1,4 +1,6 @@
-"""`infer_parser`: which format a chat template writes its tool calls in, found by rendering a call and reading it back."""
+"""`infer_parser`: which format a chat template writes its tool calls in, found by rendering a
+call and reading it back.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,17 @@ _TOOL = {
         },
     },
 }
-_IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")  # Kimi's call is its id; Mistral's template takes nine letters and digits only
+# Kimi's call is its id; Mistral's template takes nine letters and digits only
+_IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
 _REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def infer_parser(tokenizer: Any, template: str | None = None) -> str:
-    """The name of the parser for what `tokenizer`'s chat template (or `template`, as Jinja) renders.
+    """The name of the parser for what `tokenizer`'s chat template (or `template`, as Jinja)
+    renders.
 
-    Of several parsers that read the probe back the one that leaves the least text over is taken. Raises `UnknownParserError`
-    where none does: name the parser then.
+    Of several parsers that read the probe back the one that leaves the least text over is taken.
+    Raises `UnknownParserError` where none does: name the parser then.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -48,13 +52,16 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
         if best is not None:
             return best[1]
     raise UnknownParserError(
-        "no parser reads back the tool call that this chat template renders: the template may not know tools; else name the "
+        "no parser reads back the tool call that this chat template renders: the template may not "
+        "know tools; else name the "
         "parser, or register one for its format"
     )
 
 
 def _is_probe(reply: ParsedReply) -> bool:
-    return [(call.name, call.arguments, call.ok) for call in reply.tool_calls] == [(_NAME, _ARGUMENTS, True)]
+    return [(call.name, call.arguments, call.ok) for call in reply.tool_calls] == [
+        (_NAME, _ARGUMENTS, True)
+    ]
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
@@ -62,7 +69,11 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
     found = []
     for call_id in _IDS:
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):
-            call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+            call = {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": _NAME, "arguments": arguments},
+            }
             user = {"role": "user", "content": "Where is my order?"}
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
             try:
@@ -70,16 +81,30 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 prompt = _render(tokenizer, template, [user], generate=True)
             except _REFUSALS:
                 continue
-            at = next((index for index, (one, other) in enumerate(zip(whole, prompt, strict=False)) if one != other), len(prompt))
-            while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):  # both go on with a marker, and with another one
+            at = next(
+                (
+                    index
+                    for index, (one, other) in enumerate(zip(whole, prompt, strict=False))
+                    if one != other
+                ),
+                len(prompt),
+            )
+            # both go on with a marker, and with another one
+            while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:
                 found.append(whole[at:])
     return found
 
 
-def _render(tokenizer: Any, template: str | None, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
+def _render(
+    tokenizer: Any, template: str | None, messages: Sequence[Mapping[str, Any]], *, generate: bool
+) -> str:
     text = tokenizer.apply_chat_template(
-        list(messages), tools=[_TOOL], chat_template=template, add_generation_prompt=generate, tokenize=False
+        list(messages),
+        tools=[_TOOL],
+        chat_template=template,
+        add_generation_prompt=generate,
+        tokenize=False,
     )
     return str(text)

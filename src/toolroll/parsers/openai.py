@@ -22,10 +22,11 @@ class OpenAICompatibleToolCallAdapter:
         self._parser: ToolCallParser = get_parser(parser_type)
 
     def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
-        """`{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]}, success, error}`.
+        """`{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]}, success,
+        error}`.
 
-        `success` is False where a call was attempted that cannot be executed; `error` says why, and nothing of the text is lost:
-        the attempts stand in `openai_message`.
+        `success` is False where a call was attempted that cannot be executed; `error` says why, and
+        nothing of the text is lost: the attempts stand in `openai_message`.
         """
         reply = self._parser.parse(response, tools=self.tools_info)
         problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)
@@ -34,7 +35,11 @@ class OpenAICompatibleToolCallAdapter:
             "parsed_result": {
                 "normal_text": reply.content,
                 "calls": [
-                    {"name": call.name, "parameters": json.dumps(call.arguments, ensure_ascii=False)} for call in reply.ok_calls
+                    {
+                        "name": call.name,
+                        "parameters": json.dumps(call.arguments, ensure_ascii=False),
+                    }
+                    for call in reply.ok_calls
                 ],
             },
             "success": not problem,
@@ -43,43 +48,60 @@ class OpenAICompatibleToolCallAdapter:
 
     def get_openai_tools_format(self) -> list[dict[str, Any]]:
         """The tools in OpenAI's format."""
-        return [{"type": "function", "function": dict(tool["function"])} for tool in self.tools_info]
+        return [
+            {"type": "function", "function": dict(tool["function"])} for tool in self.tools_info
+        ]
 
 
-def create_openai_adapter(tools_info: Sequence[Tool], parser_type: str = "qwen25") -> OpenAICompatibleToolCallAdapter:
+def create_openai_adapter(
+    tools_info: Sequence[Tool], parser_type: str = "qwen25"
+) -> OpenAICompatibleToolCallAdapter:
     """The published factory."""
     return OpenAICompatibleToolCallAdapter(tools_info, parser_type)
 
 
 def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") -> dict[str, Any]:
     """The published function: `{normal_text, calls}`; parameters as JSON text."""
-    result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(response)["parsed_result"]
+    result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(
+        response
+    )["parsed_result"]
     return result
 
 
 def from_openai(message: Mapping[str, Any]) -> ParsedReply:
-    """An assistant message in OpenAI's format (a mapping) as a reply: the other way of `to_openai`, spans and raw text aside.
+    """An assistant message in OpenAI's format (a mapping) as a reply: the other way of `to_openai`,
+    spans and raw text aside.
 
-    Arguments may be JSON text or an object. Raises `ValueError` for a message of another role, and for content in parts.
+    Arguments may be JSON text or an object. Raises `ValueError` for a message of another role, and
+    for content in parts.
     """
     if message.get("role", "assistant") != "assistant":
-        raise ValueError(f"an assistant message is wanted, not one of the role {message.get('role')!r}")
+        raise ValueError(
+            f"an assistant message is wanted, not one of the role {message.get('role')!r}"
+        )
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise ValueError("the content of an assistant message must be text or None, not a list of parts")
+        raise ValueError(
+            "the content of an assistant message must be text or None, not a list of parts"
+        )
     calls = []
     for entry in message.get("tool_calls") or ():
         function = entry["function"]
         arguments = function.get("arguments")
         raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        made = made_call(function.get("name") or "", {} if arguments in (None, "") else arguments, raw, (0, 0))
+        made = made_call(
+            function.get("name") or "", {} if arguments in (None, "") else arguments, raw, (0, 0)
+        )
         calls.append(replace(made, id=entry.get("id") or "", span=None))
     return ParsedReply(content or "", message.get("reasoning_content") or None, tuple(calls))
 
 
 def to_openai(reply: ParsedReply) -> dict[str, Any]:
     """`reply` as an assistant message in OpenAI's format; every attempted call is in it."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.tool_calls else "")}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.content or (None if reply.tool_calls else ""),
+    }
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
@@ -89,7 +111,9 @@ def to_openai(reply: ParsedReply) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name or "unknown",
-                    "arguments": call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False),
+                    "arguments": call.raw
+                    if call.arguments is None
+                    else json.dumps(call.arguments, ensure_ascii=False),
                 },
             }
             for call in reply.tool_calls

@@ -1,7 +1,7 @@
 """Reasoning in tags (`<think>` and its like), apart from what the reply says.
 
-Invariants: only a tag at the reply's beginning opens reasoning; reasoning that is never closed ends where a tool call begins,
-so that no attempt is hidden in it.
+Invariants: only a tag at the reply's beginning opens reasoning; reasoning that is never closed ends
+where a tool call begins, so that no attempt is hidden in it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from toolroll.parsers.reading.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not known whether the prompt opened
-    it, was reasoning up to there. `others`: more pairs that a model has, for other efforts say."""
+    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not
+    known whether the prompt opened it, was reasoning up to there. `others`: more pairs that a model
+    has, for other efforts say."""
 
     open: str
     close: str
@@ -27,10 +28,13 @@ class Tags:
         """Everything that opens or closes reasoning."""
         return (self.open, self.close, *(marker for pair in self.others for marker in pair))
 
-    def read(self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None) -> Steps[int]:
+    def read(
+        self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
+    ) -> Steps[int]:
         """Read the reasoning at the reply's beginning; where the rest begins.
 
-        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning; None: not known.
+        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning;
+        None: not known.
         """
         lead = yield from source.skip(0)
         closes = (self.close, *(close for _, close in self.others))
@@ -65,8 +69,10 @@ SAID = replace(THINK, implied=False)
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
 _BY_NAME: dict[str, Tags] = {
     **dict.fromkeys(
-        "deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 glm45 kimi_k2 qwen3 qwen3-thinking minimax minimax-append-think "
-        "nanbeige step3 step3p5 nemotron_3 granite_thinking_parser interns1 gigachat35 mimo dots poolside_v1 ling3 "
+        "deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 glm45 kimi_k2 qwen3 qwen3-thinking "
+        "minimax minimax-append-think "
+        "nanbeige step3 step3p5 nemotron_3 granite_thinking_parser interns1 gigachat35 mimo dots "
+        "poolside_v1 ling3 "
         "iquest_q1 hunyuan".split(),
         THINK,
     ),
@@ -82,13 +88,15 @@ _BY_NAME: dict[str, Tags] = {
 
 
 def reasoning_names() -> tuple[str, ...]:
-    """The names of reasoning formats, as SGLang's `--reasoning-parser` names them. (Those of gpt-oss, beam, inkling and muse belong to
-    their tool-call parsers.)"""
+    """The names of reasoning formats, as SGLang's `--reasoning-parser` names them. (Those of
+    gpt-oss, beam, inkling and muse belong to their tool-call parsers.)"""
     return tuple(sorted(_BY_NAME))
 
 
 def get_reasoning(name: str) -> Tags:
     """A reasoning format by name. Raises `ValueError` for a name that is not there."""
     if name not in _BY_NAME:
-        raise ValueError(f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}")
+        raise ValueError(
+            f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}"
+        )
     return _BY_NAME[name]

@@ -1,5 +1,6 @@
-"""Parsers by the names that SGLang's `--tool-call-parser` uses, and those that third parties add: with `register`, or through the
-entry-point group `toolroll.parsers` (name -> a `ToolCallParser` class).
+"""Parsers by the names that SGLang's `--tool-call-parser` uses, and those that third parties add:
+with `register`, or through the entry-point group `toolroll.parsers` (name -> a `ToolCallParser`
+class).
 """
 
 from __future__ import annotations
@@ -40,16 +41,23 @@ from toolroll.parsers.formats.qwen3_coder import MiMoParser, Qwen3CoderParser
 from toolroll.parsers.reasoning import get_reasoning
 
 _BUILT_IN: tuple[type[ToolCallParser], ...] = (
-    HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser, MiniMaxM2Parser, DotsParser,
-    DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser, GigaChat35Parser, KimiK2Parser,
-    KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser, Gemma4Parser, HarmonyParser, CohereParser,
-    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, K2HorizonParser, MiniMaxM3Parser, InklingParser,
+    HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser,
+    MiniMaxM2Parser, DotsParser,
+    DeepSeekV3Parser, DeepSeekV31Parser, DeepSeekV32Parser, DeepSeekV4Parser, DeepSeekV41Parser,
+    GigaChat35Parser, KimiK2Parser,
+    KimiK3Parser, Step3Parser, MistralParser, Llama3Parser, PythonicParser, Lfm2Parser,
+    Gemma4Parser, HarmonyParser, CohereParser,
+    ApertusParser, GigaChat3Parser, IQuestParser, MiniCPM5Parser, MuseParser, K2HorizonParser,
+    MiniMaxM3Parser, InklingParser,
     BeamParser, PlainParser,
 )  # fmt: skip
 _NO_FORMATS = {
-    "response_template": "it is no wire format: with it SGLang reads a reply by the response_template in the checkpoint's tokenizer "
-    "configuration, so that the format is another one for each model. Name the parser of the format that the model writes "
-    "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or register one of your own",
+    "response_template": "it is no wire format: with it SGLang reads a reply by the "
+    "response_template in the checkpoint's tokenizer "
+    "configuration, so that the format is another one for each model. Name the parser of the "
+    "format that the model writes "
+    "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or "
+    "register one of your own",
 }
 """SGLang's names that say where to look a format up, and are none."""
 
@@ -69,20 +77,26 @@ def parser_names() -> tuple[str, ...]:
 
 
 def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
-    """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this process.
+    """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this
+    process.
 
-    Raises `ValueError` where the name is taken. A package that others install uses the entry-point group `toolroll.parsers` instead.
+    Raises `ValueError` where the name is taken. A package that others install uses the entry-point
+    group `toolroll.parsers` instead.
     """
     if name in parser_names():
         raise ValueError(f"there is a tool-call parser named {name!r} already: choose another name")
     _REGISTERED[name] = parser
 
 
-def get_parser(name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None) -> ToolCallParser:
-    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens; `reasoning`: how the model writes its
-    reasoning, by the name of SGLang's `--reasoning-parser`, where that is not the format's own way.
+def get_parser(
+    name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None
+) -> ToolCallParser:
+    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens;
+    `reasoning`: how the model writes its reasoning, by the name of SGLang's `--reasoning-parser`,
+    where that is not the format's own way.
 
-    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for an unknown reasoning format.
+    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for
+    an unknown reasoning format.
     """
     parser = _make(name, control_tokens)
     if reasoning is not None:
@@ -93,14 +107,17 @@ def get_parser(name: str, control_tokens: Collection[str] = (), *, reasoning: st
 def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
     if name.removeprefix("sglang:") in _NO_FORMATS:
         what = name.removeprefix("sglang:")
-        raise UnknownParserError(f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[what]}")
+        raise UnknownParserError(
+            f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[what]}"
+        )
     for kind in _BUILT_IN:
         if name == kind.name or name in kind.aliases:
             return kind(control_tokens)
     if name in _REGISTERED:
         return _REGISTERED[name](control_tokens)
     if name.startswith("sglang:"):
-        from toolroll.parsers.formats.sglang_parser import SGLangParser  # SGLang is heavy, and may not be there
+        # SGLang is heavy, and may not be there
+        from toolroll.parsers.formats.sglang_parser import SGLangParser
 
         sglang_name = name.removeprefix("sglang:")
         ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None

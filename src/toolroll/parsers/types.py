@@ -1,7 +1,9 @@
-"""What a parser returns: the reply's reasoning, its visible text, and every attempted tool call with a status.
+"""What a parser returns: the reply's reasoning, its visible text, and every attempted tool call
+with a status.
 
-Invariant: nothing the model wrote is lost. Each character of the reply is reasoning, content, a call's `raw`, or the
-format's own marker; a call that cannot be read is kept, with its raw text and the reason.
+Invariant: nothing the model wrote is lost. Each character of the reply is reasoning, content, a
+call's `raw`, or the format's own marker; a call that cannot be read is kept, with its raw text and
+the reason.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ class CallStatus(StrEnum):
 class ToolCall:
     """One attempted call.
 
-    `arguments` is the decoded JSON object, or None where it could not be read. `raw` is the text between the format's
-    markers, as the model wrote it. `span` is [start, stop) in characters of the reply's text; `token_span` the same in
-    `output_ids`, where the parser was given ids. `id` is the one that the model wrote where its format carries one,
-    else "" until `with_id` gives it one. `error` says in words what is wrong, fit to be shown to the model.
+    `arguments` is the decoded JSON object, or None where it could not be read. `raw` is the text
+    between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
+    the reply's text; `token_span` the same in `output_ids`, where the parser was given ids. `id` is
+    the one that the model wrote where its format carries one, else "" until `with_id` gives it one.
+    `error` says in words what is wrong, fit to be shown to the model.
     """
 
     name: str
@@ -56,8 +59,9 @@ class ToolCall:
 class ParsedReply:
     """A reply, taken apart.
 
-    `content` is the visible text without reasoning and without calls. `tool_calls` holds every attempt, in the order
-    written. `reasoning_closed` is False where the reply ended inside its reasoning.
+    `content` is the visible text without reasoning and without calls. `tool_calls` holds every
+    attempt, in the order written. `reasoning_closed` is False where the reply ended inside its
+    reasoning.
     """
 
     content: str
@@ -78,9 +82,11 @@ class ParsedReply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One step of a reply that is read as it comes: a piece of reasoning or of content, or a whole call.
+    """One step of a reply that is read as it comes: a piece of reasoning or of content, or a whole
+    call.
 
-    The pieces of one kind, joined, are `ParsedReply.reasoning` and `ParsedReply.content`; the calls are `tool_calls`.
+    The pieces of one kind, joined, are `ParsedReply.reasoning` and `ParsedReply.content`; the calls
+    are `tool_calls`.
     """
 
     kind: Literal["reasoning", "content", "tool_call"]

@@ -1,7 +1,8 @@
 """The errors that toolroll raises, each with what, where, and what to do.
 
-Two families: `UsageError` (the caller can mend it) and `RolloutError` (a part failed; at the episode border it
-becomes the episode's status and stop reason, see `toolroll.rollout.types.StopReason`).
+Two families: `UsageError` (the caller can mend it) and `RolloutError` (a part failed; at the
+episode border it becomes the episode's status and stop reason, see
+`toolroll.rollout.types.StopReason`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ _TRACEBACK = 4000
 _TEXT = 2000
 """Characters of a message that errors and episodes keep: its beginning."""
 _SLACK = 200
-"""So much more is not worth a cut: a cut text stays as it is where it is quoted and capped again."""
+"""So much more is not worth a cut: a cut text stays as it is where it is quoted and capped
+again.
+"""
 
 
 def capped(text: str, limit: int = _TEXT) -> str:
@@ -45,10 +48,13 @@ class RolloutError(ToolrollError):
 class EngineError(RolloutError):
     """The engine, or the router before it, refused or failed.
 
-    `status` is the HTTP status (None where no answer came), `body` what it said, `attempts` how often it was tried.
+    `status` is the HTTP status (None where no answer came), `body` what it said, `attempts` how
+    often it was tried.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = capped(body)
@@ -63,7 +69,9 @@ class EngineUnreachableError(EngineError):
 
 
 class ContextOverflowError(EngineError):
-    """The prompt leaves no room in the model's context. Never sent where the length is known beforehand."""
+    """The prompt leaves no room in the model's context. Never sent where the length is known
+    beforehand.
+    """
 
 
 class CompletionError(EngineError):
@@ -75,11 +83,14 @@ class TokenError(RolloutError):
 
 
 class TemplateError(RolloutError):
-    """The chat template cannot be used for what was asked, or refuses the conversation; the message says which and why."""
+    """The chat template cannot be used for what was asked, or refuses the conversation; the
+    message says which and why.
+    """
 
 
 class HistoryRewrittenError(TokenError):
-    """The chat template rewrites tokens that were already served, so that there is no delta to append.
+    """The chat template rewrites tokens that were already served, so that there is no delta to
+    append.
 
     `reason` says which part is rewritten. The caller forks the trajectory or refuses.
     """
@@ -102,8 +113,8 @@ class TimeLimitError(RolloutError):
 
 
 class ActionError(ToolrollError):
-    """Raised by an environment where the model's action is at fault; the text goes back to the model as the
-    observation."""
+    """Raised by an environment where the model's action is at fault; the text goes back to the
+    model as the observation."""
 
 
 def describe(error: BaseException) -> dict[str, Any]:

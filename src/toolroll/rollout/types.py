@@ -1,8 +1,8 @@
 """The nouns of a rollout, and the two protocols (`Environment`, `Agent`) between its parts.
 
-Frozen, slotted dataclasses without behaviour beyond their own checks. Every list of a `Trajectory` is aligned to the
-whole sequence; each framework's own form is a slice of it. Field names are the field's: `input_ids`, `loss_mask`,
-`logprobs`, `finish_reason`, `weight_version`.
+Frozen, slotted dataclasses without behaviour beyond their own checks. Every list of a `Trajectory`
+is aligned to the whole sequence; each framework's own form is a slice of it. Field names are the
+field's: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ import numpy.typing as npt
 from toolroll.parsers.types import ToolCall
 
 Message = dict[str, Any]
-"""One chat message in OpenAI's format: role, content, and tool_calls / tool_call_id / name where they apply."""
+"""One chat message in OpenAI's format: role, content, and tool_calls / tool_call_id / name where
+they apply.
+"""
 
 Tool = dict[str, Any]
-"""One tool in OpenAI's format: {"type": "function", "function": {"name", "description", "parameters"}}."""
+"""One tool in OpenAI's format: {"type": "function", "function": {"name", "description",
+"parameters"}}.
+"""
 
 IdArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.uint8]
@@ -42,7 +46,8 @@ class StopReason(StrEnum):
     """Why an episode ended. `status_of` gives the `Status` that belongs to each."""
 
     DONE = "done"  # the environment said so
-    INVALID_CALLS = "invalid_calls"  # too many unreadable calls in a row, or the policy is to stop at the first
+    # too many unreadable calls in a row, or the policy is to stop at the first
+    INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
     LENGTH = "length"  # a turn was cut by max_new_tokens
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
@@ -61,7 +66,9 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """The status that `reason` stands for. What the model did not cause is ABORTED: its reward is None, never 0."""
+    """The status that `reason` stands for. What the model did not cause is ABORTED: its reward
+    is None, never 0.
+    """
     if reason in _COMPLETED:
         return Status.COMPLETED
     return Status.TRUNCATED if reason in _TRUNCATED else Status.ABORTED
@@ -71,7 +78,9 @@ Record = TypeVar("Record")
 
 
 def _pickled_by_field(kind: type[Record]) -> type[Record]:
-    """Let a frozen dataclass be pickled as its values: as dataclasses with slots do it, in Python, an episode takes twice as long."""
+    """Let a frozen dataclass be pickled as its values: as dataclasses with slots do it, in
+    Python, an episode takes twice as long.
+    """
     values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
     kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
     return kind
@@ -83,7 +92,9 @@ def _pickled_by_field(kind: type[Record]) -> type[Record]:
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """Tokens [start, stop) were sampled under weights `version`. Positions count from the list they stand in."""
+    """Tokens [start, stop) were sampled under weights `version`. Positions count from the list
+    they stand in.
+    """
 
     version: str
     start: int
@@ -94,9 +105,10 @@ class WeightVersion:
 class GenerateRequest:
     """One call of the engine's `/generate`.
 
-    `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), and `highest_id` the highest of them as
-    unsigned numbers: the session keeps both, so that encoding and checking a request cost O(new tokens). `session_id` becomes the
-    routing key. `extra` are further top-level fields of the body.
+    `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), and
+    `highest_id` the highest of them as unsigned numbers: the session keeps both, so that encoding
+    and checking a request cost O(new tokens). `session_id` becomes the routing key. `extra` are
+    further top-level fields of the body.
     """
 
     input_ids: IdArray
@@ -112,10 +124,11 @@ class GenerateRequest:
 class Completion:
     """What the engine said, checked, untouched.
 
-    `output_ids` int32 [n], the stop token included; `logprobs` float32 [n] at the effective temperature, or None
-    where they were not asked for. `finish_reason` is "stop", "length" or "abort"; `matched` the stop token id or stop
-    string. `text` is the engine's own detokenised text (it lacks the stop token: docs of SGLang 0.5.23), for logs
-    only. `latency` in seconds, over all attempts.
+    `output_ids` int32 [n], the stop token included; `logprobs` float32 [n] at the effective
+    temperature, or None where they were not asked for. `finish_reason` is "stop", "length" or
+    "abort"; `matched` the stop token id or stop string. `text` is the engine's own detokenised text
+    (it lacks the stop token: docs of SGLang 0.5.23), for logs only. `latency` in seconds, over all
+    attempts.
     """
 
     output_ids: IdArray
@@ -130,9 +143,13 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[prompt + output - 1, layers * top_k] where `return_routed_experts` asked for them: all tokens but the last one."""
+    """[prompt + output - 1, layers * top_k] where `return_routed_experts` asked for them: all
+    tokens but the last one.
+    """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked for them."""
+    """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked
+    for them.
+    """
 
     @property
     def weight_version(self) -> str | None:
@@ -145,10 +162,10 @@ class Completion:
 class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, stop token included.
 
-    `weight_versions` count from the start of the sequence. `sampling_params` are the effective ones: logprobs depend
-    on the temperature. `excluded` says why the span is not trained (mask 0) although it was sampled: "context" for a
-    fork's history, else the policy's reason. `prompt_tokens` and `cached_tokens` as the engine counted them;
-    `latency` in seconds.
+    `weight_versions` count from the start of the sequence. `sampling_params` are the effective
+    ones: logprobs depend on the temperature. `excluded` says why the span is not trained (mask 0)
+    although it was sampled: "context" for a fork's history, else the policy's reason.
+    `prompt_tokens` and `cached_tokens` as the engine counted them; `latency` in seconds.
     """
 
     start: int
@@ -182,10 +199,11 @@ class MessageSpan:
 class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
-    `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that place; `logprobs`
-    float32 [n], NaN where the token was not sampled. `prompt_length` tokens precede the first sampled one that may be
-    trained. `source` is "engine", or "transcript" where the tokens were made from text: RL adapters refuse those.
-    `fork_reason` says why this sequence was begun anew; None for the first. `spans`, of a transcript: which messages stand where.
+    `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that
+    place; `logprobs` float32 [n], NaN where the token was not sampled. `prompt_length` tokens
+    precede the first sampled one that may be trained. `source` is "engine", or "transcript" where
+    the tokens were made from text: RL adapters refuse those. `fork_reason` says why this sequence
+    was begun anew; None for the first. `spans`, of a transcript: which messages stand where.
     """
 
     input_ids: IdArray
@@ -197,17 +215,22 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[n - 1, layers * top_k], as the engine gave them with the last turn: the experts of every token but the last."""
+    """[n - 1, layers * top_k], as the engine gave them with the last turn: the experts of every
+    token but the last.
+    """
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)
         if len(self.loss_mask) != n or len(self.logprobs) != n:
             raise ValueError(
-                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask {len(self.loss_mask)}, "
+                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask "
+                f"{len(self.loss_mask)}, "
                 f"logprobs {len(self.logprobs)}"
             )
         if not 0 <= self.prompt_length <= n:
-            raise ValueError(f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens")
+            raise ValueError(
+                f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens"
+            )
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -233,7 +256,9 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a benchmark: `id` is stable between versions of the library, `index` its place in the split."""
+    """One task of a benchmark: `id` is stable between versions of the library, `index` its place
+    in the split.
+    """
 
     id: str
     index: int
@@ -243,7 +268,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the agent does in one step: visible `content` (reasoning never stands in it) and executable `tool_calls`."""
+    """What the agent does in one step: visible `content` (reasoning never stands in it) and
+    executable `tool_calls`.
+    """
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -251,7 +278,9 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What `Environment.reset` returns: the first messages (system and user), the tools, and free `info`."""
+    """What `Environment.reset` returns: the first messages (system and user), the tools, and
+    free `info`.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
@@ -262,8 +291,8 @@ class Observation:
 class StepResult:
     """What `Environment.step` returns.
 
-    `messages`: tool messages (one per call, with its `tool_call_id`) and user messages. `reward`: this step's, or
-    None where it has none. `tools`: the new list where it changed, else None.
+    `messages`: tool messages (one per call, with its `tool_call_id`) and user messages. `reward`:
+    this step's, or None where it has none. `tools`: the new list where it changed, else None.
     """
 
     messages: Sequence[Message] = ()
@@ -278,8 +307,8 @@ class Environment(ABC):
 
     Its methods may be plain or `async`; plain ones run in a thread, off the event loop. An
     `ActionError` raised by `step` is the model's fault and goes back to it as the observation;
-    whatever else `reset`, `step` or `truncated_reward` raise, `SystemExit` and `CancelledError` included,
-    aborts the episode and no other one.
+    whatever else `reset`, `step` or `truncated_reward` raise, `SystemExit` and `CancelledError`
+    included, aborts the episode and no other one.
     """
 
     reward_mode: Literal["final", "sum"] = "final"
@@ -297,7 +326,9 @@ class Environment(ABC):
         """Execute `action`. Not called again after `done`."""
 
     def truncated_reward(self) -> float | None:
-        """The reward of an episode that ran out of steps or of context; None: the runner takes 0.0."""
+        """The reward of an episode that ran out of steps or of context; None: the runner takes
+        0.0.
+        """
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
@@ -335,8 +366,8 @@ class UserSimulator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """What a run may set for every environment it makes: the user simulator's factory, and an environment's own
-    keys."""
+    """What a run may set for every environment it makes: the user simulator's factory, and an
+    environment's own keys."""
 
     user: Callable[[int], UserSimulator] | None = None
     """`user(seed)` makes the user simulator of one episode."""
@@ -344,8 +375,8 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A benchmark by name: what an entry point of the group `toolroll.environments` names (the object itself or its
-    class)."""
+    """A benchmark by name: what an entry point of the group `toolroll.environments` names (the
+    object itself or its class)."""
 
     name: str
     description: str
@@ -365,7 +396,9 @@ class EnvironmentFactory(Protocol):
         ...
 
     def reference(self, task: Task) -> Sequence[Action] | None:
-        """The actions that solve `task`, in order, one a step; None where the benchmark gives none."""
+        """The actions that solve `task`, in order, one a step; None where the benchmark gives
+        none.
+        """
         ...
 
 
@@ -376,9 +409,10 @@ class EnvironmentFactory(Protocol):
 class InteractionResult:
     """What one episode came to: the published fields, then ours.
 
-    `tokens` (prompt + response) and `loss_mask`, `logprobs` (over the response) are views of the last trajectory: the
-    conversation as it ended. Where a chat template made the session fork, `trajectories` holds every sequence, and a
-    trainer must take them all. `reward` is None for an ABORTED episode.
+    `tokens` (prompt + response) and `loss_mask`, `logprobs` (over the response) are views of the
+    last trajectory: the conversation as it ended. Where a chat template made the session fork,
+    `trajectories` holds every sequence, and a trainer must take them all. `reward` is None for an
+    ABORTED episode.
     """
 
     prompt: str

@@ -97,7 +97,9 @@ TOOLS = tuple(tool(name) for name in NAMES)
 class Writer:
     """Writes one dialogue. `control`: fills the braces of `INJECTED` with control-token texts."""
 
-    def __init__(self, seed: str, control: dict[str, str] | None = None, *, extras: bool = True) -> None:
+    def __init__(
+        self, seed: str, control: dict[str, str] | None = None, *, extras: bool = True
+    ) -> None:
         self.rng = random.Random(seed)
         self.control = control
         self.extras = extras
@@ -189,7 +191,9 @@ def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = Fals
         new = writer.results(turn) if calls else [writer.user()]
         if calls and rng.random() < 0.15:
             new.append(writer.user())
-        sampling: Sampling = rng.choice(("alone", "alone", "alone", "history", "split", "spaced", "compact"))
+        sampling: Sampling = rng.choice(
+            ("alone", "alone", "alone", "history", "split", "spaced", "compact")
+        )
         if cuts and not calls and rng.random() < 0.6:
             sampling = "cut"
             turn.pop("reasoning_content", None)

@@ -129,7 +129,9 @@ async def play_episodes(
             prompter = Scripted(voice, TOOLS) if scripted else None
             voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
             more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
-            dialogue = Conversation(served, script.first, TOOLS, session_id=script.name, **more, **settings)
+            dialogue = Conversation(
+                served, script.first, TOOLS, session_id=script.name, **more, **settings
+            )
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             keep(dialogue)
@@ -154,7 +156,11 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
     """The script's messages with the ids of the calls as they were parsed."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
     for message in new:
-        yield ({**message, "tool_call_id": ids.pop(0)} if message["role"] == "tool" and ids else message)
+        yield (
+            {**message, "tool_call_id": ids.pop(0)}
+            if message["role"] == "tool" and ids
+            else message
+        )
 
 
 def _judged(judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str) -> Outcome:
@@ -169,7 +175,9 @@ def _judged(judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended:
         prompt = entry.input_ids.tolist()
         before = dialogue.messages[: at[turn]]
         last = dialogue.messages[: at[turn - 1]] if turn else []
-        verdict, detail = _verdict(judge, prompt, stream, before, last, log[turn - 1] if turn else None)
+        verdict, detail = _verdict(
+            judge, prompt, stream, before, last, log[turn - 1] if turn else None
+        )
         outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
         if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
@@ -196,7 +204,9 @@ def _verdict(
         return "unclear", str(reason)
     text = judge.decode(entry.output_ids)
     stop = judge.decode(entry.output_ids[-1:])
-    said = Said(entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)])
+    said = Said(
+        entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)]
+    )
     truth = judge.truth(last, said, before[len(last) + 1 :], TOOLS)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]

@@ -100,7 +100,9 @@ class Judge:
 
     # --- renders ---------------------------------------------------------------------------------
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
         """The template's text. Arguments are given as dicts, or as JSON text if it takes no
         dicts."""
         failure: Exception | None = None
@@ -121,7 +123,9 @@ class Judge:
                     break
         raise Refused(str(failure)) from failure
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> Render:
         """The template's text with the places of its own control tokens. Raises `Refused`,
         `Unclear`."""
         shown = repr((messages, tools, generate))
@@ -131,12 +135,16 @@ class Judge:
             self._renders[shown] = self._render(messages, tools, generate=generate)
         return self._renders[shown]
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> Render:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> Render:
         text = self.text(messages, tools, generate=generate)
         if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
             return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
-            masked = self.text(self._masked(list(messages)), self._masked(list(tools or ())), generate=generate)
+            masked = self.text(
+                self._masked(list(messages)), self._masked(list(tools or ())), generate=generate
+            )
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
         pairs = zip(text, masked, strict=False)
@@ -149,7 +157,9 @@ class Judge:
         if isinstance(value, str):
             return self.pattern.sub(lambda found: rot13(found.group()), value)
         if isinstance(value, dict):
-            return {key: item if key == "role" else self._masked(item) for key, item in value.items()}
+            return {
+                key: item if key == "role" else self._masked(item) for key, item in value.items()
+            }
         return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
 
     # --- ids -------------------------------------------------------------------------------------
@@ -206,7 +216,9 @@ class Judge:
         ids = self._split(pieces, rng) if step.sampling == "split" else self.ids(pieces)
         return Said(ids, "".join(text for text, _ in pieces), stop, turn)
 
-    def _region(self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, served: Render) -> tuple[list[Piece], str]:
+    def _region(
+        self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, served: Render
+    ) -> tuple[list[Piece], str]:
         """The pieces of the turn behind the generation prompt, stop token included."""
         renders = [self.render([*before, step.turn], tools, generate=False)]
         if len(self._ends(renders[0], len(served.text), self.template.stops)) > 1:
@@ -224,9 +236,13 @@ class Judge:
         if end is None:
             raise Inapplicable("the template does not render this turn behind its prompt")
         pieces = self._between(renders[0], start, end[1])
-        opened = served.text.rstrip().endswith("<think>") and not any(t == "</think>" for t, _ in pieces)
+        opened = served.text.rstrip().endswith("<think>") and not any(
+            t == "</think>" for t, _ in pieces
+        )
         lead: list[Piece] = [("Hm.\n", False), ("</think>", True), ("\n\n", False)]
-        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[slice(*end)]
+        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[
+            slice(*end)
+        ]
 
     def _start_in(self, alone: Render, served: Render) -> int:
         """Where the turn begins in a render that does not begin with the prompt that was served:
@@ -240,7 +256,9 @@ class Judge:
             raise Inapplicable("the template does not render this turn behind its prompt")
         return start
 
-    def turn_end(self, render: Render, start: int, ends: Sequence[str] | None = None) -> tuple[int, int] | None:
+    def turn_end(
+        self, render: Render, start: int, ends: Sequence[str] | None = None
+    ) -> tuple[int, int] | None:
         """The place of the first stop token (of the first of `ends`) from `start` on."""
         found = self._ends(render, start, ends or self.template.stops)
         return found[0] if found else None
@@ -249,7 +267,9 @@ class Judge:
         return [at for at in render.marks if at[0] >= start and render.text[slice(*at)] in ends]
 
     def _between(self, render: Render, start: int, end: int) -> list[Piece]:
-        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(start)
+        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(
+            start
+        )
 
     def _split(self, pieces: Sequence[Piece], rng: random.Random) -> list[int]:
         """Ids of the same text in token splits that the tokenizer would not choose."""
@@ -322,7 +342,9 @@ class Judge:
                 return self._alone(without, tools)
         return self._alone(messages, tools)
 
-    def _end_in_history(self, full: Render, alone: Render | None, start: int) -> tuple[int, int] | None:
+    def _end_in_history(
+        self, full: Render, alone: Render | None, start: int
+    ) -> tuple[int, int] | None:
         """The place of the token that ends the turn once messages follow: as many tokens of its
         kind stand before it as when the turn stands alone."""
         ends = self.template.stops + self.template.closes
@@ -389,11 +411,15 @@ class Judge:
         ids, stream = list(ids), list(stream)
         if ids == self.ids(full.pieces()):
             return True
-        kept = next((n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream))
+        kept = next(
+            (n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream)
+        )
         marks, texts = set(self.control.values()), self.decode
         for at in range(min(kept, len(ids)) - 1, -1, -1):
             if ids[at] in marks:
                 begin = texts(ids[: at + 1])
-                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(full.pieces(len(begin))):
+                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(
+                    full.pieces(len(begin))
+                ):
                     return True
         return False

@@ -68,7 +68,9 @@ class Player:
     """One template with one `ChatTemplate` for all its dialogues, so that what it remembers is
     used."""
 
-    def __init__(self, template: Template, history: History = "fork", tokenizer: Any = None) -> None:
+    def __init__(
+        self, template: Template, history: History = "fork", tokenizer: Any = None
+    ) -> None:
         self.template = template
         self.history = history
         tokenizer = tokenizer if tokenizer is not None else tokenizer_of(template)
@@ -120,7 +122,9 @@ class Player:
                     return
                 stream = forked
 
-    def _prompt(self, dialogue: Conversation, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int] | None:
+    def _prompt(
+        self, dialogue: Conversation, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> list[int] | None:
         try:
             expected = self.judge.prompt(messages, tools)
         except (Refused, Unclear) as reason:
@@ -128,8 +132,12 @@ class Player:
             return None
         outcome = _outcome(lambda: self.subject.prompt(messages, tools))
         right = outcome == ("append", expected)
-        verdict = "exact" if right else "refused-unneeded" if outcome[0] == "refuse" else "prompt-wrong"
-        self._add(dialogue, 0, verdict, "" if right else self._detail(Truth("append", expected), outcome))
+        verdict = (
+            "exact" if right else "refused-unneeded" if outcome[0] == "refuse" else "prompt-wrong"
+        )
+        self._add(
+            dialogue, 0, verdict, "" if right else self._detail(Truth("append", expected), outcome)
+        )
         return expected
 
     def _fork(
@@ -142,10 +150,14 @@ class Player:
     ) -> list[int] | None:
         import numpy as np
 
-        what, value = _outcome(lambda: self.subject.fork_prompt(np.array(stream, dtype=np.int32), messages, tools))
+        what, value = _outcome(
+            lambda: self.subject.fork_prompt(np.array(stream, dtype=np.int32), messages, tools)
+        )
         if what != "append":
             unclear = self._unclear(messages, tools)
-            self._add(dialogue, turn, "unclear" if unclear else "refused-unneeded", f"fork: {value}")
+            self._add(
+                dialogue, turn, "unclear" if unclear else "refused-unneeded", f"fork: {value}"
+            )
             return None
         right = self.judge.fork_is_right(value, stream, messages, tools)
         verdict = {True: "fork-exact", False: "fork-wrong", None: "unclear"}[right]
@@ -165,7 +177,9 @@ class Player:
         expected = None if truth.ids is None else self.judge.decode(truth.ids)
         got = self.judge.decode(value) if what == "append" else f"{type(value).__name__}: {value}"
         same = " (the same text in other tokens)" if got == expected else ""
-        return f"{truth.kind} {truth.why}: expected {expected!r:.300}, got {what} {got!r:.300}{same}"
+        return (
+            f"{truth.kind} {truth.why}: expected {expected!r:.300}, got {what} {got!r:.300}{same}"
+        )
 
     def _add(self, dialogue: Conversation, turn: int, verdict: str, detail: str = "") -> None:
         self.rows.append(Row(self.template.name, dialogue.name, turn, verdict, detail))
@@ -204,7 +218,9 @@ def _outcome(make: Any) -> Outcome:
 def verdict_on(truth: Truth, outcome: Outcome, history: History, judge: Judge) -> str:
     """The verdict on an outcome."""
     what, value = outcome
-    kept = truth.kind in ("append", "drift") or (truth.kind == "rewrite" and history == "preserve" and truth.ids is not None)
+    kept = truth.kind in ("append", "drift") or (
+        truth.kind == "rewrite" and history == "preserve" and truth.ids is not None
+    )
     if what == "crash":
         return "crashed"
     if what == "refuse":
@@ -227,5 +243,9 @@ def counts(rows: Sequence[Row]) -> Counter[str]:
 
 def bad(rows: Sequence[Row], verdicts: Sequence[str] = WRONG, limit: int = 30) -> str:
     """The rows with one of `verdicts`, one a line."""
-    found = [f"{r.verdict} {r.template} {r.dialogue} turn {r.turn}: {r.detail}" for r in rows if r.verdict in verdicts]
+    found = [
+        f"{r.verdict} {r.template} {r.dialogue} turn {r.turn}: {r.detail}"
+        for r in rows
+        if r.verdict in verdicts
+    ]
     return "\n".join(found[:limit])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 SLOTS = {
     "top": "",
-    "head": "{% if tools %}<|turn|>system\n{% for t in tools %}{{ t | tojson }}{{ '\\n' }}{% endfor %}<|end|>\n{% endif %}",
+    "head": "{% if tools %}<|turn|>system\n{% for t in tools %}{{ t | tojson }}{{ '\\n' }}{% "
+    "endfor %}<|end|>\n{% endif %}",
     "loop": "{% for m in messages %}",
     "each": "",
-    "think": "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}",
+    "think": "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif "
+    "%}",
     "said": "{{ m.content or '' }}",
     "calls": "{% for c in m.tool_calls or [] %}{CALL}{% endfor %}",
-    "call": '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>',
+    "call": '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | '
+    "tojson }}}</tool_call>",
     "tool": "<tool_response>{{ m.content }}</tool_response>",
     "user": "{{ m.content }}",
     "after": "",

@@ -31,7 +31,9 @@ class Template:
 
 # --- one question of one field --------------------------------------------------------------------
 
-_CALL = "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
+_CALL = (
+    "(messages[: loop.index0] | selectattr('tool_calls', 'defined') | list | last).tool_calls[0]"
+)
 _LAST_USER = "(messages | selectattr('role', 'equalto', 'user') | list | last).content"
 
 FIELDS: Mapping[str, tuple[str, str]] = {
@@ -84,18 +86,21 @@ TESTS: Mapping[str, str] = {
     "lines": "{% if {X}.split('\n') | length > 1 %}[N]{% endif %}",
     "alias": "{% set a = {X} %}{% set b = a %}{% if b in ['python', 'ok'] %}[A]{% endif %}",
     "set_block": "{% set a %}{{ {X} }}!{% endset %}{% if a == 'python!' %}[B]{% endif %}",
-    "macro": "{% macro q(t) %}{% if t == 'python' or t[:1] == 'T' %}[M]{% endif %}{% endmacro %}{{ q({X}) }}",
+    "macro": "{% macro q(t) %}{% if t == 'python' or t[:1] == 'T' %}[M]{% endif %}{% endmacro %}{{ "
+    "q({X}) }}",
     "concat": "{% if '' ~ ':' ~ {X} == ':python' or 'a' ~ {X} == 'aok' %}[+]{% endif %}",
     "lookup": "{{ {'python': 'P', 'now': 'N', 'ok': 'K', '42': 'X'}.get({X}, '?') }}",
     "subscript": "{% set d = {'python': 'P', 'ok': 'K'} %}{% if {X} in d %}{{ d[{X}] }}{% endif %}",
-    "constants": "{% set x = {X} %}{% for w in ['python', 'now', 'ok', 'Paris'] %}{% if w in x %}[{{ w }}]{% endif %}{% endfor %}",
+    "constants": "{% set x = {X} %}{% for w in ['python', 'now', 'ok', 'Paris'] %}{% if w in x "
+    "%}[{{ w }}]{% endif %}{% endfor %}",
     "compare": "{% if {X} > 'h' %}[h]{% endif %}",
     "count": "{% if {X}.count('a') > 1 %}[a]{% endif %}",
     "find": "{% if {X}.find('o') == 1 %}[o]{% endif %}",
     "letters": "{{ {X} | list | unique | list | length }}",
     "reverse": "{{ {X} | reverse }}",
     "filter_block": "{% filter upper %}{{ {X} }}{% endfilter %}",
-    "namespace": "{% set k = namespace(v='') %}{% set k.v = {X} %}{% if k.v|length>5 %}[K]{% endif %}",
+    "namespace": "{% set k = namespace(v='') %}{% set k.v = {X} %}{% if k.v|length>5 %}[K]{% endif "
+    "%}",
     "select": "{% if [{X}] | select('in', ['python', 'ok', '42']) | list %}[s]{% endif %}",
     "ternary": "{{ '[T]' if {X} == 'python' else '[f]' if 'a' in {X} else '' }}",
     "raises": "{% if {X} in ['now', '42', 'call_3'] %}{{ raise_exception('not this') }}{% endif %}",
@@ -109,7 +114,9 @@ TESTS: Mapping[str, str] = {
 
 def generated() -> list[Template]:
     """One template for each question of each field."""
-    return [Template(f"{field}.{test}", _asking(field, test)) for field, test in product(FIELDS, TESTS)]
+    return [
+        Template(f"{field}.{test}", _asking(field, test)) for field, test in product(FIELDS, TESTS)
+    ]
 
 
 def _asking(field: str, test: str) -> str:

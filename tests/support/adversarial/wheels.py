@@ -83,8 +83,12 @@ def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
     tokenizer = load()
     tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
     bos = next((text for text in ("<|begin_of_text|>", "<bos>", "<s>") if text in control), None)
-    tokenizer.bos_token = bos or ("<｜begin▁of▁sentence｜>" if "<｜begin▁of▁sentence｜>" in control else "<|pad|>")
-    tokenizer.eos_token = next((text for text in CLOSES if text in control and text != "</s>"), "</s>")
+    tokenizer.bos_token = bos or (
+        "<｜begin▁of▁sentence｜>" if "<｜begin▁of▁sentence｜>" in control else "<|pad|>"
+    )
+    tokenizer.eos_token = next(
+        (text for text in CLOSES if text in control and text != "</s>"), "</s>"
+    )
     own = tokenizer.eos_token in source and "eos_token" in source  # it writes both: they differ
     if own or (tokenizer.eos_token == "</s>" and "<|endoftext|>" in source):
         tokenizer.eos_token = "<|endoftext|>"

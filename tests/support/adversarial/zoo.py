@@ -54,7 +54,9 @@ def _byte_level(*parts: Any, normalizer: Any = None) -> Tokenizer:
         made.normalizer = normalizer
     made.pre_tokenizer = pre.Sequence(list(parts)) if len(parts) > 1 else parts[0]
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
+    )
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -66,7 +68,9 @@ def _byte_fallback(normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokeniz
     if pre_tokenizer is not None:
         made.pre_tokenizer = pre_tokenizer
     made.decoder = decoder
-    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12
+    )
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -82,7 +86,9 @@ def _unigram(scheme: Any, normalizer: Any = None) -> Tokenizer:
         made.normalizer = normalizer
     made.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme)
     made.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    trainer = trainers.UnigramTrainer(vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+    )
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -108,7 +114,9 @@ def _word_piece(*, lowercase: bool) -> Tokenizer:
     made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     made.pre_tokenizer = pre.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=700, special_tokens=["[UNK]"], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=700, special_tokens=["[UNK]"], show_progress=False
+    )
     made.train_from_iterator(_texts(), trainer)
     return made
 
@@ -140,7 +148,9 @@ KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
         {},
     ),
     "byte_level_lowercase": (
-        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
+        lambda: _byte_level(
+            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
+        ),
         {},
     ),
     "metaspace_first": (lambda: _metaspace("first"), {}),
@@ -158,7 +168,9 @@ KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
     "special_both_strip": (_plain, {"lstrip": True, "rstrip": True}),
     "special_single_word": (_plain, {"single_word": True}),
     "special_normalized": (
-        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()),
+        lambda: _byte_level(
+            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
+        ),
         {"normalized": True},
     ),
     "metaspace_first_rstrip": (lambda: _metaspace("first"), {"rstrip": True}),

@@ -9,7 +9,10 @@ from typing import Any
 import orjson
 
 USER = {"role": "user", "content": "Hi"}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 CHAT = "/sessions/bad/v1/chat/completions"
 
 
@@ -54,22 +57,35 @@ BODIES: dict[str, bytes] = {
     "content an object": messages({"role": "user", "content": {"text": "Hi"}}),
     "a part null": messages({"role": "user", "content": [None]}),
     "a part without a type": messages({"role": "user", "content": [{"text": "Hi"}]}),
-    "an image": messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-    "a tool result of no call": messages(USER, {"role": "tool", "tool_call_id": "no", "content": "x"}),
+    "an image": messages(
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    ),
+    "a tool result of no call": messages(
+        USER, {"role": "tool", "tool_call_id": "no", "content": "x"}
+    ),
     "calls a string": messages(USER, {"role": "assistant", "content": None, "tool_calls": "look"}),
     "a call null": messages(USER, {"role": "assistant", "tool_calls": [None]}, USER),
-    "a call without a function": messages(USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}, USER),
+    "a call without a function": messages(
+        USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}, USER
+    ),
     "arguments a number": messages(
         USER,
-        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": 5}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": 5}}],
+        },
         USER,
     ),
     "tools a string": body(tools="look"),
     "a tool null": body(tools=[None]),
     "a tool without a function": body(tools=[{"type": "function"}]),
-    "a tool's schema a string": body(tools=[{"type": "function", "function": {"name": "x", "parameters": "y"}}]),
+    "a tool's schema a string": body(
+        tools=[{"type": "function", "function": {"name": "x", "parameters": "y"}}]
+    ),
     "tool_choice unknown": body(tools=[TOOL], tool_choice="sometimes"),
-    "tool_choice of no tool": body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "no"}}),
+    "tool_choice of no tool": body(
+        tools=[TOOL], tool_choice={"type": "function", "function": {"name": "no"}}
+    ),
     "temperature a string": body(temperature="hot"),
     "temperature below zero": body(temperature=-1),
     "temperature huge": body(temperature=1e30),
@@ -88,7 +104,9 @@ BODIES: dict[str, bytes] = {
     "an unknown field": body(alien=1),
     "a session id that is no id": body(session_id="../x"),
     "a lone surrogate": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-    "a huge number": b'{"messages": [{"role": "user", "content": "Hi"}], "seed": 1' + b"0" * 5000 + b"}",
+    "a huge number": b'{"messages": [{"role": "user", "content": "Hi"}], "seed": 1'
+    + b"0" * 5000
+    + b"}",
 }
 """Bodies of chat requests that are wrong, or right and odd."""
 
@@ -98,8 +116,12 @@ RAW: dict[str, bytes] = {
     "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "half a request line": b"POST /sess",
     "half a header": b"POST / HTTP/1.1\r\nHost: 12",
-    "half a body": post(b'{"messages"', CHAT, "Content-Length: 1000", "Content-Type: application/json"),
-    "a body longer than it says": post(body(), CHAT, "Content-Length: 5", "Content-Type: application/json"),
+    "half a body": post(
+        b'{"messages"', CHAT, "Content-Length: 1000", "Content-Type: application/json"
+    ),
+    "a body longer than it says": post(
+        body(), CHAT, "Content-Length: 5", "Content-Type: application/json"
+    ),
     "a length below zero": post(body(), CHAT, "Content-Length: -5"),
     "a length that is no number": post(body(), CHAT, "Content-Length: x"),
     "two lengths": post(body(), CHAT, "Content-Length: 5", "Content-Length: 6"),
@@ -107,9 +129,19 @@ RAW: dict[str, bytes] = {
     "a chunk without a size": post(b"x\r\n", CHAT, "Transfer-Encoding: chunked"),
     "huge headers": post(b"", CHAT, "X-Long: " + "x" * 1_000_000),
     "many headers": post(b"", CHAT, *[f"X-{n}: x" for n in range(20_000)]),
-    "false gzip": post(b"x" * 20, CHAT, "Content-Length: 20", "Content-Encoding: gzip", "Content-Type: application/json"),
+    "false gzip": post(
+        b"x" * 20,
+        CHAT,
+        "Content-Length: 20",
+        "Content-Encoding: gzip",
+        "Content-Type: application/json",
+    ),
     "cut gzip": post(
-        gzip.compress(body())[:30], CHAT, "Content-Length: 30", "Content-Encoding: gzip", "Content-Type: application/json"
+        gzip.compress(body())[:30],
+        CHAT,
+        "Content-Length: 30",
+        "Content-Encoding: gzip",
+        "Content-Type: application/json",
     ),
     "a bomb": post(
         bomb := zlib.compress(b" " * 300_000_000, 9),
@@ -124,9 +156,14 @@ RAW: dict[str, bytes] = {
     "a path with NUL": post(b"", "/sessions/a%00b/v1/chat/completions"),
     "an unknown method": b"BREW / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     "a foreign origin": post(
-        body(), CHAT, "Origin: https://evil.example", f"Content-Length: {len(body())}", "Content-Type: text/plain"
+        body(),
+        CHAT,
+        "Origin: https://evil.example",
+        f"Content-Length: {len(body())}",
+        "Content-Type: text/plain",
     ),
-    "an upgrade": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    "an upgrade": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: "
+    b"upgrade\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "pipelined": post(b"", "/health") + post(body()),
 }

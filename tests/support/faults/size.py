@@ -1,4 +1,6 @@
-"""How much the fault suite injects: a seeded sample in `make test-all`, everything in `make faults`."""
+"""How much the fault suite injects: a seeded sample in `make test-all`, everything in `make
+faults`.
+"""
 
 from __future__ import annotations
 

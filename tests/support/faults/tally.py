@@ -14,8 +14,9 @@ from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.types import Episode
 
 COUNTS = ("tried", "played", "lost", "doubled", "changed", "affected", "tracebacks")
-"""Faults tried; episodes played; of these lost, doubled, or changed by writing and reading; episodes
-that no fault was meant for and that are not what they are without faults; tracebacks for users."""
+"""Faults tried; episodes played; of these lost, doubled, or changed by writing and reading;
+episodes that no fault was meant for and that are not what they are without faults; tracebacks for
+users."""
 
 
 class Tally:
@@ -53,7 +54,9 @@ class Tally:
 
     def check(self) -> None:
         """Fail if anything was lost, doubled, changed, affected or shown as a traceback."""
-        wrong = {name: n for name, n in self.counts.items() if n and name not in ("tried", "played")}
+        wrong = {
+            name: n for name, n in self.counts.items() if n and name not in ("tried", "played")
+        }
         assert not wrong, wrong
         assert self.counts["tried"], "no fault was tried"
 

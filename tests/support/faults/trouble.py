@@ -11,7 +11,14 @@ from typing import Any
 from support.ponds import Pond, PondFactory
 from support.worlds import TOOL
 
-from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+)
 
 Wrong = Callable[["Trouble"], Any]
 """What happens instead of the right answer: it raises, or returns the wrong answer."""
@@ -182,7 +189,15 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "long text": lambda: ValueError("x" * 5_000_000),
     "surrogates": lambda: ValueError("\ud800 \x00 \udfff"),
 }
-EVERYWHERE = ("SystemExit 0", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "no text", "exits if shown", "ValueError")
+EVERYWHERE = (
+    "SystemExit 0",
+    "KeyboardInterrupt",
+    "GeneratorExit",
+    "CancelledError",
+    "no text",
+    "exits if shown",
+    "ValueError",
+)
 
 WRONG: dict[str, tuple[str, Wrong]] = {
     **{f"step raises {name}": ("step", raising(error)) for name, error in RAISED.items()},
@@ -205,23 +220,44 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "reset returns None": ("reset", returning(None)),
     "reset returns text": ("reset", returning("Hello.")),
     "reset has no messages": ("reset", returning(Observation([]))),
-    "tools are a number": ("reset", returning(Observation([{"role": "user", "content": FIRST}], 5))),
+    "tools are a number": (
+        "reset",
+        returning(Observation([{"role": "user", "content": FIRST}], 5)),
+    ),
     "tools are read-only": (
         "reset",
         returning(Observation([{"role": "user", "content": FIRST}], [MappingProxyType(TOOL)])),
     ),
-    "info is read-only": ("step", returning(StepResult((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})})))),
-    "tools hold None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [None]))),
+    "info is read-only": (
+        "step",
+        returning(StepResult((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})}))),
+    ),
+    "tools hold None": (
+        "reset",
+        returning(Observation([{"role": "user", "content": FIRST}], [None])),
+    ),
     "messages are a number": ("reset", returning(Observation(5))),
-    "first info is None": ("reset", returning(Observation([{"role": "user", "content": FIRST}], [TOOL], None))),
+    "first info is None": (
+        "reset",
+        returning(Observation([{"role": "user", "content": FIRST}], [TOOL], None)),
+    ),
     "info is None": ("step", returning(StepResult((), 1.0, True, info=None))),
     "info is a list": ("step", returning(StepResult((), 1.0, True, info=[1]))),
     "info is in itself": ("step", returning(StepResult((), 1.0, True, info=_cyclic()))),
     "info is deep": ("step", returning(StepResult((), 1.0, True, info={"deep": _nested(3000)}))),
     "info cannot be shown": ("step", returning(StepResult((), 1.0, True, info={"x": _EvilRepr()}))),
-    "info has odd keys": ("step", returning(StepResult((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}}))),
-    "info has surrogates": ("step", returning(StepResult((), 1.0, True, info={"\ud800": "\udfff"}))),
-    "info has huge numbers": ("step", returning(StepResult((), 1.0, True, info={"n": 10**400, "f": math.inf}))),
+    "info has odd keys": (
+        "step",
+        returning(StepResult((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}})),
+    ),
+    "info has surrogates": (
+        "step",
+        returning(StepResult((), 1.0, True, info={"\ud800": "\udfff"})),
+    ),
+    "info has huge numbers": (
+        "step",
+        returning(StepResult((), 1.0, True, info={"n": 10**400, "f": math.inf})),
+    ),
     "reward is NaN": ("step", returning(StepResult((), math.nan, True))),
     "reward is infinite": ("step", returning(StepResult((), math.inf, True))),
     "reward is text": ("step", returning(StepResult((), "1.0", True))),
@@ -229,7 +265,10 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "reward is a list": ("step", returning(StepResult((), [1.0], True))),
     "a message is None": ("step", returning(StepResult([None]))),
     "a message has no role": ("step", returning(StepResult([{"content": "x"}]))),
-    "a message's role is unknown": ("step", returning(StepResult([{"role": "alien", "content": "x"}]))),
+    "a message's role is unknown": (
+        "step",
+        returning(StepResult([{"role": "alien", "content": "x"}])),
+    ),
     "a call is not answered": ("step", returning(StepResult([{"role": "user", "content": "x"}]))),
     "content is a number": ("step", user(5)),
     "content is bytes": ("step", user(b"x")),
@@ -258,7 +297,9 @@ class TroubledFactory(PondFactory):
 
     def tasks(self, split: str) -> Sequence[Task]:
         ponds = list(super().tasks(split))
-        bad = [Task(f"bad-{n}", len(ponds) + n, split, {"wrong": w}) for n, w in enumerate(self.wrongs)]
+        bad = [
+            Task(f"bad-{n}", len(ponds) + n, split, {"wrong": w}) for n, w in enumerate(self.wrongs)
+        ]
         mixed = [task for pair in zip(bad, ponds, strict=False) for task in pair]
         return [*mixed, *bad[len(ponds) :], *ponds[len(bad) :]]
 

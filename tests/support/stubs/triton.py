@@ -1,4 +1,5 @@
-"""Stands in for triton's wheel of 1 GB: decorators pass through, everything else is a module or class without content.
+"""Stands in for triton's wheel of 1 GB: decorators pass through, everything else is a module or
+class without content.
 
 SGLang imports triton for kernels that need a GPU; on the CPU none of them runs.
 """
@@ -25,7 +26,9 @@ class _Class:
 
 
 class _Module(types.ModuleType):
-    """A package with every name: a capital letter begins a class, anything else a module that is a decorator too."""
+    """A package with every name: a capital letter begins a class, anything else a module that is
+    a decorator too.
+    """
 
     __version__ = "0.0.0"
 
@@ -38,7 +41,9 @@ class _Module(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"
-        value = sys.modules.get(full) or (type(name, (_Class,), {}) if name[0].isupper() else _Module(full))
+        value = sys.modules.get(full) or (
+            type(name, (_Class,), {}) if name[0].isupper() else _Module(full)
+        )
         setattr(self, name, value)
         return value
 
@@ -55,7 +60,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if fullname.startswith("triton.") else None
+        return (
+            importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+            if fullname.startswith("triton.")
+            else None
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Module(spec.name)

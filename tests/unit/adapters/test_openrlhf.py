@@ -1,4 +1,6 @@
-"""What OpenRLHF's `agent_func_openai_server_executor` gets wrong: a test for each defect that can be tested, by its number."""
+"""What OpenRLHF's `agent_func_openai_server_executor` gets wrong: a test for each defect that
+can be tested, by its number.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokeni
 
 @functools.cache
 def qwen() -> Any:
-    """Qwen's small tokenizer with Qwen3's template, which strips thoughts and groups tool results."""
+    """Qwen's small tokenizer with Qwen3's template, which strips thoughts and groups tool
+    results.
+    """
     return tokenizer_for(trl_template("qwen3"))
 
 
@@ -35,33 +39,51 @@ USER: Any = {"role": "user", "content": "Hi"}
 
 
 @asynccontextmanager
-async def actor(policy: Any, tokenizer: Any = None, **more: Any) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
+async def actor(
+    policy: Any, tokenizer: Any = None, **more: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
     """OpenRLHF's engine, with the embedded one behind it."""
-    async with EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine, aiohttp.ClientSession() as http:
+    async with (
+        EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine,
+        aiohttp.ClientSession() as http,
+    ):
         yield engine, LlmEngine(engine.url, http)
 
 
 async def execute(
-    executor: AgentExecutor, llm: LlmEngine, *, tokenizer: Any = None, params: Any = None, max_length: int = 2048, **more: Any
+    executor: AgentExecutor,
+    llm: LlmEngine,
+    *,
+    tokenizer: Any = None,
+    params: Any = None,
+    max_length: int = 2048,
+    **more: Any,
 ) -> dict[str, Any]:
     """As OpenRLHF calls it."""
     tokenizer = tokenizer or load_embedded_tokenizer()
     return await executor.execute(
         **{
-            "prompt": "Hi", "label": "L", "sampling_params": params or SamplingParams(), "max_length": max_length,
+            "prompt": "Hi", "label": "L", "sampling_params": params or SamplingParams(),
+            "max_length": max_length,
             "hf_tokenizer": tokenizer, "llm_engine": llm, "images": None, **more,
         }
     )  # fmt: skip
 
 
 def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
-    """Each action was sampled from exactly the tokens before it, with these logprobs; everything else has 0."""
+    """Each action was sampled from exactly the tokens before it, with these logprobs; everything
+    else has 0.
+    """
     tokens, logprobs = result["observation_tokens"], result["rollout_log_probs"]
     assert len(tokens) == len(logprobs)
     outside = set(range(len(tokens)))
     for start, stop in result["action_ranges"]:
         outside -= set(range(start, stop))
-        fits = [it for it in engine.log if it.input_ids.tolist() == tokens[:start] and it.output_ids == tokens[start:stop]]
+        fits = [
+            it
+            for it in engine.log
+            if it.input_ids.tolist() == tokens[:start] and it.output_ids == tokens[start:stop]
+        ]
         assert fits
         assert logprobs[start:stop] == pytest.approx(fits[0].logprobs)
     assert all(logprobs[at] == 0.0 for at in outside)
@@ -92,12 +114,22 @@ class Chatter(AgentExecutor):
 
 async def test_d1_the_signature_is_todays() -> None:
     names = list(inspect.signature(AgentExecutor.execute).parameters)
-    assert names == ["self", "prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine", "images"]
+    assert names == [
+        "self",
+        "prompt",
+        "label",
+        "sampling_params",
+        "max_length",
+        "hf_tokenizer",
+        "llm_engine",
+        "images",
+    ]
     async with actor(lambda request: "Hello.") as (engine, llm):
         result = await execute(AgentExecutor(), llm)
         exact(result, engine)
         assert set(result) == {
-            "prompt", "label", "images", "mm_train_inputs", "reward", "scores", "observation_tokens", "action_ranges",
+            "prompt", "label", "images", "mm_train_inputs", "reward", "scores",
+            "observation_tokens", "action_ranges",
             "rollout_log_probs", "truncated", "extra_logs",
         }  # fmt: skip
         with pytest.raises(UsageError, match="images"):
@@ -106,15 +138,22 @@ async def test_d1_the_signature_is_todays() -> None:
 
 @pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
 async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
-    said = {"drift": saying, "leading newline": lambda request: "\nHello.", "stripped thoughts": lambda request: SAID[1]}[how]
+    said = {
+        "drift": saying,
+        "leading newline": lambda request: "\nHello.",
+        "stripped thoughts": lambda request: SAID[1],
+    }[how]
     async with actor(said, qwen(), split="random") as (engine, llm):
         executor = Looker() if how == "drift" else Chatter(3)
         result = await execute(executor, llm, tokenizer=qwen())
         exact(result, engine)
         assert len(engine.log) == 3
         left_out = result["extra_logs"]["left_out_tokens"]
-        assert sum(stop - start for start, stop in result["action_ranges"]) + left_out == sum(len(it.output_ids) for it in engine.log)
-        assert (left_out > 0) == (how == "stripped thoughts")  # OpenRLHF takes one sequence; what that costs is said
+        assert sum(stop - start for start, stop in result["action_ranges"]) + left_out == sum(
+            len(it.output_ids) for it in engine.log
+        )
+        # OpenRLHF takes one sequence; what that costs is said
+        assert (left_out > 0) == (how == "stripped thoughts")
 
 
 async def test_d3_no_limit_is_the_room_that_is_left() -> None:
@@ -126,9 +165,13 @@ async def test_d3_no_limit_is_the_room_that_is_left() -> None:
 
 async def test_d4_a_retry_is_no_second_turn() -> None:
     release = asyncio.Event()
-    hold = lambda request: Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    hold = lambda request: (
+        Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    )
     async with endpoint(load_embedded_tokenizer(), hold) as bench:
-        playing = asyncio.create_task(play(bench.client(max_retries=20, timeout=0.5).chat.completions.create))
+        playing = asyncio.create_task(
+            play(bench.client(max_retries=20, timeout=0.5).chat.completions.create)
+        )
         await bench.engine.until(lambda engine: engine.held == 1)
         await bench.joined("s", retry=1)
         release.set()
@@ -154,7 +197,8 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
     async with actor(lambda request: "One STOP two.") as (_, llm):
         await execute(Chatter(1, **more), llm, params=SamplingParams(temperature=0.3, top_p=0.8))
         [seen] = llm.seen
-        assert (seen.temperature, seen.top_p) == (0.3, 0.8)  # the trainer's, where the call leaves it open
+        # the trainer's, where the call leaves it open
+        assert (seen.temperature, seen.top_p) == (0.3, 0.8)
         assert (seen.stop, seen.max_tokens, seen.top_k, seen.min_p) == (["STOP"], 7, 5, 0.1)
         assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
 
@@ -164,7 +208,9 @@ async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> N
         client = bench.client()
         reply = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], n=2)  # type: ignore[list-item]
         assert all(choice.finish_reason == "tool_calls" for choice in reply.choices)
-        none = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], tool_choice="none")  # type: ignore[list-item]
+        none = await client.chat.completions.create(
+            model="m", messages=[USER], tools=[TOOL], tool_choice="none"
+        )  # type: ignore[list-item]
         assert none.choices[0].message.tool_calls is None
         status, body = await bench.post("/v1/chat/completions", {"messages": [USER], "seed": 3})
         assert status == 200, body
@@ -173,13 +219,21 @@ async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> N
 
 async def test_d6_an_assistant_without_content_is_not_called_none() -> None:
     async with endpoint(qwen(), lambda request: "Hello.") as bench:
-        calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": "x"})}}]
+        calls = [
+            {
+                "id": "c",
+                "type": "function",
+                "function": {"name": "look", "arguments": json.dumps({"at": "x"})},
+            }
+        ]
         messages = [
             USER,
             {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c", "content": "seen"},
         ]
-        status, _ = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL]})
+        status, _ = await bench.post(
+            "/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL]}
+        )
         assert status == 200
         assert "None" not in bench.served.template.tokenizer.decode(bench.engine.log[0].input_ids)
 
@@ -187,15 +241,21 @@ async def test_d6_an_assistant_without_content_is_not_called_none() -> None:
 async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
     executor = Chatter(3)
     async with actor(lambda request: "Hello.", token_latency=0.002) as (engine, llm):
-        params = [SamplingParams(temperature=value, max_tokens=limit) for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))]
-        results = await asyncio.gather(*(execute(executor, llm, params=it, prompt=f"I am {it.temperature}") for it in params))
+        params = [
+            SamplingParams(temperature=value, max_tokens=limit)
+            for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))
+        ]
+        results = await asyncio.gather(
+            *(execute(executor, llm, params=it, prompt=f"I am {it.temperature}") for it in params)
+        )
         for given, result in zip(params, results, strict=True):
             exact(result, engine)
             mine = [entry for entry in engine.log if f"I am {given.temperature}" in llm_text(entry)]
             assert len(mine) == 3
-            assert {(it.sampling_params["temperature"], it.sampling_params["max_new_tokens"]) for it in mine} == {
-                (given.temperature, given.max_tokens)
-            }
+            assert {
+                (it.sampling_params["temperature"], it.sampling_params["max_new_tokens"])
+                for it in mine
+            } == {(given.temperature, given.max_tokens)}
         assert [it.max_tokens for it in params] == [40, 3, 9]
 
 
@@ -208,7 +268,11 @@ async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_
         before = asyncio.all_tasks()
         await execute(Looker(), llm)
         assert llm.loops == {id(asyncio.get_running_loop())}
-        left = {task for task in asyncio.all_tasks() - before if not task.done() and "RequestHandler" not in repr(task)}
+        left = {
+            task
+            for task in asyncio.all_tasks() - before
+            if not task.done() and "RequestHandler" not in repr(task)
+        }
         assert left == set()  # a RequestHandler is the embedded engine's own
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
         for _ in range(3):
@@ -232,12 +296,21 @@ async def test_d10_truncated_looks_at_every_turn() -> None:
 
 
 async def test_d10_interleaved_sub_agents_in_one_session() -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: f"Reply {request.index}.") as bench:
+    async with endpoint(
+        load_embedded_tokenizer(), lambda request: f"Reply {request.index}."
+    ) as bench:
         client = bench.client()
-        talks: list[list[Any]] = [[{"role": "system", "content": name}, USER] for name in ("One", "Two")]
+        talks: list[list[Any]] = [
+            [{"role": "system", "content": name}, USER] for name in ("One", "Two")
+        ]
         for _ in range(3):
             for talk in talks:
-                talk += [(await client.chat.completions.create(model="m", messages=talk)).choices[0].message, USER]
+                talk += [
+                    (await client.chat.completions.create(model="m", messages=talk))
+                    .choices[0]
+                    .message,
+                    USER,
+                ]
         assert [len(found["turns"]) for found in await bench.trajectories()] == [3, 3]
 
 
@@ -247,4 +320,8 @@ async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
         _, counted = await bench.post("/tokenize", asked)
         _, reply = await bench.post("/v1/chat/completions", asked)
         assert counted["tokens"] == reply["prompt_token_ids"]
-        assert counted["count"] == reply["usage"]["prompt_tokens"] == len(bench.engine.log[0].input_ids)
+        assert (
+            counted["count"]
+            == reply["usage"]["prompt_tokens"]
+            == len(bench.engine.log[0].input_ids)
+        )

@@ -1,4 +1,6 @@
-"""The slime adapter's `generate` against slime's own types where it is installed (`peers`), and against a mirror of them."""
+"""The slime adapter's `generate` against slime's own types where it is installed (`peers`), and
+against a mirror of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ import numpy as np
 import pytest
 from support import slime_mirror
 from support.slime_mirror import train_data
-from support.slime_trainer import SAMPLING, every_sampled_token_is_as_served, real_slime, reference_lines, says, serving
+from support.slime_trainer import (
+    SAMPLING,
+    every_sampled_token_is_as_served,
+    real_slime,
+    reference_lines,
+    says,
+    serving,
+)
 
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
@@ -33,15 +42,23 @@ from toolroll.rollout.testing import (
 )
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
-# --- generate ------------------------------------------------------------------------------------------------------------
+# --- generate -------------------------------------------------------------------------------------
 
 
 async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> None:
     async with serving() as (engine, args):
-        asked = sample_type(index=5, group_index=1, prompt="0", label="L", metadata={"kept": 1}, session_id="s")
+        asked = sample_type(
+            index=5, group_index=1, prompt="0", label="L", metadata={"kept": 1}, session_id="s"
+        )
         made = await generate(args, asked, dict(SAMPLING))
     assert made.status is sample_type.Status.COMPLETED and made.reward == 1.0
-    assert (made.index, made.group_index, made.rollout_id, made.label, made.session_id) == (5, 1, None, "L", "s")
+    assert (made.index, made.group_index, made.rollout_id, made.label, made.session_id) == (
+        5,
+        1,
+        None,
+        "L",
+        "s",
+    )
     assert made.metadata["kept"] == 1 and made.metadata["toolroll"]["stop_reason"] == "done"
     train_data([made])
     turns = [entry for entry in engine.log if entry.output_ids]
@@ -56,12 +73,16 @@ async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> N
         mask[at : at + len(turn.output_ids)] = [1] * len(turn.output_ids)
         logprobs[at : at + len(turn.output_ids)] = turn.logprobs
     assert made.loss_mask == mask[cut:]
-    assert made.rollout_log_probs == np.array(logprobs[cut:], dtype=np.float32).astype(float).tolist()
+    assert (
+        made.rollout_log_probs == np.array(logprobs[cut:], dtype=np.float32).astype(float).tolist()
+    )
     assert made.weight_versions == ["default"] * len(turns)
     assert made.prefix_cache_info.total_prompt_tokens == sum(len(turn.input_ids) for turn in turns)
-    assert asked.tokens == [] and asked.reward is None and asked.prefix_cache_info.total_prompt_tokens == 0, (
-        "the sample given was changed"
-    )
+    assert (
+        asked.tokens == []
+        and asked.reward is None
+        and asked.prefix_cache_info.total_prompt_tokens == 0
+    ), "the sample given was changed"
 
 
 async def test_both_arities_and_evaluation(sample_type: Any) -> None:
@@ -81,11 +102,22 @@ async def test_an_episode_that_failed_has_no_reward_and_a_zero_mask(sample_type:
         args.toolroll_retries = 0
         made = await generate(args, sample_type(prompt=0, index=1), dict(SAMPLING))
         args.toolroll_retries = 1
-        again = await generate(args, sample_type(prompt=0, index=1, session_id="other"), dict(SAMPLING))
-    assert made.status is again.status is sample_type.Status.ABORTED and made.reward is None and made.remove_sample
-    assert set(made.loss_mask) == {0} and len(made.loss_mask) == made.response_length == len(made.rollout_log_probs) > 1
+        again = await generate(
+            args, sample_type(prompt=0, index=1, session_id="other"), dict(SAMPLING)
+        )
+    assert (
+        made.status is again.status is sample_type.Status.ABORTED
+        and made.reward is None
+        and made.remove_sample
+    )
+    assert (
+        set(made.loss_mask) == {0}
+        and len(made.loss_mask) == made.response_length == len(made.rollout_log_probs) > 1
+    )
     assert made.metadata["toolroll"]["error"]["type"] == "EngineError"
-    assert [entry.status for entry in engine.log if entry.routing_key == "other"].count(400) == 2, "it was to be played once more"
+    assert [entry.status for entry in engine.log if entry.routing_key == "other"].count(400) == 2, (
+        "it was to be played once more"
+    )
 
 
 async def test_a_failure_before_the_first_token_still_makes_a_sample(sample_type: Any) -> None:
@@ -93,19 +125,36 @@ async def test_a_failure_before_the_first_token_still_makes_a_sample(sample_type
         made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
     assert made.response_length == 1 and made.loss_mask == [0] and made.rollout_log_probs == [0.0]
     assert made.tokens == engine.log[0].input_ids.tolist()
-    nothing = InteractionResult("", None, [], {}, status=Status.ABORTED, stop_reason=StopReason.USER_ERROR)
+    nothing = InteractionResult(
+        "", None, [], {}, status=Status.ABORTED, stop_reason=StopReason.USER_ERROR
+    )
     [made] = to_samples(sample_type(index=0), nothing, filler=7)
-    assert (made.tokens, made.response_length, made.loss_mask, made.remove_sample) == ([7, 7], 1, [0], True)
+    assert (made.tokens, made.response_length, made.loss_mask, made.remove_sample) == (
+        [7, 7],
+        1,
+        [0],
+        True,
+    )
 
 
 async def test_an_abort_by_the_engine_gives_back_an_aborted_sample(sample_type: Any) -> None:
-    async with serving(faults=lambda request: Fault(abort_after=3) if request.call == 1 else None) as (engine, args):
+    async with serving(
+        faults=lambda request: Fault(abort_after=3) if request.call == 1 else None
+    ) as (engine, args):
         made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
-    assert made.status is sample_type.Status.ABORTED and made.reward is None and set(made.loss_mask) == {0}
-    assert len(engine.log) == 2, "an abort is the trainer's will and is neither resumed nor played again"
+    assert (
+        made.status is sample_type.Status.ABORTED
+        and made.reward is None
+        and set(made.loss_mask) == {0}
+    )
+    assert len(engine.log) == 2, (
+        "an abort is the trainer's will and is neither resumed nor played again"
+    )
 
 
-async def test_no_turn_begins_once_slime_stops_its_rollout(sample_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_turn_begins_once_slime_stops_its_rollout(
+    sample_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = Namespace(aborted=False)
     module = ModuleType("slime.rollout.sglang_rollout")
     vars(module)["GenerateState"] = lambda args: state
@@ -121,8 +170,17 @@ async def test_no_turn_begins_once_slime_stops_its_rollout(sample_type: Any, mon
 
 
 async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
-    async with serving(faults=lambda request: Fault(abort_after=3) if request.index == 1 else None) as (_, args):
-        begun = sample_type(prompt=0, index=3, response="Hello", response_length=1, tokens=[1, 2], status=sample_type.Status.ABORTED)
+    async with serving(
+        faults=lambda request: Fault(abort_after=3) if request.index == 1 else None
+    ) as (_, args):
+        begun = sample_type(
+            prompt=0,
+            index=3,
+            response="Hello",
+            response_length=1,
+            tokens=[1, 2],
+            status=sample_type.Status.ABORTED,
+        )
         with pytest.raises(UsageError, match="sample 3 already has a response of 1 tokens"):
             await generate(args, begun, dict(SAMPLING))
         args.partial_rollout = True
@@ -130,12 +188,20 @@ async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
             await generate(args, sample_type(prompt=0), dict(SAMPLING))
         args.toolroll_partial = "restart"
         cut = await generate(args, sample_type(prompt=0, metadata={"a": 1}), dict(SAMPLING))
-        assert (cut.status.name, cut.response, cut.response_length, cut.tokens, cut.reward) == ("ABORTED", "", 0, [], None)
+        assert (cut.status.name, cut.response, cut.response_length, cut.tokens, cut.reward) == (
+            "ABORTED",
+            "",
+            0,
+            [],
+            None,
+        )
         again = await generate(args, cut, dict(SAMPLING))
         assert again.reward == 1.0 and again.metadata["a"] == 1
 
 
-def _trajectory(n: int, cut: int, *, reason: str | None = None, source: Any = "engine") -> Trajectory:
+def _trajectory(
+    n: int, cut: int, *, reason: str | None = None, source: Any = "engine"
+) -> Trajectory:
     mask = np.array([0] * cut + [1] * (n - cut), dtype=np.uint8)
     logprobs = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
     return Trajectory(np.arange(n, dtype=np.int32), mask, logprobs, (), cut, source, reason)
@@ -143,11 +209,18 @@ def _trajectory(n: int, cut: int, *, reason: str | None = None, source: Any = "e
 
 def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
     paths = (_trajectory(6, 3), _trajectory(9, 5, reason="the template rewrote history"))
-    result = InteractionResult("", 1.0, [], {}, trajectories=paths, metrics={"prompt_tokens": 10.0, "cached_tokens": 4.0})
+    result = InteractionResult(
+        "", 1.0, [], {}, trajectories=paths, metrics={"prompt_tokens": 10.0, "cached_tokens": 4.0}
+    )
     asked = sample_type(index=17, group_index=2, prompt="4")
     first, second = to_samples(asked, result)
-    assert first.rollout_id == second.rollout_id == 17 and first.group_index == second.group_index == 2
-    assert (first.response_length, second.response_length) == (3, 4) and first.reward == second.reward == 1.0
+    assert (
+        first.rollout_id == second.rollout_id == 17 and first.group_index == second.group_index == 2
+    )
+    assert (first.response_length, second.response_length) == (
+        3,
+        4,
+    ) and first.reward == second.reward == 1.0
     assert second.rollout_log_probs == [-0.5] * 4
     assert [sample.prefix_cache_info.total_prompt_tokens for sample in (first, second)] == [10, 0]
     assert to_samples(sample_type(index=17, rollout_id=99), result)[1].rollout_id == 99
@@ -159,7 +232,9 @@ def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
 
 def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
     excluded = dataclasses.replace(_trajectory(6, 3), loss_mask=np.zeros(6, dtype=np.uint8))
-    [made] = to_samples(sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,)))
+    [made] = to_samples(
+        sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,))
+    )
     assert made.remove_sample and made.reward == 1.0
     text = _trajectory(6, 3, source="transcript")
     with pytest.raises(UsageError, match="transcript"):
@@ -168,12 +243,14 @@ def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
 
 def test_a_reward_key_is_kept(sample_type: Any) -> None:
     [made] = to_samples(
-        sample_type(index=0), InteractionResult("", 0.5, [], {}, trajectories=(_trajectory(6, 3),)), reward_key="score"
+        sample_type(index=0),
+        InteractionResult("", 0.5, [], {}, trajectories=(_trajectory(6, 3),)),
+        reward_key="score",
     )
     assert made.get_reward_value(Namespace(reward_key="score")) == 0.5
 
 
-# --- settings ------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 async def test_limits_and_the_collector_are_settings() -> None:
@@ -192,7 +269,11 @@ def limits_of(player: Player) -> tuple[Any, ...]:
     """Return the limits of the player's engine and of the agents that it makes."""
     agent = player._make_agent(player.served, agent_settings(player.settings))
     engine = player._engine
-    return engine.config.engine_timeout, agent.step_timeout, agent.rollout_args["max_observation_bytes"]
+    return (
+        engine.config.engine_timeout,
+        agent.step_timeout,
+        agent.rollout_args["max_observation_bytes"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +290,9 @@ def limits_of(player: Player) -> tuple[Any, ...]:
         ({"rollout_top_p": 0.9}, "--rollout-top-p"),
     ],
 )
-async def test_settings_that_cannot_work_are_refused_in_words(sample_type: Any, given: dict[str, Any], words: str) -> None:
+async def test_settings_that_cannot_work_are_refused_in_words(
+    sample_type: Any, given: dict[str, Any], words: str
+) -> None:
     async with serving() as (engine, args):
         vars(args).update(given)
         with pytest.raises(UsageError, match=words):
@@ -219,9 +302,16 @@ async def test_settings_that_cannot_work_are_refused_in_words(sample_type: Any, 
 
 @pytest.mark.parametrize(
     ("prompt", "words"),
-    [("hello", "--input-key index"), ([{"role": "user"}], "--input-key"), (999, "has tasks 0 to 32"), (-1, "tasks 0")],
+    [
+        ("hello", "--input-key index"),
+        ([{"role": "user"}], "--input-key"),
+        (999, "has tasks 0 to 32"),
+        (-1, "tasks 0"),
+    ],
 )
-async def test_prompts_that_are_no_task_are_refused(sample_type: Any, prompt: Any, words: str) -> None:
+async def test_prompts_that_are_no_task_are_refused(
+    sample_type: Any, prompt: Any, words: str
+) -> None:
     async with serving() as (_, args):
         with pytest.raises(UsageError, match=words):
             await generate(args, sample_type(prompt=prompt), dict(SAMPLING))
@@ -234,7 +324,7 @@ def test_every_setting_is_documented() -> None:
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
 
 
-# --- the mirror ------------------------------------------------------------------------------------------------------------
+# --- the mirror -----------------------------------------------------------------------------------
 
 
 @pytest.mark.peers
@@ -247,8 +337,12 @@ def test_the_mirror_is_slime_s_sample() -> None:
         (slime_mirror.RolloutFnTrainOutput, base.RolloutFnTrainOutput),
         (slime_mirror.RolloutFnEvalOutput, base.RolloutFnEvalOutput),
     ):
-        assert [field.name for field in dataclasses.fields(mirror)] == [field.name for field in dataclasses.fields(real)]
-    assert {status.name: status.value for status in slime_mirror.Sample.Status} == {s.name: s.value for s in types.Sample.Status}
+        assert [field.name for field in dataclasses.fields(mirror)] == [
+            field.name for field in dataclasses.fields(real)
+        ]
+    assert {status.name: status.value for status in slime_mirror.Sample.Status} == {
+        s.name: s.value for s in types.Sample.Status
+    }
     ours, theirs = slime_mirror.Sample(), types.Sample()
     for field in dataclasses.fields(types.Sample):
         if field.name not in ("status", "spec_info", "prefix_cache_info"):
@@ -262,12 +356,15 @@ async def test_slime_s_own_checks_accept_our_samples() -> None:
         made = await generate(args, real(prompt=0, index=0), dict(SAMPLING))
     made._validate_response_metadata_lengths()
     assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
-    made.append_response_tokens(tokens=[1, 2], trainable=False)  # what slime adds to it later still fits
+    # what slime adds to it later still fits
+    made.append_response_tokens(tokens=[1, 2], trainable=False)
 
 
 @pytest.fixture
 def slime_loop() -> Iterator[Any]:
-    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it stops."""
+    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it
+    stops.
+    """
     real_slime("slime.utils.types")
     module = importlib.import_module("slime.rollout.sglang_rollout")
     yield module
@@ -277,8 +374,13 @@ def slime_loop() -> Iterator[Any]:
 
 @pytest.mark.peers
 async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
-    """Groups as slime begins them, with a weight update in the middle of one, and what it makes of an aborted episode."""
-    sample, filters = real_slime("slime.utils.types").Sample, real_slime("slime.rollout.filter_hub.base_types")
+    """Groups as slime begins them, with a weight update in the middle of one, and what it makes
+    of an aborted episode.
+    """
+    sample, filters = (
+        real_slime("slime.utils.types").Sample,
+        real_slime("slime.rollout.filter_hub.base_types"),
+    )
 
     def policy(request: PolicyRequest) -> str | Reply:
         gives_up = request.routing_key[-1] in "13"
@@ -287,7 +389,11 @@ async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
     def faults(request: PolicyRequest) -> Fault | None:
         if request.routing_key == "g1-3":
             return Fault(status=400)
-        return Fault(weight_version="2", switch_after=4) if request.routing_key == "g0-0" and request.call == 1 else None
+        return (
+            Fault(weight_version="2", switch_after=4)
+            if request.routing_key == "g0-0" and request.call == 1
+            else None
+        )
 
     async with serving(policy, faults=faults, weight_version="1") as (engine, args):
         vars(args).update(
@@ -297,13 +403,24 @@ async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
             mask_offpolicy_in_partial_rollout=False,
             sglang_dp_size=None,
         )
-        groups = [[sample(prompt=0, index=4 * g + at, session_id=f"g{g}-{at}") for at in range(4)] for g in range(2)]
+        groups = [
+            [sample(prompt=0, index=4 * g + at, session_id=f"g{g}-{at}") for at in range(4)]
+            for g in range(2)
+        ]
         params = slime_loop.GenerateState(args).sampling_params
-        played = await asyncio.gather(*(slime_loop.generate_and_rm_group(args, group, dict(params)) for group in groups))
+        played = await asyncio.gather(
+            *(slime_loop.generate_and_rm_group(args, group, dict(params)) for group in groups)
+        )
     first, second = played
-    assert [made.reward for made in first] == [1.0, 0.0, 1.0, 0.0] and first[0].weight_versions[:3] == ["1", "1", "2"]
+    assert [made.reward for made in first] == [1.0, 0.0, 1.0, 0.0] and first[0].weight_versions[
+        :3
+    ] == ["1", "1", "2"]
     train_data(list(first))
-    assert second[3].status is sample.Status.ABORTED and second[3].reward is None and not any(second[3].loss_mask)
+    assert (
+        second[3].status is sample.Status.ABORTED
+        and second[3].reward is None
+        and not any(second[3].loss_mask)
+    )
     kept = [filters.call_dynamic_filter(keep_group, args, list(group)).keep for group in played]
     assert kept == [True, False]
     output = Namespace(samples=[list(first)])

@@ -21,7 +21,7 @@ from toolroll.rollout.testing import (
     Reply,
 )
 
-# --- generate_rollout: a trainer's loop --------------------------------------------------------------------------------------
+# --- generate_rollout: a trainer's loop -----------------------------------------------------------
 
 
 async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closing: None) -> None:
@@ -35,7 +35,11 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closin
         return lines[request.call] if request.call < len(lines) else "Goodbye."
 
     def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(weight_version="2", switch_after=4) if request.routing_key == "0/0" and request.call == 1 else None
+        return (
+            Fault(weight_version="2", switch_after=4)
+            if request.routing_key == "0/0" and request.call == 1
+            else None
+        )
 
     async with serving(policy, faults=faults, weight_version="1") as (engine, args):
         args.dynamic_sampling_filter_path = "toolroll.rollout.adapters.slime.keep_group"
@@ -53,13 +57,26 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closin
         indices = [sample.index for group in output.samples for sample in group]
         assert indices == sorted(indices)
     first = {sample.session_id: sample for group in outputs[0].samples for sample in group}
-    assert first["0/0"].weight_versions[:3] == ["1", "1", "2"], "a turn that saw the update has both versions"
+    assert first["0/0"].weight_versions[:3] == ["1", "1", "2"], (
+        "a turn that saw the update has both versions"
+    )
     assert outputs[0].metrics["toolroll/weight_version_staleness_max"] == 1.0
     assert outputs[0].metrics["toolroll/mixed_version_share"] > 0
     assert outputs[1].metrics["toolroll/weight_version_staleness_max"] == 0.0
-    for name in ("turns", "invalid_calls", "tool_errors", "cached_share", "token_mismatches", "episodes", "aborted"):
+    for name in (
+        "turns",
+        "invalid_calls",
+        "tool_errors",
+        "cached_share",
+        "token_mismatches",
+        "episodes",
+        "aborted",
+    ):
         assert f"toolroll/{name}" in outputs[0].metrics
-    assert outputs[0].metrics["toolroll/episodes"] == 16.0 and outputs[0].metrics["toolroll/cached_share"] > 0.5
+    assert (
+        outputs[0].metrics["toolroll/episodes"] == 16.0
+        and outputs[0].metrics["toolroll/cached_share"] > 0.5
+    )
     every_sampled_token_is_as_served(outputs, engine)
 
 
@@ -72,7 +89,10 @@ async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, clo
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 2]
-    assert output.metrics["rollout/dynamic_filter/drop_aborted"] == 1.0 and output.metrics["toolroll/aborted"] == 1.0
+    assert (
+        output.metrics["rollout/dynamic_filter/drop_aborted"] == 1.0
+        and output.metrics["toolroll/aborted"] == 1.0
+    )
 
 
 async def test_a_rollout_of_failures_ends_with_their_words(sample_type: Any, closing: None) -> None:
@@ -82,10 +102,14 @@ async def test_a_rollout_of_failures_ends_with_their_words(sample_type: Any, clo
         with pytest.raises(RolloutError, match=r"3 groups in a row.*EngineError"):
             await asyncio.to_thread(generate_rollout, args, 0, source)
         with pytest.raises(UsageError, match="--input-key index"):
-            await asyncio.to_thread(generate_rollout, args, 0, DataSource(sample_type, [{"prompt": "x"}], n=2))
+            await asyncio.to_thread(
+                generate_rollout, args, 0, DataSource(sample_type, [{"prompt": "x"}], n=2)
+            )
 
 
-async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(sample_type: Any, closing: None) -> None:
+async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(
+    sample_type: Any, closing: None
+) -> None:
     gate = asyncio.Event()
 
     async def policy(request: PolicyRequest) -> str:
@@ -94,12 +118,18 @@ async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(sample
         return says()(request)
 
     async with serving(policy) as (engine, args):
-        args.over_sampling_batch_size, args.partial_rollout, args.toolroll_partial = 3, True, "restart"
+        args.over_sampling_batch_size, args.partial_rollout, args.toolroll_partial = (
+            3,
+            True,
+            "restart",
+        )
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 0, source)
         assert [group[0].group_index for group in output.samples] == [0, 1]
         [back] = source.buffer
-        assert {sample.group_index for sample in back} == {2} and {sample.tokens == [] for sample in back} == {True}
+        assert {sample.group_index for sample in back} == {2} and {
+            sample.tokens == [] for sample in back
+        } == {True}
         for _ in range(200):
             if all(entry.aborted for entry in engine.log if entry.routing_key.startswith("2/")):
                 break
@@ -112,7 +142,9 @@ async def test_what_is_over_when_the_batch_is_full_is_ended_at_the_engine(sample
         assert [group[0].group_index for group in output.samples] == [2, 3]
 
 
-async def test_evaluation_counts_graded_episodes_only(sample_type: Any, closing: None, tmp_path: Path) -> None:
+async def test_evaluation_counts_graded_episodes_only(
+    sample_type: Any, closing: None, tmp_path: Path
+) -> None:
     rows = [{"index": at, "metadata": {"env": "desk", "split": "test"}} for at in (0, 1, 2)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     first: dict[str, int] = {}
@@ -123,8 +155,11 @@ async def test_evaluation_counts_graded_episodes_only(sample_type: Any, closing:
         return lines[request.call] if request.call < len(lines) else "Goodbye."
 
     async with serving(policy) as (_, args):
-        args.toolroll_concurrency, args.toolroll_env = 1, None  # one after another: sessions come in the order of the rows
-        args.eval_datasets = [EvalDataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)]
+        # one after another: sessions come in the order of the rows
+        args.toolroll_concurrency, args.toolroll_env = 1, None
+        args.eval_datasets = [
+            EvalDataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)
+        ]
         output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
     assert type(output).__name__ == "RolloutFnEvalOutput"
     data = output.data["desk-three"]
@@ -133,13 +168,19 @@ async def test_evaluation_counts_graded_episodes_only(sample_type: Any, closing:
     assert output.metrics["eval/desk-three/toolroll/aborted"] == 0.0
 
 
-async def test_an_evaluation_of_failures_is_no_number(sample_type: Any, closing: None, tmp_path: Path) -> None:
+async def test_an_evaluation_of_failures_is_no_number(
+    sample_type: Any, closing: None, tmp_path: Path
+) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"index": 0}\n{"index": 1}\n', encoding="utf-8")
     failing = {"on": True}
 
     def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(status=400) if failing["on"] or first.setdefault(request.routing_key, len(first)) == 0 else None
+        return (
+            Fault(status=400)
+            if failing["on"] or first.setdefault(request.routing_key, len(first)) == 0
+            else None
+        )
 
     first: dict[str, int] = {}
     async with serving(faults=faults) as (_, args):
@@ -151,14 +192,21 @@ async def test_an_evaluation_of_failures_is_no_number(sample_type: Any, closing:
         output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
         assert len(output.data["d"]["rewards"]) == len(output.data["d"]["samples"]) == 1
         assert output.metrics["eval/d/toolroll/aborted"] == 1.0
-        for wrong, words in (({"path": "/nowhere"}, "no file"), ({"input_key": "text"}, "no key 'text'")):
+        for wrong, words in (
+            ({"path": "/nowhere"}, "no file"),
+            ({"input_key": "text"}, "no key 'text'"),
+        ):
             args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]
             with pytest.raises(UsageError, match=words):
                 await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
 
 
 def test_groups_that_teach_nothing_are_dropped(sample_type: Any) -> None:
-    args, completed, aborted = Namespace(reward_key=None), sample_type.Status.COMPLETED, sample_type.Status.ABORTED
+    args, completed, aborted = (
+        Namespace(reward_key=None),
+        sample_type.Status.COMPLETED,
+        sample_type.Status.ABORTED,
+    )
     of = lambda *rewards: [sample_type(reward=reward, status=completed) for reward in rewards]
     assert keep_group(args, of(0.0, 1.0))
     assert not keep_group(args, of(1.0, 1.0))

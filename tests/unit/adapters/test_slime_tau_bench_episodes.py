@@ -1,4 +1,6 @@
-"""Design A (slime's tau-bench example): each defect of its episodes, as a test with the defect's number in its name."""
+"""Design A (slime's tau-bench example): each defect of its episodes, as a test with the defect's
+number in its name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from support.published import episode, qwen
 from support.tau import MINI, SyncUser, scripted
 from support.worlds import ListedWorld
 
-from toolroll.agents.trainable_agents import TrainableAgentMixin, TrainableToolCallingAgent, agent_factory, call_to_action_sglang
+from toolroll.agents.trainable_agents import (
+    TrainableAgentMixin,
+    TrainableToolCallingAgent,
+    agent_factory,
+    call_to_action_sglang,
+)
 from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.model.config import read_args
 from toolroll.rollout.template import ChatTemplate
@@ -27,10 +34,15 @@ from toolroll.rollout.types import Action, InteractionResult, Status, StepResult
 async def test_a11_a_second_call_is_answered_and_only_the_first_is_executed(tokenizer: Any) -> None:
     world = ListedWorld(user_texts=["Look twice."], tool_texts=["R1", "R2"])
     result, engine = await episode(tokenizer, world, [call(at="a") + call(at="b"), "Done."])
-    assert [[c.arguments for c in action.tool_calls] for action in world.seen] == [[{"at": "a"}], []]
+    assert [[c.arguments for c in action.tool_calls] for action in world.seen] == [
+        [{"at": "a"}],
+        [],
+    ]
     made, answers = result.messages[2]["tool_calls"], result.messages[3:5]
     assert [entry["id"] for entry in made] == [answer["tool_call_id"] for answer in answers]
-    assert answers[0]["content"] == "R1" and answers[1]["content"].startswith("Not executed: only one tool call per turn")
+    assert answers[0]["content"] == "R1" and answers[1]["content"].startswith(
+        "Not executed: only one tool call per turn"
+    )
     assert "Not executed" in tokenizer.decode(engine.log[1].input_ids), "the model sees it"
     judge(result, engine, "s")
 
@@ -45,11 +57,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("said", BAD.values(), ids=BAD)
-async def test_a12_the_model_hears_what_was_wrong_and_the_user_hears_nothing(tokenizer: Any, said: str) -> None:
+async def test_a12_the_model_hears_what_was_wrong_and_the_user_hears_nothing(
+    tokenizer: Any, said: str
+) -> None:
     world = ListedWorld(user_texts=["Look."], tool_texts=["R1"])
     result, engine = await episode(tokenizer, world, [said, call(at="a"), "Done."])
-    assert [(action.content, len(action.tool_calls)) for action in world.seen] == [("", 1), ("Done.", 0)]
-    assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith("Error: ")
+    assert [(action.content, len(action.tool_calls)) for action in world.seen] == [
+        ("", 1),
+        ("Done.", 0),
+    ]
+    assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith(
+        "Error: "
+    )
     assert result.messages[3]["content"] in tokenizer.decode(engine.log[1].input_ids)
     assert result.metrics["invalid_calls"] == 1.0 and result.reward == 1.0
     judge(result, engine, "s")
@@ -85,7 +104,9 @@ async def test_a13_an_aborted_sample_is_not_trained(tokenizer: Any) -> None:
     )
     assert result.status is Status.ABORTED
     [sample] = to_samples(slime_mirror.Sample(index=0), result)
-    assert sample.status is slime_mirror.Sample.Status.ABORTED, "slime asks whether the status is its own enum's"
+    assert sample.status is slime_mirror.Sample.Status.ABORTED, (
+        "slime asks whether the status is its own enum's"
+    )
     assert sample.reward is None and sample.remove_sample and not any(sample.loss_mask)
 
 
@@ -125,23 +146,37 @@ async def test_a14_the_database_is_read_once_for_all_episodes() -> None:
 
 async def test_a15_the_user_hears_no_reasoning(tokenizer: Any) -> None:
     world = ListedWorld(user_texts=["Hi", "Yes?"])
-    result, engine = await episode(tokenizer, world, ["<think>\nsecret plan\n</think>\n\nHello", "Bye."])
+    result, engine = await episode(
+        tokenizer, world, ["<think>\nsecret plan\n</think>\n\nHello", "Bye."]
+    )
     assert [action.content for action in world.seen] == ["Hello", "Bye."]
     assert result.messages[2]["reasoning_content"].strip() == "secret plan"
     judge(result, engine, "s")
 
 
 async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
-    config = Namespace(agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0)
+    config = Namespace(
+        agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0
+    )
     made = agent_factory([], "wiki", config)
-    assert made.rollout_args == {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "use_http2": False}
+    assert made.rollout_args == {
+        "sglang_router_ip": "127.0.0.1",
+        "sglang_router_port": 30000,
+        "use_http2": False,
+    }
     assert read_args(made.rollout_args).url == "http://127.0.0.1:30000"
     async with serving(tokenizer, lambda request: "Goodbye.") as (engine, _):
         ip, port = engine.url.removeprefix("http://").split(":")
-        where: Mapping[str, Any] = {"sglang_router_ip": ip, "sglang_router_port": int(port), "hf_checkpoint": "embedded"}
+        where: Mapping[str, Any] = {
+            "sglang_router_ip": ip,
+            "sglang_router_port": int(port),
+            "hf_checkpoint": "embedded",
+        }
         for form in (dict(where), Namespace(**where)):
             player = agent_factory([], "wiki", config, rollout_args=form)
-            result = await player.asolve(ListedWorld(tools=()), player.rollout_args, player.sampling_params, 0)
+            result = await player.asolve(
+                ListedWorld(tools=()), player.rollout_args, player.sampling_params, 0
+            )
             await player.aclose()
             assert result.status is Status.COMPLETED
     with pytest.raises(NotImplementedError):
@@ -149,8 +184,14 @@ async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
 
 
 async def test_a17_an_abort_in_the_first_turn_is_still_a_sample(tokenizer: Any) -> None:
-    result, engine = await episode(tokenizer, ListedWorld(), ["Hello."], faults=lambda request: Fault(abort_after=0))
-    assert result.status is Status.ABORTED and result.response_length == 0 and len(result.tokens) == len(engine.log[0].input_ids)
+    result, engine = await episode(
+        tokenizer, ListedWorld(), ["Hello."], faults=lambda request: Fault(abort_after=0)
+    )
+    assert (
+        result.status is Status.ABORTED
+        and result.response_length == 0
+        and len(result.tokens) == len(engine.log[0].input_ids)
+    )
     nothing = InteractionResult("", None, [], {}, status=Status.ABORTED)
     for found in (result, nothing):
         [sample] = to_samples(slime_mirror.Sample(index=0), found)
@@ -160,14 +201,24 @@ async def test_a17_an_abort_in_the_first_turn_is_still_a_sample(tokenizer: Any) 
 
 async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
     result, engine = await episode(tokenizer, ListedWorld(), [], steps=0)
-    assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.MAX_STEPS, 0.0)
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.MAX_STEPS,
+        0.0,
+    )
     assert engine.log == []
 
 
-async def test_a18_a_full_context_ends_the_episode_and_nothing_over_long_is_sent(tokenizer: Any) -> None:
+async def test_a18_a_full_context_ends_the_episode_and_nothing_over_long_is_sent(
+    tokenizer: Any,
+) -> None:
     world = ListedWorld(user_texts=["Hi", "word " * 400])
     result, engine = await episode(tokenizer, world, ["Hello."], context_length=400)
-    assert (result.status, result.stop_reason, result.reward) == (Status.TRUNCATED, StopReason.CONTEXT_FULL, 0.0)
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.CONTEXT_FULL,
+        0.0,
+    )
     assert [entry.status for entry in engine.log] == [200]
     assert engine.log[0].sampling_params["max_new_tokens"] < 400 - len(engine.log[0].input_ids) + 1
     judge(result, engine, "s")
@@ -178,7 +229,12 @@ async def test_a18_a_request_that_fails_leaves_the_group_alone(tokenizer: Any) -
     async with serving(tokenizer, lambda request: "Goodbye.", faults=faults) as (_, served):
         play = lambda name: agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id=name)
         group = await asyncio.gather(*(play(str(at)) for at in range(4)))
-    assert [result.status.name for result in group] == ["COMPLETED", "ABORTED", "COMPLETED", "COMPLETED"]
+    assert [result.status.name for result in group] == [
+        "COMPLETED",
+        "ABORTED",
+        "COMPLETED",
+        "COMPLETED",
+    ]
 
 
 class Paid(ListedWorld):
@@ -199,12 +255,20 @@ class Paid(ListedWorld):
 
 @pytest.mark.parametrize(
     ("mode", "truncated_reward", "steps", "reward"),
-    [("sum", None, 9, 0.875), ("final", None, 9, 0.125), ("sum", None, 2, 0.75), ("final", None, 2, 0.0), ("final", 0.625, 2, 0.625)],
+    [
+        ("sum", None, 9, 0.875),
+        ("final", None, 9, 0.125),
+        ("sum", None, 2, 0.75),
+        ("final", None, 2, 0.0),
+        ("final", 0.625, 2, 0.625),
+    ],
 )
 async def test_a19_no_step_s_reward_is_lost(
     tokenizer: Any, mode: str, truncated_reward: float | None, steps: int, reward: float
 ) -> None:
-    """The last or the sum, as the environment says; cut short, the environment's verdict where it gives one."""
+    """The last or the sum, as the environment says; cut short, the environment's verdict where
+    it gives one.
+    """
     result, _ = await episode(tokenizer, Paid(mode, truncated_reward), ["1", "2", "3"], steps=steps)
     assert result.reward == reward and result.step_rewards == (0.25, 0.5, 0.125)[:steps]
     assert result.status is (Status.COMPLETED if steps == 9 else Status.TRUNCATED)
@@ -219,8 +283,18 @@ class Seeded(ListedWorld):
 
 
 async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokenizer: Any) -> None:
-    world, params = Seeded(user_texts=["Hi", "Yes?"], tool_texts=["R"]), {"max_new_tokens": 4096, "temperature": 0.5}
-    result, engine = await episode(tokenizer, world, ["Hello.", call(at="x"), call("fly")], params=params, seed=7, context_length=900)
+    world, params = (
+        Seeded(user_texts=["Hi", "Yes?"], tool_texts=["R"]),
+        {"max_new_tokens": 4096, "temperature": 0.5},
+    )
+    result, engine = await episode(
+        tokenizer,
+        world,
+        ["Hello.", call(at="x"), call("fly")],
+        params=params,
+        seed=7,
+        context_length=900,
+    )
     assert {entry.routing_key for entry in engine.log} == {"s"} and len(engine.log) > 3
     assert world.at == 7
     numbers = result.metrics
@@ -229,16 +303,29 @@ async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokeniz
     assert numbers["prompt_tokens"] == sum(len(entry.input_ids) for entry in engine.log)
     assert 0 < numbers["cached_tokens"] < numbers["prompt_tokens"]
     assert numbers["seconds"] > numbers["engine_seconds"] > 0 and numbers["env_seconds"] >= 0
-    assert (numbers["tool_calls"], numbers["invalid_calls"], numbers["invalid_calls/unknown_tool"]) == (2.0, 1.0, 1.0)
+    assert (
+        numbers["tool_calls"],
+        numbers["invalid_calls"],
+        numbers["invalid_calls/unknown_tool"],
+    ) == (2.0, 1.0, 1.0)
     turns = result.trajectories[0].turns
-    assert [dict(turn.sampling_params) for turn in turns] == [dict(entry.sampling_params) for entry in engine.log]
+    assert [dict(turn.sampling_params) for turn in turns] == [
+        dict(entry.sampling_params) for entry in engine.log
+    ]
     limits = [turn.sampling_params["max_new_tokens"] for turn in turns]
     assert sorted(set(limits), reverse=True) == limits, "each turn is told what room is left"
-    assert params == {"max_new_tokens": 4096, "temperature": 0.5}, "what the trainer passes is shared by all its episodes"
+    assert params == {"max_new_tokens": 4096, "temperature": 0.5}, (
+        "what the trainer passes is shared by all its episodes"
+    )
 
 
 async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> None:
-    said = iter([{"source": "look", "reward_info": {"r": 1}}, {"source": "user", "reward_info": None, "cost": None}])
+    said = iter(
+        [
+            {"source": "look", "reward_info": {"r": 1}},
+            {"source": "user", "reward_info": None, "cost": None},
+        ]
+    )
     answers = lambda action: StepResult([{"role": "user", "content": "x"}], info=next(said))
     result, _ = await episode(tokenizer, ListedWorld(on_step=answers), ["1", "2"], steps=2)
     assert result.info == {"source": "user", "reward_info": {"r": 1}, "cost": None}
@@ -263,7 +350,9 @@ def test_a21_the_mixin_comes_first() -> None:
 async def test_a21_no_marker_of_one_family_is_wired_in(tokenizer: Any, template: str) -> None:
     chosen = tokenizer if template == "embedded" else qwen(template)
     result, engine = await episode(chosen, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello."])
-    assert [message["content"] for message in result.messages if message["role"] == "assistant"] == ["Hello.", "Goodbye."]
+    assert [
+        message["content"] for message in result.messages if message["role"] == "assistant"
+    ] == ["Hello.", "Goodbye."]
     judge(result, engine, "s")
 
 
@@ -280,7 +369,9 @@ async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokeni
     async with serving(tokenizer, say) as (engine, served):
         source = "{{- tick() -}}" + served.template.renderer.source
         served.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
-        result = await agent(served, verify="off").asolve(world, None, max_num_steps=40, task=Task("t", 0), session_id="s")
+        result = await agent(served, verify="off").asolve(
+            world, None, max_num_steps=40, task=Task("t", 0), session_id="s"
+        )
     judge(result, engine, "s")
     assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
     assert {renders[at] for at in range(2, 40)} == {1}, dict(renders)
@@ -290,7 +381,9 @@ async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokeni
 def test_a22_a_message_without_content_is_no_crash(content: Any) -> None:
     messages = [{"role": "assistant", "content": content}, {"role": "assistant", "content": "Bye."}]
     result = InteractionResult("", 0.0, [], {})
-    filled = TrainableToolCallingAgent()._build_final_result(result, 1.0, {}, messages, [1], [1, 2], [3])
+    filled = TrainableToolCallingAgent()._build_final_result(
+        result, 1.0, {}, messages, [1], [1, 2], [3]
+    )
     assert (filled.response, filled.response_length, list(filled.tokens)) == ("Bye.", 1, [1, 2, 3])
 
 

@@ -1,6 +1,8 @@
-"""Design A (slime's tau-bench example): each defect of its tokens, as a test with the defect's number in its name.
+"""Design A (slime's tau-bench example): each defect of its tokens, as a test with the defect's
+number in its name.
 
-Each check is shown to fail on the published way of making tokens, which is re-made here or in `support.published`.
+Each check is shown to fail on the published way of making tokens, which is re-made here or in
+`support.published`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support.episodes import call, judge
-from support.published import TOOLS_LAST, DiffingAgent, episode, observed, qwen, retold, text_of, with_bos
+from support.published import (
+    TOOLS_LAST,
+    DiffingAgent,
+    episode,
+    observed,
+    qwen,
+    retold,
+    text_of,
+    with_bos,
+)
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import ListedWorld
 
@@ -28,7 +39,9 @@ RESULT = "<tool_response>\nORDER-1\n</tool_response>"
 
 def _begins_after_generation_prompt(tokenizer: Any, trajectory: Trajectory) -> None:
     for turn in trajectory.turns:
-        assert tokenizer.decode(trajectory.input_ids[: turn.start]).endswith("<|im_start|>assistant\n")
+        assert tokenizer.decode(trajectory.input_ids[: turn.start]).endswith(
+            "<|im_start|>assistant\n"
+        )
         assert not trajectory.loss_mask[turn.start - 3 : turn.start].any()
 
 
@@ -49,7 +62,9 @@ async def test_a02_only_what_was_sampled_is_trained() -> None:
     tokenizer = qwen()
     cut = Reply(output_ids=tokenizer.encode("It will arrive on"), stop=False)
     world = ListedWorld(user_texts=["When?", "Go on.", "Yes?"])
-    result, engine = await episode(tokenizer, world, ["One moment.", cut, "Monday."], on_length="continue")
+    result, engine = await episode(
+        tokenizer, world, ["One moment.", cut, "Monday."], on_length="continue"
+    )
     judge(result, engine, "s")
     [trajectory] = result.trajectories
     assert trajectory.input_ids[trajectory.turns[0].stop - 1] == tokenizer.eos_token_id, (
@@ -67,7 +82,9 @@ async def test_a02_only_what_was_sampled_is_trained() -> None:
 
 def _with_mask(result: InteractionResult, mask: Any) -> InteractionResult:
     [trajectory] = result.trajectories
-    return dataclasses.replace(result, trajectories=(dataclasses.replace(trajectory, loss_mask=mask),))
+    return dataclasses.replace(
+        result, trajectories=(dataclasses.replace(trajectory, loss_mask=mask),)
+    )
 
 
 @pytest.mark.parametrize("on_length", ["stop", "continue"])
@@ -78,14 +95,21 @@ async def test_a02_a_tool_call_that_was_cut_is_nothing_said_to_the_user(on_lengt
     result, _ = await episode(tokenizer, world, [cut, "Never."], on_length=on_length)
     assert "tool_call" not in " ".join(action.content for action in world.seen)
     if on_length == "stop":
-        assert world.seen == [] and (result.status, result.stop_reason) == (Status.TRUNCATED, StopReason.LENGTH)
+        assert world.seen == [] and (result.status, result.stop_reason) == (
+            Status.TRUNCATED,
+            StopReason.LENGTH,
+        )
     else:
-        assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith("Error: ")
+        assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith(
+            "Error: "
+        )
 
 
 def _holds_result(tokenizer: Any, trajectory: Trajectory) -> None:
     assert text_of(tokenizer, trajectory).count(RESULT) == 7
-    said = [tokenizer.decode(trajectory.input_ids[turn.start : turn.stop]) for turn in trajectory.turns]
+    said = [
+        tokenizer.decode(trajectory.input_ids[turn.start : turn.stop]) for turn in trajectory.turns
+    ]
     assert not any("<think>" in text for text in said)
 
 
@@ -101,18 +125,26 @@ async def test_a03_no_reasoning_is_put_into_a_turn_and_no_character_of_a_result_
         _holds_result(tokenizer, wrong.trajectories[0])
 
 
-THOUGHT = ["<think>\nThey want it soon.\n</think>\n\nWhich order?", "<think>\nFound.\n</think>\n\nIt shipped.", "Goodbye."]
+THOUGHT = [
+    "<think>\nThey want it soon.\n</think>\n\nWhich order?",
+    "<think>\nFound.\n</think>\n\nIt shipped.",
+    "Goodbye.",
+]
 
 
 def _holds_user(tokenizer: Any, trajectory: Trajectory) -> None:
-    assert "<|im_start|>user\nMy order is 17.<|im_end|>\n<|im_start|>assistant\n" in text_of(tokenizer, trajectory)
+    assert "<|im_start|>user\nMy order is 17.<|im_end|>\n<|im_start|>assistant\n" in text_of(
+        tokenizer, trajectory
+    )
 
 
 async def test_a04_a_user_message_behind_reasoning_is_there_whole() -> None:
     tokenizer = qwen("qwen3")
     world = lambda: ListedWorld(user_texts=["Where is it?", "My order is 17."])
     result, engine = await episode(tokenizer, world(), THOUGHT)
-    assert len(result.trajectories) > 1, "the template drops reasoning before a user message: a fork"
+    assert len(result.trajectories) > 1, (
+        "the template drops reasoning before a user message: a fork"
+    )
     _holds_user(tokenizer, result.trajectories[1])
     judge(result, engine, "s")
     wrong, _ = await episode(tokenizer, world(), THOUGHT, kind=DiffingAgent, history="preserve")
@@ -131,9 +163,16 @@ async def test_a05_what_was_served_is_the_beginning_of_what_is_trained() -> None
     world = ListedWorld(user_texts=["Where is it?", "My order is 17.", "Thanks."])
     result, engine = await episode(tokenizer, world, THOUGHT)
     assert len(engine.log) == 3
-    _every_prompt_begins(engine, [trajectory.input_ids.tolist() for trajectory in result.trajectories])
+    _every_prompt_begins(
+        engine, [trajectory.input_ids.tolist() for trajectory in result.trajectories]
+    )
     raw = [
-        {"role": message["role"], "content": THOUGHT[at // 2 - 1] if message["role"] == "assistant" else message["content"]}
+        {
+            "role": message["role"],
+            "content": THOUGHT[at // 2 - 1]
+            if message["role"] == "assistant"
+            else message["content"],
+        }
         for at, message in enumerate(result.messages)
     ]
     with pytest.raises(AssertionError):
@@ -144,10 +183,16 @@ async def test_a05_what_was_served_is_the_beginning_of_what_is_trained() -> None
 async def test_a06_the_split_that_was_sampled_is_the_split_that_is_trained(ids: list[int]) -> None:
     tokenizer = qwen3_tokenizer(trl_template("qwen2_5"))  # the ids are of the whole vocabulary
     end = tokenizer.eos_token_id
-    result, engine = await episode(tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), [Reply(output_ids=[*ids, end])])
+    result, engine = await episode(
+        tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), [Reply(output_ids=[*ids, end])]
+    )
     [trajectory] = result.trajectories
     turn = trajectory.turns[0]
-    assert trajectory.input_ids[turn.start : turn.stop].tolist() == [*ids, end] == engine.log[0].output_ids
+    assert (
+        trajectory.input_ids[turn.start : turn.stop].tolist()
+        == [*ids, end]
+        == engine.log[0].output_ids
+    )
     judge(result, engine, "s")
     again = tokenizer.encode(tokenizer.decode(ids))
     assert again != ids, "text would give other tokens"
@@ -204,7 +249,9 @@ async def test_a07_every_trained_token_has_the_engine_s_logprob() -> None:
     recorded, _ = await episode(qwen(), world(), ["Hello."], kind=Recording)
     _has_logprobs(recorded)
     wrong, _ = await episode(qwen(), world(), ["Hello."], kind=WithoutLogprobs)
-    assert wrong.status is Status.ABORTED and wrong.reward is None, "an answer without logprobs is an error, and no sample"
+    assert wrong.status is Status.ABORTED and wrong.reward is None, (
+        "an answer without logprobs is an error, and no sample"
+    )
     with pytest.raises(AssertionError):
         _has_logprobs(wrong)
 
@@ -218,21 +265,35 @@ async def test_a08_the_engine_is_given_ids_and_one_bos() -> None:
             payloads.append(payload)
             return await super()._call_llm(url, payload)
 
-    one_bos = lambda engine: [entry.input_ids.tolist().count(tokenizer.bos_token_id) for entry in engine.log]
+    one_bos = lambda engine: [
+        entry.input_ids.tolist().count(tokenizer.bos_token_id) for entry in engine.log
+    ]
     for kind in (TrainableToolCallingAgent, Spy):
-        result, engine = await episode(tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello.", "Bye."], kind=kind)
+        result, engine = await episode(
+            tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello.", "Bye."], kind=kind
+        )
         assert one_bos(engine) == [1, 1]
         assert result.trajectories[0].input_ids.tolist().count(tokenizer.bos_token_id) == 1
-    assert [sorted(payload) for payload in payloads] == [["input_ids", "return_logprob", "sampling_params"]] * 2
-    wrong, engine = await episode(tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello."], kind=AsText)
+    assert [sorted(payload) for payload in payloads] == [
+        ["input_ids", "return_logprob", "sampling_params"]
+    ] * 2
+    wrong, engine = await episode(
+        tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello."], kind=AsText
+    )
     assert one_bos(engine)[0] == 2
-    assert wrong.status is Status.ABORTED, "the engine says how long its prompt was, and it is not ours"
+    assert wrong.status is Status.ABORTED, (
+        "the engine says how long its prompt was, and it is not ours"
+    )
 
 
-def _renders_as_the_template(tokenizer: Any, result: InteractionResult, engine: EmbeddedEngine) -> None:
+def _renders_as_the_template(
+    tokenizer: Any, result: InteractionResult, engine: EmbeddedEngine
+) -> None:
     at = [index for index, message in enumerate(result.messages) if message["role"] == "assistant"]
     for entry, end in zip(engine.log, at, strict=True):
-        text = tokenizer.apply_chat_template(result.messages[:end], tools=result.tools, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            result.messages[:end], tools=result.tools, tokenize=False, add_generation_prompt=True
+        )
         assert tokenizer.decode(entry.input_ids) == text
 
 
@@ -243,22 +304,34 @@ async def test_a09_tools_that_move_with_the_last_user_message_fork() -> None:
     _renders_as_the_template(tokenizer, result, engine)
     assert len(result.trajectories) == 2
     judge(result, engine, "s")
-    wrong, engine = await episode(tokenizer, world(), ["Hello.", "Bye."], policy=CallPolicy(), kind=DiffingAgent, history="preserve")
+    wrong, engine = await episode(
+        tokenizer,
+        world(),
+        ["Hello.", "Bye."],
+        policy=CallPolicy(),
+        kind=DiffingAgent,
+        history="preserve",
+    )
     with pytest.raises(AssertionError):
         _renders_as_the_template(tokenizer, wrong, engine)
 
 
 def _holds_both(tokenizer: Any, trajectory: Trajectory) -> None:
-    both = "<|im_start|>user\n<tool_response>\nR1\n</tool_response>\n<tool_response>\nR2\n</tool_response><|im_end|>\n"
+    both = "".join(f"<tool_response>\n{text}\n</tool_response>\n" for text in ("R1", "R2"))
+    both = f"<|im_start|>user\n{both.rstrip()}<|im_end|>\n"
     assert both in text_of(tokenizer, trajectory)
 
 
 async def test_a10_two_tool_results_in_a_row_are_one_block_and_whole() -> None:
     tokenizer, said = qwen(), [call(at="a") + "\n" + call(at="b"), "Both."]
     world = lambda: ListedWorld(user_texts=["Look twice."], tool_texts=["R1", "R2"])
-    result, engine = await episode(tokenizer, world(), said, policy=CallPolicy(parallel_calls="all"))
+    result, engine = await episode(
+        tokenizer, world(), said, policy=CallPolicy(parallel_calls="all")
+    )
     _holds_both(tokenizer, result.trajectories[0])
     judge(result, engine, "s")
-    wrong, _ = await episode(tokenizer, world(), said, policy=CallPolicy(parallel_calls="all"), kind=DiffingAgent)
+    wrong, _ = await episode(
+        tokenizer, world(), said, policy=CallPolicy(parallel_calls="all"), kind=DiffingAgent
+    )
     with pytest.raises(AssertionError):
         _holds_both(tokenizer, wrong.trajectories[0])

@@ -32,7 +32,9 @@ class Doors(gymnasium.Env[str, str]):
         self.options: dict[str, Any] | None = None
         self.closed = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.options = options
         self.cat = int(self.np_random.integers(3))
@@ -41,7 +43,13 @@ class Doors(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.actions.append(action)
         if "look" in action:
-            return f"The cat is behind door {self.cat}.", -0.1, False, len(self.actions) > 3, {"looks": len(self.actions)}
+            return (
+                f"The cat is behind door {self.cat}.",
+                -0.1,
+                False,
+                len(self.actions) > 3,
+                {"looks": len(self.actions)},
+            )
         return "Meow.", 1.0, True, False, {"found": True}
 
     def close(self) -> None:
@@ -53,7 +61,9 @@ TASK = Task("doors", 4)
 
 async def test_an_episode(tokenizer: Any) -> None:
     env = Doors()
-    async with serving(tokenizer, script({"s": [call(at="left") + call(at="right"), "Door 1!"]})) as (engine, served):
+    async with serving(
+        tokenizer, script({"s": [call(at="left") + call(at="right"), "Door 1!"]})
+    ) as (engine, served):
         result = await agent(served).asolve(env, task=TASK, seed=3, session_id="s")
         judge(result, engine, "s")
     assert env.actions == [
@@ -61,7 +71,15 @@ async def test_an_episode(tokenizer: Any) -> None:
         '{"name": "look", "arguments": {"at": "right"}}',
         "Door 1!",
     ]
-    assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [message["role"] for message in result.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+    ]
     assert result.messages[3]["content"].startswith("The cat is behind door")
     assert result.reward == pytest.approx(0.8), "the sum of the steps"
     assert result.step_rewards == (pytest.approx(-0.2), 1.0)
@@ -87,7 +105,9 @@ def test_nothing_is_stepped_behind_the_end() -> None:
     calls = tuple(ToolCall("look", {"at": str(number)}, "", id=f"c{number}") for number in range(6))
     step = wrapped.step(Action("", calls))
     assert step.done and len(env.actions) == 4, "truncated"  # type: ignore[union-attr]
-    assert [message["content"].startswith("Not executed") for message in step.messages] == [False] * 4 + [True] * 2  # type: ignore[union-attr]
+    assert [message["content"].startswith("Not executed") for message in step.messages] == [
+        False
+    ] * 4 + [True] * 2  # type: ignore[union-attr]
 
 
 def test_actions_can_be_ones_own() -> None:

@@ -1,4 +1,6 @@
-"""tau-bench through our environment: against a small package with its interface, and against the real one (marked `peers`)."""
+"""tau-bench through our environment: against a small package with its interface, and against the
+real one (marked `peers`).
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,34 @@ pytestmark = pytest.mark.tokens
 BYE = Action("Goodbye.")
 
 
-# --- rewards -----------------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 Figures = Callable[[str, object], None]
 
 
-async def test_reference_actions_pass_and_doing_nothing_has_its_floor(tau: TauBench, record_property: Figures) -> None:
+async def test_reference_actions_pass_and_doing_nothing_has_its_floor(
+    tau: TauBench, record_property: Figures
+) -> None:
     for (domain, split), (count, floor) in tau.counts.items():
         factory = tau.factory(domain)
         tasks = factory.tasks(split)
-        passed = [(await play(factory.make(scripted()), task, factory.reference(task))).reward for task in tasks]
+        passed = [
+            (await play(factory.make(scripted()), task, factory.reference(task))).reward
+            for task in tasks
+        ]
         idle = [(await play(factory.make(scripted()), task, [BYE])).reward for task in tasks]
-        assert (len(tasks), sum(filter(None, passed)), sum(filter(None, idle))) == (count, count, floor), (domain, split)
+        assert (len(tasks), sum(filter(None, passed)), sum(filter(None, idle))) == (
+            count,
+            count,
+            floor,
+        ), (domain, split)
         rewards = Counter(passed)[1.0], Counter(idle)[1.0]
-        record_property("figure", f"{domain}/{split}: reference {rewards[0]}/{len(tasks)}, doing nothing {rewards[1]}/{len(tasks)}")
+        record_property(
+            "figure",
+            f"{domain}/{split}: reference {rewards[0]}/{len(tasks)}, doing nothing "
+            f"{rewards[1]}/{len(tasks)}",
+        )
 
 
 def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:
@@ -67,8 +82,13 @@ async def test_reward_infos_are_those_of_the_package(tau: TauBench) -> None:
     for (domain, split), (count, _) in tau.counts.items():
         factory = tau.factory(domain)
         tasks = factory.tasks(split)
-        for task in rng.sample(tasks, min(count, 8)):  # the package's own reward takes up to a second
-            for actions in (factory.reference(task), [BYE], [*_spoilt(factory.reference(task), rng), BYE]):
+        # the package's own reward takes up to a second
+        for task in rng.sample(tasks, min(count, 8)):
+            for actions in (
+                factory.reference(task),
+                [BYE],
+                [*_spoilt(factory.reference(task), rng), BYE],
+            ):
                 ours = await play(factory.make(scripted()), task, actions)
                 theirs = _stock(tau, domain, task, actions)
                 assert ours.info["reward_info"] == theirs, (task, actions)
@@ -81,8 +101,12 @@ def _stock(tau: TauBench, domain: str, task: Task, actions: Sequence[Action]) ->
     env = tau.stock_env(domain, task.split, task.index)
     env.reset(task.index)
     for action in actions:
-        made = [tau.stock_action(c.name, json.loads(json.dumps(c.arguments))) for c in action.tool_calls]
-        response = env.step(made[0] if made else tau.stock_action("respond", {"content": action.content}))
+        made = [
+            tau.stock_action(c.name, json.loads(json.dumps(c.arguments))) for c in action.tool_calls
+        ]
+        response = env.step(
+            made[0] if made else tau.stock_action("respond", {"content": action.content})
+        )
         if response.done:
             break
     info: dict[str, Any] = response.info.reward_info.model_dump()
@@ -93,7 +117,9 @@ async def test_a_changed_type_is_a_changed_database() -> None:
     factory = MINI.factory()
     task = factory.tasks("test")[5]  # 1 point is granted
     for points, reward in ((1, 1.0), (1.0, 0.0), (True, 0.0)):
-        result = await play(factory.make(scripted()), task, [call("grant", member="m5", points=points), BYE])
+        result = await play(
+            factory.make(scripted()), task, [call("grant", member="m5", points=points), BYE]
+        )
         assert result.reward == reward, points
 
 
@@ -107,12 +133,18 @@ async def test_recorded_conversations_replay_to_their_rewards(record_property: F
     for entry in recorded:
         messages = entry["traj"]
         lines = [message["content"] for message in messages if message["role"] == "user"]
-        actions = [_recorded_action(message) for message in messages if message["role"] == "assistant"]
-        result = await play(factory.make(scripted(*lines, default=None)), tasks[entry["task_id"]], actions)
+        actions = [
+            _recorded_action(message) for message in messages if message["role"] == "assistant"
+        ]
+        result = await play(
+            factory.make(scripted(*lines, default=None)), tasks[entry["task_id"]], actions
+        )
         reward = result.reward if result.done else 0.0  # some ran out of their 30 steps
         assert reward == entry["reward"], entry["task_id"]
     record_property(
-        "figure", f"{len(recorded)} recorded conversations: {sum(entry['reward'] for entry in recorded):.0f} of reward 1.0"
+        "figure",
+        f"{len(recorded)} recorded conversations: {sum(entry['reward'] for entry in recorded):.0f} "
+        f"of reward 1.0",
     )
 
 
@@ -120,7 +152,9 @@ def _recorded() -> list[dict[str, Any]]:
     folder = os.environ.get("TOOLROLL_TEST_DATA")
     path = Path(folder or "", "tau_bench", "gpt-4o-airline-40.json")
     if folder is None or not path.is_file():
-        pytest.skip("TOOLROLL_TEST_DATA does not name a folder with tau_bench/gpt-4o-airline-40.json")
+        pytest.skip(
+            "TOOLROLL_TEST_DATA does not name a folder with tau_bench/gpt-4o-airline-40.json"
+        )
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return entries
 
@@ -133,13 +167,18 @@ def _recorded_action(message: dict[str, Any]) -> Action:
     return Action("", (ToolCall(function["name"], json.loads(function["arguments"]), ""),))
 
 
-# --- one episode and many ----------------------------------------------------------------------------------------------
+# --- one episode and many -------------------------------------------------------------------------
 
 
-async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench, record_property: Figures) -> None:
+async def test_episodes_at_once_keep_their_databases_apart(
+    tau: TauBench, record_property: Figures
+) -> None:
     factory = tau.factory()
     tasks = factory.tasks("test")
-    plans = [(task, factory.reference(task) if at % 2 else [BYE]) for at, task in enumerate((tasks * 64)[:64])]
+    plans = [
+        (task, factory.reference(task) if at % 2 else [BYE])
+        for at, task in enumerate((tasks * 64)[:64])
+    ]
 
     async def slow(task: Task, actions: Sequence[Action]) -> float | None:
         env = factory.make(scripted())
@@ -149,10 +188,14 @@ async def test_episodes_at_once_keep_their_databases_apart(tau: TauBench, record
             result = await env.step(action)
         return result.reward
 
-    alone = [(await play(factory.make(scripted()), task, actions)).reward for task, actions in plans]
+    alone = [
+        (await play(factory.make(scripted()), task, actions)).reward for task, actions in plans
+    ]
     assert await asyncio.gather(*(slow(*plan) for plan in plans)) == alone
     assert set(alone) == {0.0, 1.0}
-    record_property("figure", f"{len(plans)} episodes at once, rewards as alone: {Counter(alone)[1.0]} of 1.0")
+    record_property(
+        "figure", f"{len(plans)} episodes at once, rewards as alone: {Counter(alone)[1.0]} of 1.0"
+    )
 
 
 async def test_the_event_loop_goes_on_between_the_steps_of_many_episodes(tau: TauBench) -> None:
@@ -207,7 +250,13 @@ async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench
     stock = tau.stock_env("retail", "test", 0)
     stock.reset(0)
     name, arguments = tau.read
-    for wrong, given in ((name, {}), (name, {**arguments, "more": 1}), (name, {"data": {}}), ("no_such_tool", {}), ("calculate", {})):
+    for wrong, given in (
+        (name, {}),
+        (name, {**arguments, "more": 1}),
+        (name, {"data": {}}),
+        ("no_such_tool", {}),
+        ("calculate", {}),
+    ):
         ours = (await env.step(call(wrong, **given))).messages[0]["content"]
         assert ours == stock.step(tau.stock_action(wrong, given)).observation, (wrong, given)
     assert env.metrics()["tool_errors"] == 5.0
@@ -224,7 +273,9 @@ async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench
         Action("", (ToolCall("calculate", [1], "[1]"),)),  # type: ignore[arg-type]
     ],
 )
-async def test_what_the_model_did_wrong_goes_back_to_it_and_not_to_the_user(tau: TauBench, action: Action) -> None:
+async def test_what_the_model_did_wrong_goes_back_to_it_and_not_to_the_user(
+    tau: TauBench, action: Action
+) -> None:
     factory = tau.factory()
     user = ScriptedUser(["Hi"])
     env = factory.make(EnvironmentOptions(user=lambda seed: user))
@@ -260,7 +311,10 @@ async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> 
     env = factory.make(scripted("I want something."))
     first = await env.reset(factory.tasks("test")[1], 0)
     stock = tau.stock_env("retail", "test", 1)
-    assert first.messages == [{"role": "system", "content": stock.wiki}, {"role": "user", "content": "I want something."}]
+    assert first.messages == [
+        {"role": "system", "content": stock.wiki},
+        {"role": "user", "content": "I want something."},
+    ]
     assert first.tools == stock.tools_info
     assert first.info["task"] == stock.task.model_dump()
 
@@ -280,12 +334,15 @@ def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
         tau.factory().make(EnvironmentOptions(settings={"colour": 1}))
 
 
-# --- the import --------------------------------------------------------------------------------------------------------
+# --- the import -----------------------------------------------------------------------------------
 
 
 def test_another_package_of_that_name_is_not_taken_for_it() -> None:
     factory = TauBenchFactory("retail", ("test",), "", package="json")
-    assert factory.missing() is not None and "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
+    assert (
+        factory.missing() is not None
+        and "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
+    )
     with pytest.raises(UsageError, match="tau-bench is not installed: pip install"):
         factory.tasks("test")
 
@@ -293,7 +350,11 @@ def test_another_package_of_that_name_is_not_taken_for_it() -> None:
 @pytest.mark.parametrize("own_action", [True, False])
 def test_the_raw_environment_plays_as_it_is(tau: TauBench, own_action: bool) -> None:
     raw = tau.stock_env("retail", "test", 0)
-    env = TauStyleEnvironment(raw, make_action=tau.stock_action) if own_action else TauStyleEnvironment(raw)
+    env = (
+        TauStyleEnvironment(raw, make_action=tau.stock_action)
+        if own_action
+        else TauStyleEnvironment(raw)
+    )
     first = env.reset(Task("0", 0), 0)
     assert first.messages[1] == {"role": "user", "content": SyncUser().reset()}
     assert env.step(call(tau.read[0], **tau.read[1])).messages[0]["role"] == "tool"

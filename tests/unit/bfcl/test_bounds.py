@@ -1,4 +1,6 @@
-"""BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another episode."""
+"""BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another
+episode.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def world_with(name: str) -> tuple[BfclEnvironment, BfclWorld]:
 def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> None:
     _, world = world_with("MathAPI")
     assert world.call(name, arguments).startswith("Error during execution")
-    assert peak(lambda: world.call(name, arguments)) < 50_000, "a number was computed before it was refused"
+    assert peak(lambda: world.call(name, arguments)) < 50_000, (
+        "a number was computed before it was refused"
+    )
 
 
 def test_sane_numbers_are_computed() -> None:
@@ -68,7 +72,9 @@ def test_no_text_of_the_model_runs_as_code(tmp_path: Path) -> None:
 
 def test_arguments_are_handed_over_as_they_are() -> None:
     _, world = world_with("GorillaFileSystem")
-    assert world.call("echo", {"content": "use ls() here"}) == '{"terminal_output": "use ls() here"}'
+    assert (
+        world.call("echo", {"content": "use ls() here"}) == '{"terminal_output": "use ls() here"}'
+    )
 
 
 def test_two_episodes_of_one_task_share_nothing() -> None:

@@ -1,4 +1,6 @@
-"""What Atropos' `AtroposManagedClient` gets wrong: a test for each defect that can be tested, by its number."""
+"""What Atropos' `AtroposManagedClient` gets wrong: a test for each defect that can be tested, by
+its number.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ def said(request: Any) -> str:
 
 
 async def test_c1_a_reply_has_the_tokens_of_its_own_call() -> None:
-    async with endpoint(load_embedded_tokenizer(), said, split="random") as bench, ToolrollClient(bench.endpoint) as client:
-        for line in ("One", "Two", "Three"):  # conversations of one session, each with nodes from before it
-            reply: Any = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": line}], logprobs=True)
+    async with (
+        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        # conversations of one session, each with nodes from before it
+        for line in ("One", "Two", "Three"):
+            reply: Any = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": line}], logprobs=True
+            )
             entry = bench.engine.log[-1]
             assert reply.prompt_token_ids == entry.input_ids.tolist()
             assert reply.choices[0].token_ids == entry.output_ids
@@ -33,9 +41,14 @@ async def test_c1_a_reply_has_the_tokens_of_its_own_call() -> None:
 
 async def test_c2_the_prompt_ends_where_sampling_began() -> None:
     """Not where the number of masked tokens would put it: earlier turns stand in the prompt too."""
-    async with endpoint(load_embedded_tokenizer(), said, split="random") as bench, ToolrollClient(bench.endpoint) as client:
+    async with (
+        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
         first: Any = await client.chat.completions.create(model="m", messages=[USER])
-        second: Any = await client.chat.completions.create(model="m", messages=[USER, first.choices[0].message, USER])
+        second: Any = await client.chat.completions.create(
+            model="m", messages=[USER, first.choices[0].message, USER]
+        )
         assert second.prompt_token_ids == bench.engine.log[1].input_ids.tolist()
         begun = [*first.prompt_token_ids, *first.choices[0].token_ids]
         assert second.prompt_token_ids[: len(begun)] == begun
@@ -53,24 +66,38 @@ async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
 
 async def test_c4_choices_keep_their_own_tokens_in_a_session_with_history() -> None:
     async with endpoint(
-        load_embedded_tokenizer(), lambda request: "The very same words, every time that somebody asks.", split="random"
+        load_embedded_tokenizer(),
+        lambda request: "The very same words, every time that somebody asks.",
+        split="random",
     ) as bench:
         client = ToolrollClient(bench.endpoint, session="s")
         first = await client.chat.completions.create(model="m", messages=[USER])
         messages: Any = [USER, first.choices[0].message, USER]
-        reply: Any = await client.chat.completions.create(model="m", messages=messages, n=3, logprobs=True)
+        reply: Any = await client.chat.completions.create(
+            model="m", messages=messages, n=3, logprobs=True
+        )
         by_ids = {tuple(entry.output_ids): entry for entry in bench.engine.log[1:]}
         assert len(by_ids) == 3  # the same text, sampled as other tokens
         for choice in reply.choices:
             entry = by_ids[tuple(choice.token_ids)]
-            assert [token.logprob for token in choice.logprobs.content] == pytest.approx(entry.logprobs)
+            assert [token.logprob for token in choice.logprobs.content] == pytest.approx(
+                entry.logprobs
+            )
         assert len(await bench.trajectories()) == 3
 
 
 async def test_c5_what_verifiers_sends_reaches_no_engine() -> None:
-    async with endpoint(load_embedded_tokenizer(), said) as bench, ToolrollClient(bench.endpoint) as client:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
         await client.chat.completions.create(
-            model="m", messages=[USER], logprobs=True, temperature=0.5, n=None, extra_body={"return_token_ids": True}
+            model="m",
+            messages=[USER],
+            logprobs=True,
+            temperature=0.5,
+            n=None,
+            extra_body={"return_token_ids": True},
         )
         params = bench.engine.log[0].sampling_params
         assert params["temperature"] == 0.5
@@ -78,18 +105,31 @@ async def test_c5_what_verifiers_sends_reaches_no_engine() -> None:
 
 
 async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
-    async with endpoint(load_embedded_tokenizer(), said) as bench, ToolrollClient(bench.endpoint) as client:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
         with pytest.raises(BadRequestError) as caught:
-            await client.chat.completions.create(model="m", messages=[USER], max_completion_tokens=0, max_tokens=5)
+            await client.chat.completions.create(
+                model="m", messages=[USER], max_completion_tokens=0, max_tokens=5
+            )
         assert caught.value.param == "max_completion_tokens"
-        reply = await client.chat.completions.create(model="m", messages=[USER], max_completion_tokens=2, max_tokens=5)
+        reply = await client.chat.completions.create(
+            model="m", messages=[USER], max_completion_tokens=2, max_tokens=5
+        )
         assert bench.engine.log[0].sampling_params["max_new_tokens"] == 2
         assert reply.usage is not None
-        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(bench.engine.log[0].input_ids), 2)
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (
+            len(bench.engine.log[0].input_ids),
+            2,
+        )
 
 
 async def test_c6_one_rollouts_reset_clears_no_others_tokens() -> None:
-    async with endpoint(load_embedded_tokenizer(), said) as bench, ToolrollClient(bench.endpoint) as one:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as one,
+    ):
         other, copied = one.copy(session="other"), one.copy()
         for client in (one, other):
             await client.chat.completions.create(model="m", messages=[USER])
@@ -98,12 +138,17 @@ async def test_c6_one_rollouts_reset_clears_no_others_tokens() -> None:
 
 
 async def test_c7_replies_are_pydantic_and_the_rest_of_the_api_is_there_or_says_no() -> None:
-    async with endpoint(load_embedded_tokenizer(), said) as bench, ToolrollClient(bench.endpoint, session="s") as client:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint, session="s") as client,
+    ):
         reply = await client.chat.completions.create(model="m", messages=[USER], logprobs=True)
         assert reply.model_dump()["choices"][0]["token_ids"] == bench.engine.log[0].output_ids
         assert reply.to_dict()["prompt_token_ids"] == bench.engine.log[0].input_ids.tolist()
         stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
-        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Reply 1."
+        assert (
+            "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Reply 1."
+        )
         with pytest.raises(NotFoundError):
             await client.responses.create(model="m", input="Hi")
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:

@@ -1,4 +1,6 @@
-"""What Atropos' `ManagedServer` gets wrong: a test for each defect that can be tested, by its number."""
+"""What Atropos' `ManagedServer` gets wrong: a test for each defect that can be tested, by its
+number.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from support.looking import SAID, play, saying
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import TOOL
 
-from toolroll.rollout.server.in_process import ManagedSession, SequenceNode, TextOnlySession, ToolrollClient, managed_session
+from toolroll.rollout.server.in_process import (
+    ManagedSession,
+    SequenceNode,
+    TextOnlySession,
+    ToolrollClient,
+    managed_session,
+)
 from toolroll.rollout.testing import Fault, Reply, drop_logprob, load_embedded_tokenizer
 
 qwen = qwen3_tokenizer
@@ -71,14 +79,21 @@ async def test_b2_the_end_of_a_turn_is_not_doubled(tools: Any) -> None:
 async def test_b3_a_text_extends_no_text_whose_tokens_it_breaks() -> None:
     said = ["4", " is what it is."]
     tokenizer = qwen()
-    async with managed(lambda request: Reply(said[request.call], stop=False), tokenizer=tokenizer) as (bench, m):
+    async with managed(
+        lambda request: Reply(said[request.call], stop=False), tokenizer=tokenizer
+    ) as (bench, m):
         prompt = "Q: what?\nA: The answer is"
         await m.completion(prompt=prompt, max_tokens=8)
         await m.completion(prompt=prompt + "4ever. Next", max_tokens=8)
-        assert len(tokenizer.encode("4ever")) == len(tokenizer.encode("4")) + len(tokenizer.encode("ever"))  # digits stand alone here
+        # digits stand alone here
+        assert len(tokenizer.encode("4ever")) == len(tokenizer.encode("4")) + len(
+            tokenizer.encode("ever")
+        )
         await bench.trajectories()
     words = ["Hel", " you."]
-    async with managed(lambda request: Reply(words[request.call], stop=False), tokenizer=tokenizer) as (bench, m):
+    async with managed(
+        lambda request: Reply(words[request.call], stop=False), tokenizer=tokenizer
+    ) as (bench, m):
         await m.completion(prompt="Say:\n", max_tokens=8)
         await m.completion(prompt="Say:\nHello to", max_tokens=8)  # "Hel" + "lo" is one token
         assert bench.engine.log[1].input_ids.tolist() == tokenizer.encode("Say:\nHello to")
@@ -88,7 +103,9 @@ async def test_b3_a_text_extends_no_text_whose_tokens_it_breaks() -> None:
 async def test_b3_the_longest_sibling_is_extended() -> None:
     tokenizer = qwen()
     said = ["Hel", "Hello", " to you."]
-    async with managed(lambda request: Reply(said[request.index], stop=False), tokenizer=tokenizer) as (bench, m):
+    async with managed(
+        lambda request: Reply(said[request.index], stop=False), tokenizer=tokenizer
+    ) as (bench, m):
         await m.completion(prompt="Say:\n", n=2, max_tokens=8)
         await m.completion(prompt="Say:\nHello there,", max_tokens=8)
         [short, long] = sorted(await bench.trajectories(), key=lambda found: len(found["turns"]))
@@ -122,7 +139,11 @@ async def test_b5_a_rewritten_history_forks_and_says_so() -> None:
 
 async def test_b5_a_regenerated_call_id_makes_no_stale_node() -> None:
     async with managed(lambda request: SAID[request.call]) as (_, m):
-        message = (await m.chat_completion(messages=[USER], tools=[TOOL])).choices[0].message.model_dump(exclude_none=True)
+        message = (
+            (await m.chat_completion(messages=[USER], tools=[TOOL]))
+            .choices[0]
+            .message.model_dump(exclude_none=True)
+        )
         message["tool_calls"][0]["id"] = "call_new"
         answer = {"role": "tool", "tool_call_id": "call_new", "content": "seen"}
         await m.chat_completion(messages=[USER, message, answer], tools=[TOOL])
@@ -134,7 +155,9 @@ async def test_b6_an_aborted_call_is_an_error_and_leaves_nothing_to_train() -> N
     plan = lambda request: Fault(abort_after=2)
     async with managed(lambda request: "Hello there.", faults=plan) as (bench, m):
         with pytest.raises(InternalServerError) as caught:
-            await m.client.with_options(max_retries=0).chat.completions.create(model="m", messages=[USER])
+            await m.client.with_options(max_retries=0).chat.completions.create(
+                model="m", messages=[USER]
+            )
         assert caught.value.code == "engine_aborted"
         assert m.get_state() == {"nodes": []}
         assert await bench.trajectories(refused=1) == []
@@ -148,7 +171,9 @@ async def test_b7_a_cut_turn_says_length_with_tools_too() -> None:
 
 async def test_b8_calls_are_the_sdks_own_objects() -> None:
     async with managed(lambda request: call(at="x")) as (_, m):
-        calls: Any = (await m.chat_completion(messages=[USER], tools=[TOOL])).choices[0].message.tool_calls
+        calls: Any = (
+            (await m.chat_completion(messages=[USER], tools=[TOOL])).choices[0].message.tool_calls
+        )
         assert (calls[0].function.name, calls[0].function.arguments) == ("look", '{"at": "x"}')
 
 
@@ -156,7 +181,9 @@ async def test_b9_a_missing_logprob_is_refused_and_never_padded() -> None:
     plan = lambda request: Fault(garble=drop_logprob) if request.index == 0 else None
     async with managed(lambda request: "Hello.", faults=plan) as (bench, m):
         with pytest.raises(InternalServerError):
-            await m.client.with_options(max_retries=0).chat.completions.create(model="m", messages=[USER])
+            await m.client.with_options(max_retries=0).chat.completions.create(
+                model="m", messages=[USER]
+            )
         assert m.get_state() == {"nodes": []}
         await m.chat_completion(messages=[USER])
         [node] = m.get_state()["nodes"]
@@ -169,8 +196,15 @@ async def test_b10_identical_answers_are_all_there(tree: bool) -> None:
         reply: Any = await m.chat_completion(messages=[USER], n=3, logprobs=True)
         state = m.get_state()
         nodes = list(state["sequences"].values()) if tree else state["nodes"]
-        assert [unmasked(node) for node in nodes] == [choice.token_ids for choice in reply.choices] == sampled(bench)
-        assert all([entry.token_id for entry in choice.logprobs.content] == choice.token_ids for choice in reply.choices)
+        assert (
+            [unmasked(node) for node in nodes]
+            == [choice.token_ids for choice in reply.choices]
+            == sampled(bench)
+        )
+        assert all(
+            [entry.token_id for entry in choice.logprobs.content] == choice.token_ids
+            for choice in reply.choices
+        )
         assert reply.usage.completion_tokens == sum(map(len, sampled(bench)))
 
 
@@ -182,16 +216,27 @@ async def test_b11_the_beginning_of_text_is_there_once() -> None:
 
 
 async def test_b12_parallel_calls_that_go_on_from_the_same_turn() -> None:
-    async with managed(lambda request: f"Reply {request.index}.", token_latency=0.002) as (bench, m):
+    async with managed(lambda request: f"Reply {request.index}.", token_latency=0.002) as (
+        bench,
+        m,
+    ):
         reply = await m.chat_completion(messages=[USER])
-        ask = lambda line: m.chat_completion(messages=[USER, reply.choices[0].message, {"role": "user", "content": line}])
+        ask = lambda line: m.chat_completion(
+            messages=[USER, reply.choices[0].message, {"role": "user", "content": line}]
+        )
         await asyncio.gather(*(ask(f"Line {at}") for at in range(8)))
         assert len(await bench.trajectories()) == 8
 
 
 async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
     async with managed(lambda request: "Hello.") as (bench, m):
-        await m.chat_completion(messages=[USER], logprobs=True, extra_body={"return_token_ids": True}, top_k=20, min_p=0.1)
+        await m.chat_completion(
+            messages=[USER],
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+            top_k=20,
+            min_p=0.1,
+        )
         params = bench.engine.log[0].sampling_params
         assert (params["top_k"], params["min_p"]) == (20, 0.1)
         assert not {"logprobs", "return_token_ids", "extra_body"} & set(params)
@@ -205,7 +250,9 @@ async def test_b13_the_client_has_the_whole_api() -> None:
         client = m.client
         assert isinstance(client.copy(), ToolrollClient)
         assert [card.id for card in (await client.models.list()).data] == [bench.endpoint.model]
-        stream = await client.with_options(max_retries=1).chat.completions.create(model="m", messages=[USER], stream=True)
+        stream = await client.with_options(max_retries=1).chat.completions.create(
+            model="m", messages=[USER], stream=True
+        )
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hello."
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:
             ask = lambda: plain.chat.completions.create(model="m", messages=[USER])
@@ -216,14 +263,17 @@ async def test_b13_the_client_has_the_whole_api() -> None:
 async def test_a_managed_session_of_its_own_and_its_end() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
         for engine in (bench.engine.url, bench.served.engine, bench.served):
-            async with managed_session(engine, load_embedded_tokenizer(), track_tree=False, tool_parser="hermes") as m:
+            async with managed_session(
+                engine, load_embedded_tokenizer(), track_tree=False, tool_parser="hermes"
+            ) as m:
                 await m.chat_completion(messages=[USER])
                 kept = m.get_state()["nodes"]
                 m.reset()
                 assert m.get_state() == {"nodes": []}
                 assert unmasked(kept[0]) == bench.engine.log[-1].output_ids
             assert len(m.endpoint.sessions) == 0
-        await bench.client().chat.completions.create(model="m", messages=[USER])  # what was lent is still open
+        # what was lent is still open
+        await bench.client().chat.completions.create(model="m", messages=[USER])
 
 
 async def test_without_token_ids_nothing_can_be_trained() -> None:

@@ -1,4 +1,6 @@
-"""`parse_completion`: what the engine said is kept as it is, and what contradicts itself is refused."""
+"""`parse_completion`: what the engine said is kept as it is, and what contradicts itself is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def body(sampled: list[tuple[int, float]], **meta: Any) -> dict[str, Any]:
 @given(sampled=SAMPLED)
 def test_ids_and_logprobs_come_through_bit_for_bit(sampled: list[tuple[int, float]]) -> None:
     found = parse_completion(body(sampled), ASKED)
-    assert found.output_ids.dtype == np.int32 and found.output_ids.tolist() == [index for index, _ in sampled]
+    assert found.output_ids.dtype == np.int32 and found.output_ids.tolist() == [
+        index for index, _ in sampled
+    ]
     assert found.logprobs is not None and found.logprobs.dtype == np.float32
     assert found.logprobs.tolist() == [value for _, value in sampled]
 
@@ -64,30 +68,64 @@ ITEMS: dict[str, Callable[[float, int], Any]] = {
     "of three": lambda value, index: [value, index, None],
     "with its text": lambda value, index: [value, index, "text"],
     "of four": lambda value, index: [value, index, None, 7],
-    "of five, an id where the next logprob would stand": lambda value, index: [value, index, None, value, index],
+    "of five, an id where the next logprob would stand": lambda value, index: [
+        value,
+        index,
+        None,
+        value,
+        index,
+    ],
 }
 
 
-@given(sampled=SAMPLED, kinds=st.lists(st.sampled_from(sorted(ITEMS)), min_size=50, max_size=50), mixed=st.booleans())
-def test_items_of_other_lengths_are_read_in_the_same_way(sampled: list[tuple[int, float]], kinds: list[str], *, mixed: bool) -> None:
+@given(
+    sampled=SAMPLED,
+    kinds=st.lists(st.sampled_from(sorted(ITEMS)), min_size=50, max_size=50),
+    mixed=st.booleans(),
+)
+def test_items_of_other_lengths_are_read_in_the_same_way(
+    sampled: list[tuple[int, float]], kinds: list[str], *, mixed: bool
+) -> None:
     answer = body(sampled)
-    made = [ITEMS[kinds[at if mixed else 0]](value, index) for at, (index, value) in enumerate(sampled)]
+    made = [
+        ITEMS[kinds[at if mixed else 0]](value, index) for at, (index, value) in enumerate(sampled)
+    ]
     answer["meta_info"]["output_token_logprobs"] = made
     found = parse_completion(answer, ASKED)
     assert found.logprobs is not None and found.logprobs.tolist() == [value for _, value in sampled]
     made[0][1] ^= 1
-    with pytest.raises(CompletionError, match=f"logprob 0 belongs to token {made[0][1]}, output_ids has {sampled[0][0]} there"):
+    with pytest.raises(
+        CompletionError,
+        match=f"logprob 0 belongs to token {made[0][1]}, output_ids has {sampled[0][0]} there",
+    ):
         parse_completion(answer, ASKED)
 
 
 @pytest.mark.parametrize(
     "item",
-    [None, 8, "abc", [], [-0.5], {}, {"a": 1, "b": 2, "c": 3}, [None, 8, None], ["-0.5", 8, None], [[-0.5], 8, None], [-(10**400), 8]],
+    [
+        None,
+        8,
+        "abc",
+        [],
+        [-0.5],
+        {},
+        {"a": 1, "b": 2, "c": 3},
+        [None, 8, None],
+        ["-0.5", 8, None],
+        [[-0.5], 8, None],
+        [-(10**400), 8],
+    ],
     ids=repr,
 )
 def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
-    for items in ([[-0.25, 7, None], item, [-0.5, 9, None]], [[-0.25, 7], item, [-0.5, 9, None, 0]]):
-        with pytest.raises(CompletionError, match=r"a logprob is no \[logprob, id, text\] with a number first"):
+    for items in (
+        [[-0.25, 7, None], item, [-0.5, 9, None]],
+        [[-0.25, 7], item, [-0.5, 9, None, 0]],
+    ):
+        with pytest.raises(
+            CompletionError, match=r"a logprob is no \[logprob, id, text\] with a number first"
+        ):
             parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
 
 
@@ -101,7 +139,9 @@ def test_an_item_with_no_id_belongs_to_another_token(other: Any) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0011, 1, True])
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("more", [[None], []])
-def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(value: float, at: int, more: list[Any]) -> None:
+def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(
+    value: float, at: int, more: list[Any]
+) -> None:
     items = [[-0.25, 7, *more], [-math.inf, 8, *more], [-0.5, 9, *more]]
     items[at][0] = value
     with pytest.raises(CompletionError, match="not a number or above zero"):
@@ -109,7 +149,19 @@ def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(value: float
 
 
 @pytest.mark.parametrize(
-    "given", [5, "78", [7, "8"], [7, 8.0], [7, None], [7, [8]], [7, 2**31], [7, -(2**31) - 1], {"a": 7, "b": 8}], ids=repr
+    "given",
+    [
+        5,
+        "78",
+        [7, "8"],
+        [7, 8.0],
+        [7, None],
+        [7, [8]],
+        [7, 2**31],
+        [7, -(2**31) - 1],
+        {"a": 7, "b": 8},
+    ],
+    ids=repr,
 )
 def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
     answer = completion([7, 8])
@@ -121,10 +173,21 @@ def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
 def test_what_was_sampled_may_be_written_to() -> None:
     """As tensors are made of it without a copy."""
     found = parse_completion(completion([7, 8]), ASKED)
-    assert found.logprobs is not None and found.output_ids.flags.writeable and found.logprobs.flags.writeable
+    assert (
+        found.logprobs is not None
+        and found.output_ids.flags.writeable
+        and found.logprobs.flags.writeable
+    )
 
 
-@given(sampled=st.lists(st.tuples(st.integers(0, 9), LOGPROB), min_size=2, max_size=9, unique_by=lambda pair: pair[0]))
+@given(
+    sampled=st.lists(
+        st.tuples(st.integers(0, 9), LOGPROB),
+        min_size=2,
+        max_size=9,
+        unique_by=lambda pair: pair[0],
+    )
+)
 def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[int, float]]) -> None:
     answer = body(sampled)
     items = answer["meta_info"]["output_token_logprobs"]
@@ -142,8 +205,14 @@ def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[in
         ({"finish_reason": "stop"}, "no finish_reason"),
         ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
         ({"weight_versions": [{"version": "a", "start": 0, "end": 1}]}, "cover 1 of 2"),
-        ({"weight_versions": [{"version": "a", "start": 1, "end": 2}]}, "gap or overlap at token 0"),
-        ({"weight_versions": [{"version": v, "start": 0, "end": 2} for v in "ab"]}, "gap or overlap at token 2"),
+        (
+            {"weight_versions": [{"version": "a", "start": 1, "end": 2}]},
+            "gap or overlap at token 0",
+        ),
+        (
+            {"weight_versions": [{"version": v, "start": 0, "end": 2} for v in "ab"]},
+            "gap or overlap at token 2",
+        ),
         ({"weight_versions": [{"version": "a", "start": 0, "end": 3}]}, "cover 3 of 2"),
     ],
 )
@@ -163,7 +232,9 @@ def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -
     ],
 )
 def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> None:
-    with pytest.raises(CompletionError, match="a weight version is no span with version, start and end"):
+    with pytest.raises(
+        CompletionError, match="a weight version is no span with version, start and end"
+    ):
         parse_completion(body([(5, -0.5), (6, -0.5)], weight_versions=spans), ASKED)
 
 
@@ -193,7 +264,11 @@ def test_an_answer_without_facts_is_refused(meta: Any) -> None:
 
 def test_no_ids_are_an_empty_list() -> None:
     answer = {**body([(5, -0.5)]), "output_ids": None}
-    answer["meta_info"] |= {"output_token_logprobs": None, "completion_tokens": 0, "weight_versions": None}
+    answer["meta_info"] |= {
+        "output_token_logprobs": None,
+        "completion_tokens": 0,
+        "weight_versions": None,
+    }
     answer["meta_info"]["finish_reason"] = {"type": "length", "length": 0}
     found = parse_completion(answer, ASKED)
     assert len(found.output_ids) == 0 and found.logprobs is not None and len(found.logprobs) == 0
@@ -214,7 +289,11 @@ def test_logprobs_that_nobody_asked_for_are_not_read() -> None:
         ({"type": "stop", "matched": 8}, "stop", 8),
         ({"type": "stop", "matched": "lo"}, "stop", "lo"),
         ({"type": "length", "length": 2}, "length", None),
-        ({"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}, "abort", None),
+        (
+            {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
+            "abort",
+            None,
+        ),
     ],
 )
 def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, matched: Any) -> None:
@@ -224,7 +303,11 @@ def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, match
 
 
 def test_an_abort_in_the_queue_has_no_counts() -> None:
-    meta = {"id": "r", "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "7"}
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+        "weight_version": "7",
+    }
     found = parse_completion({"text": "", "output_ids": [], "meta_info": meta}, ASKED)
     assert (found.finish_reason, len(found.output_ids), found.weight_versions) == ("abort", 0, ())
     assert found.logprobs is not None and len(found.logprobs) == 0
@@ -232,7 +315,10 @@ def test_an_abort_in_the_queue_has_no_counts() -> None:
 
 
 def test_weight_versions_are_spans_of_the_sampled_tokens() -> None:
-    spans = [{"version": "step9", "start": 0, "end": 1}, {"version": "step20", "start": 1, "end": 3}]
+    spans = [
+        {"version": "step9", "start": 0, "end": 1},
+        {"version": "step20", "start": 1, "end": 3},
+    ]
     found = parse_completion(completion([7, 8, 9], weight_versions=spans), ASKED)
     assert found.weight_versions == (WeightVersion("step9", 0, 1), WeightVersion("step20", 1, 3))
     assert found.weight_version == "step20"

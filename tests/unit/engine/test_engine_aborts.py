@@ -16,7 +16,7 @@ from support.patience import PATIENCE
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.testing import PolicyRequest, Reply
 
-# --- time limits and aborts -----------------------------------------------------------------------------------------------
+# --- time limits and aborts -----------------------------------------------------------------------
 
 
 async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer: Any) -> None:
@@ -53,7 +53,10 @@ async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
         order.append(("abort", orjson.loads(await http.read())["rid"]))
         return web.Response()
 
-    async with http_server({"/generate": generate, "/abort_request": abort}) as url, client(url, attempt_timeout=600) as calls:
+    async with (
+        http_server({"/generate": generate, "/abort_request": abort}) as url,
+        client(url, attempt_timeout=600) as calls,
+    ):
         task = asyncio.create_task(calls.generate(request()))
         await arrived.wait()
         skip(601)
@@ -65,16 +68,24 @@ async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
 async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer: Any) -> None:
     hold = asyncio.Event()
     async with embedded(tokenizer, lambda seen: Reply("Hello.", hold=hold)) as (engine, calls):
-        doomed, kept = (asyncio.create_task(calls.generate(request(session=name))) for name in ("doomed", "kept"))
+        doomed, kept = (
+            asyncio.create_task(calls.generate(request(session=name)))
+            for name in ("doomed", "kept")
+        )
         await engine.until(lambda e: e.held == 2)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        await asyncio.wait_for(engine.until(lambda e: any(entry.aborted for entry in e.log)), PATIENCE)
+        await asyncio.wait_for(
+            engine.until(lambda e: any(entry.aborted for entry in e.log)), PATIENCE
+        )
         hold.set()
         assert (await kept).finish_reason == "stop"
         assert calls._in_flight == set()
-    assert {entry.routing_key: entry.aborted for entry in engine.log} == {"doomed": True, "kept": False}
+    assert {entry.routing_key: entry.aborted for entry in engine.log} == {
+        "doomed": True,
+        "kept": False,
+    }
 
 
 async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
@@ -96,7 +107,10 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
         await asyncio.Event().wait()
         return web.Response()
 
-    async with http_server({"/abort_request": worker("a")}) as first, http_server({"/abort_request": worker("b")}) as second:
+    async with (
+        http_server({"/abort_request": worker("a")}) as first,
+        http_server({"/abort_request": worker("b")}) as second,
+    ):
         listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
         async with http_server({"/generate": generate, "/workers": says(listed)}) as url:
             calls = Engine(EngineConfig(url=url), facts=FACTS)
@@ -110,11 +124,18 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     assert sorted(aborted) == [("a", rid), ("b", rid)]
 
 
-async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(tokenizer: Any) -> None:
+async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(
+    tokenizer: Any,
+) -> None:
     hold = asyncio.Event()
     held = Reply("one two three", hold=hold, hold_after=2)
-    async with embedded(tokenizer, lambda seen: held) as (engine, calls), client(engine.url) as other:
-        mine = [asyncio.create_task(calls.generate(request(session=f"mine{at}"))) for at in range(3)]
+    async with (
+        embedded(tokenizer, lambda seen: held) as (engine, calls),
+        client(engine.url) as other,
+    ):
+        mine = [
+            asyncio.create_task(calls.generate(request(session=f"mine{at}"))) for at in range(3)
+        ]
         others = asyncio.create_task(other.generate(request(session="other")))
         await engine.until(lambda e: e.held == 4)
         await calls.abort_all()
@@ -128,11 +149,17 @@ async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(to
 async def test_an_abort_that_fails_is_no_error() -> None:
     async with http_server({}) as gone:
         pass
-    async with http_server({"/workers": says([{"url": gone}])}) as url, client(url, abort_timeout=2.0) as calls:
+    async with (
+        http_server({"/workers": says([{"url": gone}])}) as url,
+        client(url, abort_timeout=2.0) as calls,
+    ):
         await calls.abort("r")
 
 
 async def test_an_abort_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with http_server({"/abort_request": says({"message": "no"}, status=400)}) as url, client(url) as calls:
+    async with (
+        http_server({"/abort_request": says({"message": "no"}, status=400)}) as url,
+        client(url) as calls,
+    ):
         await calls.abort("r1")
     assert "request r1 was not aborted: " in caplog.text and "answers 400" in caplog.text

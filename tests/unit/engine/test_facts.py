@@ -15,7 +15,7 @@ from support.http import http_server, says
 from toolroll.rollout.engine import EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError
 
-# --- facts, workers, health, post -----------------------------------------------------------------------------------------------
+# --- facts, workers, health, post -----------------------------------------------------------------
 
 
 async def test_facts_are_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
@@ -67,7 +67,9 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> None:
-    """A first answer that is none must not be believed for ever: prompts without room would be sent."""
+    """A first answer that is none must not be believed for ever: prompts without room would be
+    sent.
+    """
     asked: list[str] = []
 
     async def cards(http: web.Request) -> web.StreamResponse:
@@ -77,13 +79,18 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
     async with http_server({"/v1/models": cards}) as url, client(url, facts=None) as calls:
-        assert {found.context_length for found in await asyncio.gather(*(calls.facts() for _ in range(5)))} == {None}
+        assert {
+            found.context_length
+            for found in await asyncio.gather(*(calls.facts() for _ in range(5)))
+        } == {None}
         assert len(asked) == 1, "those who wait for one answer share it"
         assert [(await calls.facts()).context_length for _ in range(3)] == [300] * 3
     assert len(asked) == 2
 
 
-async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(tokenizer: Any) -> None:
+async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(
+    tokenizer: Any,
+) -> None:
     asked: list[str] = []
     async with embedded(tokenizer, context_length=2048) as (engine, _):
 
@@ -117,9 +124,17 @@ async def test_health(tokenizer: Any) -> None:
     ("routes", "words"),
     [
         ({}, "no /health: this is no SGLang engine or router"),
-        ({"/health": says({"error": {"message": "starting"}}, status=503)}, "answers 503: starting"),
         (
-            {"/health": says({"error": {"code": "no_available_workers", "message": "all circuits open"}}, status=503)},
+            {"/health": says({"error": {"message": "starting"}}, status=503)},
+            "answers 503: starting",
+        ),
+        (
+            {
+                "/health": says(
+                    {"error": {"code": "no_available_workers", "message": "all circuits open"}},
+                    status=503,
+                )
+            },
             "--disable-circuit-breaker",
         ),
         ({"/health": says(b"", status=500)}, "answers 500: without a message"),
@@ -140,7 +155,10 @@ async def test_health_of_nothing() -> None:
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:
-    async with http_server({"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}) as url, client(url) as calls:
+    async with (
+        http_server({"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}) as url,
+        client(url) as calls,
+    ):
         assert await calls.post(f"{url}/x", {"b": np.arange(2)}) == {"a": 1}
         with pytest.raises(EngineError, match="no") as raised:
             await calls.post(f"{url}/bad", {})
@@ -150,7 +168,7 @@ async def test_post_gives_the_json_or_an_engine_error() -> None:
             await calls.post(f"{url}/x", {})
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])

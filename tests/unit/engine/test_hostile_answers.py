@@ -1,4 +1,6 @@
-"""Answers that no honest engine gives: each is refused with what was received, and none is corrected, trained or rewarded."""
+"""Answers that no honest engine gives: each is refused with what was received, and none is
+corrected, trained or rewarded.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,23 @@ def test_the_honest_answer_is_none_of_them() -> None:
     assert parse_completion(at_the_edge, ASKED, rid=RID, vocab_size=9096).matched == "END"
 
 
-# --- through the client --------------------------------------------------------------------------------------------------
+# --- through the client ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"output_ids": [NaN]}', b"\xff\xfe", b"[]", b"7", b'"x"', b"[1, 2]", b"<html></html>"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"output_ids": [NaN]}',
+        b"\xff\xfe",
+        b"[]",
+        b"7",
+        b'"x"',
+        b"[1, 2]",
+        b"<html></html>",
+    ],
+)
 async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
     seen, handle = flaky(web.Response(body=body))
     async with http_server({"/generate": handle}) as url, client(url) as calls:
@@ -49,11 +64,16 @@ async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
 
 async def test_no_answer_disables_the_vocabulary_check() -> None:
     """`FACTS` name 5,000 ids, and a model may have 4,096 more."""
-    answers = [completion([found], finish_reason={"type": "length", "length": 1}) for found in (2**31 - 1, 9096, -1, 3)]
+    answers = [
+        completion([found], finish_reason={"type": "length", "length": 1})
+        for found in (2**31 - 1, 9096, -1, 3)
+    ]
     _, handle = flaky(*answers)
     async with http_server({"/generate": handle}) as url, client(url) as calls:
         for found in (2**31 - 1, 9096, -1):
-            with pytest.raises(CompletionError, match=rf"output_ids\[0\] is {found}, expected an id from 0 to 9095"):
+            with pytest.raises(
+                CompletionError, match=rf"output_ids\[0\] is {found}, expected an id from 0 to 9095"
+            ):
                 await calls.generate(request())
             with pytest.raises(TokenError, match="outside the vocabulary of 5000"):
                 await calls.generate(request([5, found]))
@@ -71,7 +91,9 @@ async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
 
 
 async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() -> None:
-    seen, handle = flaky(completion([4], id="f" * 32), completion([4], id="e" * 32), completion([3]))
+    seen, handle = flaky(
+        completion([4], id="f" * 32), completion([4], id="e" * 32), completion([3])
+    )
     aborted: list[str] = []
 
     async def abort(http: web.Request) -> web.Response:
@@ -79,7 +101,10 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
         return web.Response()
 
     pauses = Pauses()
-    async with http_server({"/generate": handle, "/abort_request": abort}) as url, client(url, sleep=pauses) as calls:
+    async with (
+        http_server({"/generate": handle, "/abort_request": abort}) as url,
+        client(url, sleep=pauses) as calls,
+    ):
         answer = await calls.generate(request())
     assert (answer.output_ids.tolist(), answer.attempts, len(pauses)) == ([3], 3, 2)
     assert aborted == [body["rid"] for body in seen[:2]]
@@ -88,14 +113,20 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
 async def test_nothing_but_others_answers_is_an_error_that_says_whose() -> None:
     _, handle = flaky(completion([4], id="f" * 32))
     async with http_server({"/generate": handle}) as url, client(url, attempts=3) as calls:
-        with pytest.raises(EngineError, match=f"answered another request: meta_info.id is '{'f' * 32}', expected .* after 3 attempts"):
+        with pytest.raises(
+            EngineError,
+            match=f"answered another request: meta_info.id is '{'f' * 32}', expected .* after 3 "
+            f"attempts",
+        ):
             await calls.generate(request())
 
 
-# --- streams -------------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
-async def streamed(*events: dict[str, Any], rid: str = RID, limit: int = 8) -> tuple[list[list[int]], Any]:
+async def streamed(
+    *events: dict[str, Any], rid: str = RID, limit: int = 8
+) -> tuple[list[list[int]], Any]:
     """What progress was told, and what came of the stream: its last event, or an error."""
     told: list[list[int]] = []
 
@@ -104,11 +135,15 @@ async def streamed(*events: dict[str, Any], rid: str = RID, limit: int = 8) -> t
             yield b"data: " + orjson.dumps(event) + b"\n\n"
 
     def check(given: Any) -> None:
-        if len(given) > limit or not all(type(index) is int and 0 <= index < 100 for index in given):
+        if len(given) > limit or not all(
+            type(index) is int and 0 <= index < 100 for index in given
+        ):
             raise CompletionError(f"the ids {given}")
 
     try:
-        return told, await EventReader(lambda ids: told.append(list(ids)), rid, check).read(chunks())
+        return told, await EventReader(lambda ids: told.append(list(ids)), rid, check).read(
+            chunks()
+        )
     except CompletionError as error:
         return told, error
 
@@ -120,7 +155,11 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("events", "told", "words"),
     [
-        ([part([3, 4]), part([3])], [[3, 4]], r"output_ids\[1\] was 4, now it is missing \(2 ids before, 1 now\)"),
+        (
+            [part([3, 4]), part([3])],
+            [[3, 4]],
+            r"output_ids\[1\] was 4, now it is missing \(2 ids before, 1 now\)",
+        ),
         ([part([3, 4]), part([3, 5, 6])], [[3, 4]], r"output_ids\[1\] was 4, now it is 5"),
         ([part([3]), part([])], [[3]], r"output_ids\[0\] was 3, now it is missing"),
         ([part([3]), completion([4], id=RID)], [[3]], r"output_ids\[0\] was 3, now it is 4"),
@@ -132,14 +171,18 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
         ([part([3] * 9)], [], "the ids"),
     ],
 )
-async def test_ids_that_were_told_are_never_taken_back(events: list[dict[str, Any]], told: list[list[int]], words: str) -> None:
+async def test_ids_that_were_told_are_never_taken_back(
+    events: list[dict[str, Any]], told: list[list[int]], words: str
+) -> None:
     found, error = await streamed(*events)
     assert found == told
     with pytest.raises(CompletionError, match=words):
         raise error
 
 
-@pytest.mark.parametrize("other", [part([4], id="f" * 16), completion([4], id="f" * 16), part([4], id=5)])
+@pytest.mark.parametrize(
+    "other", [part([4], id="f" * 16), completion([4], id="f" * 16), part([4], id=5)]
+)
 async def test_of_anothers_stream_nothing_is_told(other: dict[str, Any]) -> None:
     told, failure = await streamed(other)
     assert (told, failure.retry, failure.foreign) == ([], True, True)
@@ -153,7 +196,7 @@ async def test_an_honest_stream_is_told_as_it_comes() -> None:
     assert told == [[3], [3, 4], [3, 4, 5]] and last["output_ids"] == [3, 4, 5]
 
 
-# --- whole episodes ------------------------------------------------------------------------------------------------------
+# --- whole episodes -------------------------------------------------------------------------------
 
 
 def spoiled_ids(found: int) -> Spoil:
@@ -167,9 +210,14 @@ EPISODES: dict[str, tuple[Spoil, str]] = {
     "an id that no model has": (spoiled_ids(2**31 - 1), "2147483647"),
     "a negative id": (spoiled_ids(-5), "is -5, expected an id"),
     "an unknown end": (meta(finish_reason={"type": "banana"}), "'banana'"),
-    "999 tokens": (lambda answer: completion([7] * 999, id=answer["meta_info"]["id"]), "999 output_ids"),
+    "999 tokens": (
+        lambda answer: completion([7] * 999, id=answer["meta_info"]["id"]),
+        "999 output_ids",
+    ),
     "a logprob of -1e300": (
-        lambda answer: meta(output_token_logprobs=[[-1e300, index, None] for index in answer["output_ids"]])(answer),
+        lambda answer: meta(
+            output_token_logprobs=[[-1e300, index, None] for index in answer["output_ids"]]
+        )(answer),
         "-1e+300",
     ),
     "another's answer": (meta(id="f" * 32), "answered another request"),
@@ -178,16 +226,27 @@ EPISODES: dict[str, tuple[Spoil, str]] = {
 
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_its_episode_is_aborted_and_the_next_is_not_touched(tokenizer: Any, name: str, turn: int) -> None:
+async def test_its_episode_is_aborted_and_the_next_is_not_touched(
+    tokenizer: Any, name: str, turn: int
+) -> None:
     spoil, words = EPISODES[name]
     faults = fault_at({turn: Fault(garble=spoil)})
-    async with serving(tokenizer, lambda seen: "Hello.", faults=faults, config={"attempts": 1}) as (engine, served):
+    async with serving(tokenizer, lambda seen: "Hello.", faults=faults, config={"attempts": 1}) as (
+        engine,
+        served,
+    ):
         results = [
-            await agent(served).asolve(ListedWorld(user_texts=["One.", "Two."]), task=Task(which, 0), session_id=which)
+            await agent(served).asolve(
+                ListedWorld(user_texts=["One.", "Two."]), task=Task(which, 0), session_id=which
+            )
             for which in ("hostile", "next")
         ]
     bad, good = results
-    assert (bad.status, bad.stop_reason, bad.reward) == (Status.ABORTED, StopReason.ENGINE_ERROR, None)
+    assert (bad.status, bad.stop_reason, bad.reward) == (
+        Status.ABORTED,
+        StopReason.ENGINE_ERROR,
+        None,
+    )
     assert words in bad.info["error"]["message"]
     assert good.status is Status.COMPLETED and good.reward is not None
     judge(good, engine, "next")

@@ -24,7 +24,9 @@ CHANGED = "came back with another model: it serves 'b', and served 'a' before"
 
 
 class ModelRoutes:
-    """The routes of an engine with one answer; `info` is its `/model_info`, a status if it fails."""
+    """The routes of an engine with one answer; `info` is its `/model_info`, a status if it
+    fails.
+    """
 
     def __init__(self, info: Any) -> None:
         self.info = info
@@ -72,7 +74,9 @@ class ModelRoutes:
         return web.Response(status=info) if isinstance(info, int) else web.json_response(info)
 
 
-async def play_twice(first: Any, second: Any, *, progress: Any = None, **config: Any) -> ModelRoutes:
+async def play_twice(
+    first: Any, second: Any, *, progress: Any = None, **config: Any
+) -> ModelRoutes:
     """Sample from an engine, start it again as another one, and sample from that."""
     before, after = ModelRoutes(first), ModelRoutes(second)
     async with http_server(before.routes) as url:

@@ -1,4 +1,6 @@
-"""An engine that dies during a run: the run waits for it, once for all episodes, or ends in words."""
+"""An engine that dies during a run: the run waits for it, once for all episodes, or ends in
+words.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,27 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, UserSimulatorError
+from toolroll.rollout.errors import (
+    EngineError,
+    EngineUnreachableError,
+    UsageError,
+    UserSimulatorError,
+)
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
-from toolroll.rollout.types import Action, Environment, Episode, Observation, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Episode,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
 
 UP, DOWN = Health(True), Health(False, "no", down=True)
 
@@ -170,7 +186,9 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
         async with client(engine.url, facts=None, sleep=sleep, engine_timeout=600) as calls:
             await calls.generate(request())
             await engine.kill()
-            with pytest.raises(UsageError, match="came back with another model: it serves 'another/model'"):
+            with pytest.raises(
+                UsageError, match="came back with another model: it serves 'another/model'"
+            ):
                 await calls.generate(request())
 
 
@@ -185,7 +203,10 @@ async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(token
 
     pauses = Pauses()
     routes = {"/generate": drop, "/health": says(b"")}
-    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=600, attempts=4) as calls:
+    async with (
+        http_server(routes) as url,
+        client(url, sleep=pauses, engine_timeout=600, attempts=4) as calls,
+    ):
         with pytest.raises(EngineError, match="after 4 attempts"):
             await calls.generate(request())
     assert (len(seen), len(pauses)) == (4, 3)
@@ -429,6 +450,8 @@ async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_no
 
 
 def test_a_gateway_that_lost_its_engine_may_have_lost_it_to_the_request() -> None:
-    """Such an outage counts against the request: else one that kills each engine is sent forever."""
+    """Such an outage counts against the request: else one that kills each engine is sent
+    forever.
+    """
     failure = from_response(502, b"bad gateway")
     assert (failure.lost, failure.running, failure.retry) == (True, True, True)

@@ -1,4 +1,6 @@
-"""Sampling parameters, model facts and failures: what is sent, what is known, what a refusal means."""
+"""Sampling parameters, model facts and failures: what is sent, what is known, what a refusal
+means.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from hypothesis import strategies as st
 
 from toolroll.rollout.engine.errors import from_exception, from_response, message_of
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
-from toolroll.rollout.engine.sampling_params import DEFAULT_MAX_NEW_TOKENS, check_names, effective_params
+from toolroll.rollout.engine.sampling_params import (
+    DEFAULT_MAX_NEW_TOKENS,
+    check_names,
+    effective_params,
+)
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 from toolroll.rollout.testing.wire import KNOWN_PARAMS
 
@@ -22,17 +28,24 @@ from toolroll.rollout.testing.wire import KNOWN_PARAMS
     wanted=st.none() | st.integers(0, 500),
     prompt=st.integers(0, 600),
 )
-def test_what_is_asked_for_always_fits(context: int | None, pool: int | None, wanted: int | None, prompt: int) -> None:
+def test_what_is_asked_for_always_fits(
+    context: int | None, pool: int | None, wanted: int | None, prompt: int
+) -> None:
     facts = ModelInfo(context_length=context, max_input_length=pool)
     given_params = {"temperature": 0.5} | ({} if wanted is None else {"max_new_tokens": wanted})
     refused = (context is not None and prompt >= context) or (pool is not None and prompt > pool)
     if refused:
-        with pytest.raises(ContextOverflowError, match=f"the prompt of {prompt} tokens leaves no room"):
+        with pytest.raises(
+            ContextOverflowError, match=f"the prompt of {prompt} tokens leaves no room"
+        ):
             effective_params(given_params, prompt, facts)
         return
     params = effective_params(given_params, prompt, facts)
     asked = DEFAULT_MAX_NEW_TOKENS if wanted is None else wanted
-    assert params == {"temperature": 0.5, "max_new_tokens": asked if context is None else min(asked, context - prompt)}
+    assert params == {
+        "temperature": 0.5,
+        "max_new_tokens": asked if context is None else min(asked, context - prompt),
+    }
     assert context is None or prompt + params["max_new_tokens"] <= context
     assert given_params.get("max_new_tokens") == wanted, "the caller's dict is its own"
 
@@ -41,7 +54,10 @@ def test_every_name_that_the_server_lists_is_known() -> None:
     check_names(dict.fromkeys(KNOWN_PARAMS))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("stops", "stop")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("stops", "stop")],
+)
 def test_a_misspelt_name_is_refused_with_the_right_one(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"{name!r}; did you mean {hint!r}"):
         check_names({name: 1})
@@ -49,16 +65,23 @@ def test_a_misspelt_name_is_refused_with_the_right_one(name: str, hint: str) -> 
 
 def test_facts_are_read_where_they_stand() -> None:
     models = {"data": [{"max_model_len": 4096}]}
-    assert read_model_info({"weight_version": "w"}, {"max_req_input_len": 90, "model_path": "p"}, models) == ModelInfo(
-        4096, None, "w", "p", 90
-    )
-    assert read_model_info({}, {"context_length": 5, "weight_version": "s"}, {"data": []}) == ModelInfo(5, None, "s")
+    assert read_model_info(
+        {"weight_version": "w"}, {"max_req_input_len": 90, "model_path": "p"}, models
+    ) == ModelInfo(4096, None, "w", "p", 90)
+    assert read_model_info(
+        {}, {"context_length": 5, "weight_version": "s"}, {"data": []}
+    ) == ModelInfo(5, None, "s")
     assert read_model_info({}, {}, {}) == ModelInfo()
 
 
 @pytest.mark.parametrize("value", [True, 0, -1, "4096", None, 3.5])
 def test_a_context_length_that_is_none_is_unknown(value: Any) -> None:
-    assert read_model_info({}, {"context_length": value}, {"data": [{"max_model_len": value}]}).context_length is None
+    assert (
+        read_model_info(
+            {}, {"context_length": value}, {"data": [{"max_model_len": value}]}
+        ).context_length
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +103,10 @@ def test_the_first_prompt_that_is_refused(facts: ModelInfo, limit: int | None) -
         ({"error": {"message": "m"}}, "m"),
         ({"error": "e"}, "e"),
         ({"object": "error", "message": "m", "code": 400}, "m"),
-        ({"error": {"type": "Service Unavailable", "code": "no_available_workers"}}, "no_available_workers"),
+        (
+            {"error": {"type": "Service Unavailable", "code": "no_available_workers"}},
+            "no_available_workers",
+        ),
         ({"error": {"type": "t"}}, '{"type":"t"}'),
         ({"detail": "d"}, '{"detail":"d"}'),
         ([1], "[1]"),
@@ -105,7 +131,10 @@ def test_only_what_can_succeed_is_tried_again(status: int, text: str) -> None:
 
 
 def test_an_overflow_is_a_400_only() -> None:
-    words = b'{"error":{"message":"The input (5 tokens) is longer than the model\'s context length (4 tokens)."}}'
+    words = (
+        b'{"error":{"message":"The input (5 tokens) is longer than the model\'s context length '
+        b'(4 tokens)."}}'
+    )
     assert from_response(400, words).overflow and not from_response(503, words).overflow
 
 

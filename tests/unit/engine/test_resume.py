@@ -14,7 +14,14 @@ from support.tiers import costly
 
 from toolroll.rollout.engine import generate_resumed
 from toolroll.rollout.engine.resume import join
-from toolroll.rollout.testing import EmbeddedEngine, Fault, FaultPlan, PolicyRequest, Reply, fault_at
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    Fault,
+    FaultPlan,
+    PolicyRequest,
+    Reply,
+    fault_at,
+)
 from toolroll.rollout.types import Completion, WeightVersion
 
 IDS = list(range(100, 130))
@@ -26,13 +33,27 @@ def aborting(cuts: list[int]) -> FaultPlan:
 
 
 @costly(2)
-@given(cuts=st.lists(st.integers(0, 9), max_size=3), resumes=st.integers(0, 4), limit=st.integers(1, 40))
-async def test_the_parts_are_what_one_answer_would_have_been(tokenizer: Any, cuts: list[int], resumes: int, limit: int) -> None:
-    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting(cuts), stop_token_ids=[IDS[-1]])
+@given(
+    cuts=st.lists(st.integers(0, 9), max_size=3),
+    resumes=st.integers(0, 4),
+    limit=st.integers(1, 40),
+)
+async def test_the_parts_are_what_one_answer_would_have_been(
+    tokenizer: Any, cuts: list[int], resumes: int, limit: int
+) -> None:
+    engine = EmbeddedEngine(
+        tokenizer,
+        lambda seen: Reply(output_ids=IDS),
+        faults=aborting(cuts),
+        stop_token_ids=[IDS[-1]],
+    )
     pauses = Pauses()
     async with engine, client(engine.url) as calls:
         whole = await generate_resumed(
-            calls, request(input_ids_json=b"5,6,7", sampling_params={"max_new_tokens": limit}), max_resumes=resumes, sleep=pauses
+            calls,
+            request(input_ids_json=b"5,6,7", sampling_params={"max_new_tokens": limit}),
+            max_resumes=resumes,
+            sleep=pauses,
         )
     assert whole.output_ids.tolist() == IDS[: len(whole.output_ids)]
     given_back = [entry for entry in engine.log if entry.status == 200]
@@ -42,7 +63,9 @@ async def test_the_parts_are_what_one_answer_would_have_been(tokenizer: Any, cut
     assert len(given_back) <= resumes + 1
     for part, (earlier, later) in enumerate(pairwise(given_back)):
         assert later.input_ids.tolist() == [*earlier.input_ids.tolist(), *earlier.output_ids], part
-        assert later.sampling_params["max_new_tokens"] == limit - sum(len(entry.output_ids) for entry in given_back[: part + 1])
+        assert later.sampling_params["max_new_tokens"] == limit - sum(
+            len(entry.output_ids) for entry in given_back[: part + 1]
+        )
     if whole.finish_reason == "abort":
         assert len(given_back) == resumes + 1 <= len(cuts) or len(whole.output_ids) == limit
     else:
@@ -56,25 +79,46 @@ async def test_the_weight_versions_stay_per_token(tokenizer: Any) -> None:
 
     def faults(asked: PolicyRequest) -> Fault | None:
         seen.append(asked.index)
-        return Fault(abort_after=4, weight_version="new", switch_after=2) if asked.index == 0 else None
+        return (
+            Fault(abort_after=4, weight_version="new", switch_after=2) if asked.index == 0 else None
+        )
 
-    engine = EmbeddedEngine(tokenizer, lambda asked: Reply(output_ids=IDS[:10], stop=False), faults=faults)
+    engine = EmbeddedEngine(
+        tokenizer, lambda asked: Reply(output_ids=IDS[:10], stop=False), faults=faults
+    )
     async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(calls, request(sampling_params={"max_new_tokens": 10}), max_resumes=1, sleep=Pauses())
+        whole = await generate_resumed(
+            calls, request(sampling_params={"max_new_tokens": 10}), max_resumes=1, sleep=Pauses()
+        )
     assert whole.weight_versions == (WeightVersion("default", 0, 2), WeightVersion("new", 2, 10))
     assert whole.attempts == 2 and whole.finish_reason == "length"
 
 
 def test_join_without_logprobs_has_none() -> None:
     part = Completion(np.array([1], dtype=np.int32), None, "abort", text="a")
-    other = Completion(np.array([2], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", text="b", prompt_tokens=4)
+    other = Completion(
+        np.array([2], dtype=np.int32),
+        np.zeros(1, dtype=np.float32),
+        "stop",
+        text="b",
+        prompt_tokens=4,
+    )
     whole = join(part, other)
-    assert (whole.output_ids.tolist(), whole.logprobs, whole.text, whole.prompt_tokens) == ([1, 2], None, "ab", 3)
+    assert (whole.output_ids.tolist(), whole.logprobs, whole.text, whole.prompt_tokens) == (
+        [1, 2],
+        None,
+        "ab",
+        3,
+    )
 
 
 def test_join_counts_the_prompt_of_the_first_part() -> None:
-    """An abort in the engine's queue tells no prompt_tokens: then it is the second part's, less what the first had sampled."""
-    sampled = Completion(np.array([1, 2], dtype=np.int32), None, "abort", prompt_tokens=7, cached_tokens=3)
+    """An abort in the engine's queue tells no prompt_tokens: then it is the second part's, less
+    what the first had sampled.
+    """
+    sampled = Completion(
+        np.array([1, 2], dtype=np.int32), None, "abort", prompt_tokens=7, cached_tokens=3
+    )
     silent = Completion(np.array([1, 2], dtype=np.int32), None, "abort")
     rest = Completion(np.array([3], dtype=np.int32), None, "stop", prompt_tokens=9, cached_tokens=8)
     assert (join(sampled, rest).prompt_tokens, join(sampled, rest).cached_tokens) == (7, 3)
@@ -84,7 +128,9 @@ def test_join_counts_the_prompt_of_the_first_part() -> None:
 async def test_an_abort_behind_the_last_token_leaves_nothing_to_resume(tokenizer: Any) -> None:
     engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4]))
     async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(calls, request(sampling_params={"max_new_tokens": 4}), max_resumes=3, sleep=Pauses())
+        whole = await generate_resumed(
+            calls, request(sampling_params={"max_new_tokens": 4}), max_resumes=3, sleep=Pauses()
+        )
     assert len(engine.log) == 1
     assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
 
@@ -98,12 +144,20 @@ async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int)
 
 
 @pytest.mark.parametrize("grammar", ["json_schema", "regex", "ebnf", "structural_tag"])
-async def test_a_grammar_is_not_begun_anew_in_the_middle_of_a_turn(tokenizer: Any, grammar: str) -> None:
-    """The engine reads a grammar from its beginning for each request: the joined turn would be no word of it."""
+async def test_a_grammar_is_not_begun_anew_in_the_middle_of_a_turn(
+    tokenizer: Any, grammar: str
+) -> None:
+    """The engine reads a grammar from its beginning for each request: the joined turn would be
+    no word of it.
+    """
     params = {"max_new_tokens": 20, grammar: "{}"}
-    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9]))
+    engine = EmbeddedEngine(
+        tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9])
+    )
     async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(calls, request(sampling_params=params), max_resumes=3, sleep=Pauses())
+        whole = await generate_resumed(
+            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
+        )
     assert len(engine.log) == 2, "an abort before the first token may be resumed, and no other"
     assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
 
@@ -112,5 +166,7 @@ async def test_the_least_number_of_tokens_counts_over_all_parts(tokenizer: Any) 
     params = {"max_new_tokens": 20, "min_new_tokens": 6}
     engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4, 3]))
     async with engine, client(engine.url) as calls:
-        await generate_resumed(calls, request(sampling_params=params), max_resumes=3, sleep=Pauses())
+        await generate_resumed(
+            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
+        )
     assert [entry.sampling_params["min_new_tokens"] for entry in engine.log] == [6, 2, 0]

@@ -14,14 +14,17 @@ from support.http import completion, http_server, says
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError
 from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, fault_at
 
-# --- retries ------------------------------------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
 async def test_what_can_succeed_is_tried_again(status: int) -> None:
     seen, handle = flaky(refusal(status, {"message": "busy"}), refusal(status), completion([3]))
     pauses = Pauses()
-    async with http_server({"/generate": handle}) as url, client(url, sleep=pauses, backoff=0.5) as calls:
+    async with (
+        http_server({"/generate": handle}) as url,
+        client(url, sleep=pauses, backoff=0.5) as calls,
+    ):
         answer = await calls.generate(request())
     assert answer.attempts == 3 and answer.output_ids.tolist() == [3]
     assert len({body["rid"] for body in seen}) == 3
@@ -32,7 +35,10 @@ async def test_what_can_succeed_is_tried_again(status: int) -> None:
 async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     pauses = Pauses()
     config = {"attempts": 8, "backoff": 1.0, "backoff_limit": 4.0}
-    async with http_server({"/generate": says({"message": "full"}, status=503)}) as url, client(url, sleep=pauses, **config) as calls:
+    async with (
+        http_server({"/generate": says({"message": "full"}, status=503)}) as url,
+        client(url, sleep=pauses, **config) as calls,
+    ):
         with pytest.raises(EngineError, match="full after 8 attempts") as raised:
             await calls.generate(request())
     assert (raised.value.status, raised.value.attempts) == (503, 8)
@@ -42,11 +48,17 @@ async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     assert len(set(pauses)) == 7
 
 
-@pytest.mark.parametrize(("header", "least", "most"), [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)])
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)],
+)
 async def test_a_server_says_when_to_come_back(header: str, least: float, most: float) -> None:
     _, handle = flaky(refusal(429, {}, **{"Retry-After": header}), completion([3]))
     pauses = Pauses()
-    async with http_server({"/generate": handle}) as url, client(url, sleep=pauses, backoff=0.25) as calls:
+    async with (
+        http_server({"/generate": handle}) as url,
+        client(url, sleep=pauses, backoff=0.25) as calls,
+    ):
         await calls.generate(request())
     assert len(pauses) == 1 and least <= pauses[0] <= most
 
@@ -61,19 +73,21 @@ async def test_an_internal_error_gets_one_more_attempt_only() -> None:
 
 async def test_the_deadline_ends_the_attempts() -> None:
     seen, handle = flaky(refusal(503, {"message": "full"}))
-    async with http_server({"/generate": handle}) as url, client(url, deadline=5.0, backoff=100.0, backoff_limit=100.0) as calls:
+    async with (
+        http_server({"/generate": handle}) as url,
+        client(url, deadline=5.0, backoff=100.0, backoff_limit=100.0) as calls,
+    ):
         with pytest.raises(EngineError, match="full"):
             await calls.generate(request())
     assert len(seen) == 1
 
 
 FOUR_HUNDREDS = [
-    ({"error": {"message": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."}}, True),
     (
         {
             "error": {
-                "message": "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total "
-                "of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the completion."
+                "message": "The input (5000 tokens) is longer than the model's context length "
+                "(4096 tokens)."
             }
         },
         True,
@@ -81,14 +95,35 @@ FOUR_HUNDREDS = [
     (
         {
             "error": {
-                "message": "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter input or "
+                "message": "Requested token count exceeds the model's maximum context length of "
+                "4096 tokens. You requested a total "
+                "of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the "
+                "completion."
+            }
+        },
+        True,
+    ),
+    (
+        {
+            "error": {
+                "message": "Input length (3000 tokens) exceeds the maximum allowed length (2994 "
+                "tokens). Use a shorter input or "
                 "enable --allow-auto-truncate."
             }
         },
         True,
     ),
     ({"error": "unknown field `bogus`, expected one of max_new_tokens"}, False),
-    ({"object": "error", "message": "1 validation error: x", "type": "Bad Request", "param": None, "code": 400}, False),
+    (
+        {
+            "object": "error",
+            "message": "1 validation error: x",
+            "type": "Bad Request",
+            "param": None,
+            "code": 400,
+        },
+        False,
+    ),
 ]
 
 
@@ -109,7 +144,9 @@ async def test_the_400_bodies_of_sglang(body: Any, overflow: bool) -> None:
 async def test_a_full_queue_is_waited_for(tokenizer: Any) -> None:
     """The 503 of the engine itself: nothing is lost, and the queued one is served in the end."""
     release = asyncio.Event()
-    engine = EmbeddedEngine(tokenizer, lambda r: Reply("Hello.", hold=release), max_running=1, max_queued=0)
+    engine = EmbeddedEngine(
+        tokenizer, lambda r: Reply("Hello.", hold=release), max_running=1, max_queued=0
+    )
 
     async def sleep(seconds: float) -> None:
         release.set()
@@ -133,12 +170,14 @@ async def test_nothing_listens() -> None:
     async with http_server({}) as url:
         pass
     async with client(url, attempts=2) as calls:
-        with pytest.raises(EngineError, match=r"no answer from the engine: .* after 2 attempts") as raised:
+        with pytest.raises(
+            EngineError, match=r"no answer from the engine: .* after 2 attempts"
+        ) as raised:
             await calls.generate(request())
     assert raised.value.status is None and url in str(raised.value)
 
 
-# --- answers that cannot be used ---------------------------------------------------------------------------------------------
+# --- answers that cannot be used ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +189,9 @@ async def test_nothing_listens() -> None:
         (b'{"text": "hm"}', "no output_ids and meta_info"),
     ],
 )
-async def test_an_unreadable_answer_is_an_error_and_not_tried_again(answer: bytes, words: str) -> None:
+async def test_an_unreadable_answer_is_an_error_and_not_tried_again(
+    answer: bytes, words: str
+) -> None:
     calls_seen: list[int] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:

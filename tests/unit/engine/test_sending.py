@@ -21,14 +21,24 @@ from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenErro
 from toolroll.rollout.testing import Fault, Reply, fault_at, script
 from toolroll.rollout.types import GenerateRequest
 
-# --- what is sent ------------------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
 
 
 @costly(2)
-@given(ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300), spliced=st.booleans(), logprobs=st.booleans())
+@given(
+    ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300),
+    spliced=st.booleans(),
+    logprobs=st.booleans(),
+)
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
     text = orjson.dumps(ids)[1:-1] if spliced else None
-    asked = request(ids, input_ids_json=text, return_logprob=logprobs, extra={"session_id": "x"}, sampling_params={"stop": ['"é']})
+    asked = request(
+        ids,
+        input_ids_json=text,
+        return_logprob=logprobs,
+        extra={"session_id": "x"},
+        sampling_params={"stop": ['"é']},
+    )
     body = orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=False))
     assert body == {
         "input_ids": ids,
@@ -42,7 +52,13 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
 
 async def test_a_strided_array_is_sent_in_its_own_order() -> None:
     asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
-    assert orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=False))["input_ids"] == [0, 2, 4, 6, 8]
+    assert orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=False))["input_ids"] == [
+        0,
+        2,
+        4,
+        6,
+        8,
+    ]
 
 
 async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
@@ -54,7 +70,11 @@ async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
     assert entry.headers["content-type"] == "application/json"
     assert answer.output_ids.tolist() == entry.output_ids
     assert np.array_equal(answer.logprobs, np.array(entry.logprobs, dtype=np.float32))
-    assert (answer.finish_reason, answer.matched, answer.text) == ("stop", tokenizer.eos_token_id, "Hello.")
+    assert (answer.finish_reason, answer.matched, answer.text) == (
+        "stop",
+        tokenizer.eos_token_id,
+        "Hello.",
+    )
     assert (answer.prompt_tokens, answer.attempts, answer.rid) == (3, 1, entry.rid)
     assert answer.latency > 0 and answer.weight_version == "default"
 
@@ -85,7 +105,9 @@ async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any
     assert len(engine.log) == 150
 
 
-async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(tokenizer: Any) -> None:
+async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(
+    tokenizer: Any,
+) -> None:
     release = asyncio.Event()
     async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
         under_way = asyncio.create_task(calls.generate(request()))
@@ -97,22 +119,40 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(tok
         assert len(engine.log) <= 1
 
 
-# --- what is never sent -----------------------------------------------------------------------------------------------
+# --- what is never sent ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
         (request([]), TokenError, "the prompt is empty"),
-        (request([5, 5000, 7]), TokenError, r"input_ids\[1\] is 5000, outside the vocabulary of 5000"),
+        (
+            request([5, 5000, 7]),
+            TokenError,
+            r"input_ids\[1\] is 5000, outside the vocabulary of 5000",
+        ),
         (request([5, 6, -1]), TokenError, r"input_ids\[2\] is -1"),
-        (request(range(1000)), ContextOverflowError, "of 1000 tokens is not sent: the engine takes at most 999"),
+        (
+            request(range(1000)),
+            ContextOverflowError,
+            "of 1000 tokens is not sent: the engine takes at most 999",
+        ),
         (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
-        (request(session="two\nlines"), UsageError, r"the session id 'two\\nlines' cannot be sent as a header"),
-        (request(sampling_params={"bogus": 1}), UsageError, "no sampling parameter 'bogus'; it knows"),
+        (
+            request(session="two\nlines"),
+            UsageError,
+            r"the session id 'two\\nlines' cannot be sent as a header",
+        ),
+        (
+            request(sampling_params={"bogus": 1}),
+            UsageError,
+            "no sampling parameter 'bogus'; it knows",
+        ),
     ],
 )
-async def test_what_cannot_succeed_is_never_sent(tokenizer: Any, asked: GenerateRequest, kind: type[Exception], words: str) -> None:
+async def test_what_cannot_succeed_is_never_sent(
+    tokenizer: Any, asked: GenerateRequest, kind: type[Exception], words: str
+) -> None:
     async with embedded(tokenizer) as (engine, calls):
         with pytest.raises(kind, match=words):
             await calls.generate(asked)
@@ -127,12 +167,17 @@ async def test_an_id_that_the_engine_sampled_may_be_sent_back(tokenizer: Any) ->
         await calls.generate(request([1]))
         await calls.generate(request([1, 5300, 3]))
         for other in (5299, 5301):  # that one alone
-            with pytest.raises(TokenError, match=rf"input_ids\[1\] is {other}, outside the vocabulary of 5000"):
+            with pytest.raises(
+                TokenError, match=rf"input_ids\[1\] is {other}, outside the vocabulary of 5000"
+            ):
                 await calls.generate(request([5300, other]))
 
 
 async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
-    routes = {"/generate": says(completion([3])), "/workers": says({"workers": [{"url": "http://127.0.0.1:9"}]})}
+    routes = {
+        "/generate": says(completion([3])),
+        "/workers": says({"workers": [{"url": "http://127.0.0.1:9"}]}),
+    }
     asked = request(sampling_params={"logit_bias": {"5": 1.0}})
     async with http_server(routes) as url, client(url) as calls:
         await calls.workers()

@@ -16,7 +16,9 @@ from toolroll.rollout.errors import CompletionError, EngineError
 
 
 async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
-    """What progress was told, and the completion; each event is sent when progress was told of the one before it."""
+    """What progress was told, and the completion; each event is sent when progress was told of
+    the one before it.
+    """
     told: list[list[int]] = []
     read = asyncio.Event()
 
@@ -55,9 +57,12 @@ LAST = orjson.dumps(completion([3, 4]))
 
 
 async def test_of_all_events_but_the_last_only_the_ids_are_read() -> None:
-    """They are cumulative: with all their logprobs a stream of n tokens would cost n squared to read."""
+    """They are cumulative: with all their logprobs a stream of n tokens would cost n squared to
+    read.
+    """
     begun = (
-        b'{"text": "\\"output_ids\\": [9]", "output_ids": [3], "meta_info": {"finish_reason": null, "output_token_logprobs": [[no JSON'
+        b'{"text": "\\"output_ids\\": [9]", "output_ids": [3], "meta_info": {"finish_reason": '
+        b'null, "output_token_logprobs": [[no JSON'
     )
     told, answer = await streamed(begun, LAST)
     assert told == [[3], [3, 4]]
@@ -70,7 +75,15 @@ async def test_a_stream_without_its_last_event_is_a_broken_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [b'{"output_ids": [1], "meta_info"', b"\xff", b"[]", b"7", b'{"meta_info": [1]}', b'{"output_ids": 5, "meta_info": {}}']
+    "event",
+    [
+        b'{"output_ids": [1], "meta_info"',
+        b"\xff",
+        b"[]",
+        b"7",
+        b'{"meta_info": [1]}',
+        b'{"output_ids": 5, "meta_info": {}}',
+    ],
 )
 async def test_a_garbled_event_is_a_contradictory_answer(event: bytes) -> None:
     with pytest.raises(CompletionError, match="an event of the engine's stream is no"):

@@ -28,7 +28,9 @@ async def echo(talker: Talker) -> None:
     """Answer each request with an id of its own: the last one of its prompt."""
     while True:
         body = await talker.hear()
-        await talker.say(ok(sampled(body["input_ids"][-1]) if body and "input_ids" in body else b"{}"))
+        await talker.say(
+            ok(sampled(body["input_ids"][-1]) if body and "input_ids" in body else b"{}")
+        )
 
 
 def first(said: bytes) -> Talk:
@@ -84,7 +86,8 @@ async def test_what_is_sent() -> None:
     "said",
     [
         ok(SAMPLED),
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Trailer: 1\r\n\r\n" % (len(SAMPLED), SAMPLED),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Trailer: "
+        b"1\r\n\r\n" % (len(SAMPLED), SAMPLED),
         b"HTTP/1.1 100 Continue\r\n\r\n" + ok(SAMPLED),
         b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok(SAMPLED),
         b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED,
@@ -113,7 +116,9 @@ async def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
     async def talk(talker: Talker) -> None:
         while True:
             await talker.hear()
-            await talker.say(b"HTTP/1.1 %d Go\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n" % status)
+            await talker.say(
+                b"HTTP/1.1 %d Go\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n" % status
+            )
 
     async with talking(talk) as server, client(server.url) as calls:
         with pytest.raises(EngineError, match=f"HTTP {status}"):
@@ -136,7 +141,9 @@ def trusted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_with_the_systems_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_tls_with_the_systems_certificates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async with talking(echo, tls=trusted(monkeypatch, tmp_path)) as server:
         async with client(server.url) as calls:
             assert await asked(calls) == 3
@@ -200,14 +207,18 @@ async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
             await calls.health()
             await calls.post(f"{calls.url}/generate", {})
     shown += [str(raised.value), repr(describe(raised.value)), caplog.text]
-    assert not [text for text in shown if "se%20cret" in text or "se cret" in text or "bWU6" in text]
+    assert not [
+        text for text in shown if "se%20cret" in text or "se cret" in text or "bWU6" in text
+    ]
     assert {line.split()[1] for line, _, _ in server.heard} >= {
         "/generate",
         "/abort_request",
         "/health",
         "/workers",
     }
-    assert all(b"\r\nAuthorization: Basic bWU6c2UgY3JldA==\r\n" in head for _, head, _ in server.heard)
+    assert all(
+        b"\r\nAuthorization: Basic bWU6c2UgY3JldA==\r\n" in head for _, head, _ in server.heard
+    )
 
 
 async def test_credentials_go_to_no_other_server() -> None:
@@ -344,7 +355,10 @@ async def test_an_answer_that_was_given_up_is_not_the_next_ones() -> None:
                 return
             await talker.say(ok(sampled(body.get("input_ids", [0])[-1])))
 
-    async with talking(talk) as server, client(server.url, attempts=1, attempt_timeout=600) as calls:
+    async with (
+        talking(talk) as server,
+        client(server.url, attempts=1, attempt_timeout=600) as calls,
+    ):
         assert await asked(calls, 4) == 4
         late, given_up = (asyncio.create_task(asked(calls, 9)) for _ in range(2))
         await server.until(lambda found: len(found.rids("/generate")) == 3)
@@ -403,7 +417,9 @@ async def test_nobody_there() -> None:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]
         async with client(f"http://127.0.0.1:{port}", attempts=1) as calls:
-            with pytest.raises(EngineError, match=f"no connection to 127.0.0.1:{port}: Connection refused"):
+            with pytest.raises(
+                EngineError, match=f"no connection to 127.0.0.1:{port}: Connection refused"
+            ):
                 await calls.generate(request())
             assert (await calls.health()).down
 

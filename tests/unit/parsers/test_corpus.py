@@ -1,4 +1,5 @@
-"""Texts that fuzzing found, each for some new way through the code or for a failure that was mended: all of them, in every format.
+"""Texts that fuzzing found, each for some new way through the code or for a failure that was
+mended: all of them, in every format.
 
 `corpus/` has a file for each scanner; `support/fuzz_scanners.py` adds to them.
 """
@@ -15,7 +16,10 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
 
 FOLDER = Path(__file__).parent / "corpus"
-FOUND: dict[str, list[str]] = {scanner: json.loads((FOLDER / f"{scanner}.json").read_text(encoding="utf-8")) for scanner in SCANNERS}
+FOUND: dict[str, list[str]] = {
+    scanner: json.loads((FOLDER / f"{scanner}.json").read_text(encoding="utf-8"))
+    for scanner in SCANNERS
+}
 BLOCKS: list[tuple[str, str]] = json.loads((FOLDER / "blocks.json").read_text(encoding="utf-8"))
 
 
@@ -34,6 +38,9 @@ def test_what_was_found_in_a_format_holds() -> None:
 @pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
 def test_what_was_found_breaks_no_other_format(kind: type[ToolCallParser]) -> None:
     opener = (*kind.openers, *kind.markers, "")[0]
-    for text in (*(text for _, text in BLOCKS), *(text for texts in FOUND.values() for text in texts)):
+    for text in (
+        *(text for _, text in BLOCKS),
+        *(text for texts in FOUND.values() for text in texts),
+    ):
         check_format(kind.name, text)
         check_format(kind.name, opener + text)

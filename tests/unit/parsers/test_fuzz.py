@@ -1,4 +1,6 @@
-"""No text makes a parser raise, lose text, or read it otherwise in pieces (`make fuzz`: 100,000 texts for each format)."""
+"""No text makes a parser raise, lose text, or read it otherwise in pieces (`make fuzz`: 100,000
+texts for each format).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ COMMON = (
     "-", "1e999", "NaN", "é", "\u2028", "\x00", "<think>", "</think>", "<|", "|>", "{}",
     '{"name": "x", "arguments": {"id": "a"}}', "[x(id='a')]",
 )  # fmt: skip
-OWN = {kind.name: [form for form in FORMATS if form.name == kind.name] for kind in built_in_parsers()}
+OWN = {
+    kind.name: [form for form in FORMATS if form.name == kind.name] for kind in built_in_parsers()
+}
 
 
 def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
-    """A text in pieces: markers and fragments, whole calls, and calls with something cut out or put in."""
+    """A text in pieces: markers and fragments, whole calls, and calls with something cut out or
+    put in.
+    """
     forms = OWN[kind.name]
     marks = (*kind.openers, *kind.markers, *(marker for form in forms for marker in form.markers))
     found = []
@@ -35,7 +41,11 @@ def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
             text = form.write(ordinary_calls(form, picks))
             for _ in range(picks.randint(0, 2)):
                 at = picks.randint(0, len(text))
-                text = text[:at] + picks.choice(("", *COMMON, *marks)) + text[at + picks.choice((0, 1, 1, 5, 30)) :]
+                text = (
+                    text[:at]
+                    + picks.choice(("", *COMMON, *marks))
+                    + text[at + picks.choice((0, 1, 1, 5, 30)) :]
+                )
             found.append(text[: picks.choice((len(text), picks.randint(0, len(text))))])
         elif sort < 0.8 and marks:
             mark = picks.choice(marks)
@@ -47,7 +57,9 @@ def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
 
 def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedReply:
     """What must be true of any reply."""
-    tools = picks.choice((None, tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})])))
+    tools = picks.choice(
+        (None, tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})]))
+    )
     opened = picks.choice((None, True, False))
     reply = parser.parse(text, tools=tools, in_reasoning=opened)
     assert not lost(parser, text, reply), text
@@ -57,7 +69,9 @@ def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedRepl
         assert call.ok == (call.error is None)
         assert not call.ok or isinstance(call.arguments, dict)
     places = sorted(picks.randint(0, len(text)) for _ in range(picks.randint(0, 5)))
-    pieces = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
+    pieces = [
+        text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)
+    ]
     assert in_pieces(parser, pieces, tools=tools, in_reasoning=opened)[0] == reply, pieces
     return reply
 

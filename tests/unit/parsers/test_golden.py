@@ -1,4 +1,5 @@
-"""What each parser makes of its family's examples: whole, broken, and cut at ten places; kept in `golden/`.
+"""What each parser makes of its family's examples: whole, broken, and cut at ten places; kept in
+`golden/`.
 
 TOOLROLL_GOLDEN=1 writes the files anew: look at what changed before you commit it.
 """
@@ -33,13 +34,21 @@ def told(reply: ParsedReply) -> dict[str, Any]:
         }
         for call in reply.tool_calls
     ]
-    return {"content": reply.content, "reasoning": reply.reasoning, "closed": reply.reasoning_closed, "calls": calls}
+    return {
+        "content": reply.content,
+        "reasoning": reply.reasoning,
+        "closed": reply.reasoning_closed,
+        "calls": calls,
+    }
 
 
 def texts(name: str) -> dict[str, str]:
     """What is read: the good reply, the broken ones, and the good one cut at ten places."""
     example = EXAMPLES[name]
-    cut = {f"cut at {tenth}/11": example.good[: len(example.good) * tenth // 11] for tenth in range(1, 11)}
+    cut = {
+        f"cut at {tenth}/11": example.good[: len(example.good) * tenth // 11]
+        for tenth in range(1, 11)
+    }
     return {"well-formed": example.good, **example.broken, **cut}
 
 
@@ -51,7 +60,9 @@ def test_the_examples_are_read_as_before(name: str) -> None:
         reply = assert_same_in_pieces(parser, text, tools=TOOLS, in_reasoning=False)
         assert not lost(parser, text, reply), text
         cases.append({"what": what, "text": text, "reply": told(reply)})
-    found = json.loads(json.dumps({"parser": name, "source": EXAMPLES[name].source, "cases": cases}))
+    found = json.loads(
+        json.dumps({"parser": name, "source": EXAMPLES[name].source, "cases": cases})
+    )
     path = FOLDER / f"{name}.json"
     if os.environ.get("TOOLROLL_GOLDEN"):
         path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -65,7 +76,10 @@ def test_a_well_formed_reply_has_good_calls_only_and_no_cut_loses_its_attempt(na
     assert reply.ok_calls
     assert not reply.bad_calls
     begin = min(call.span[0] for call in reply.tool_calls if call.span is not None)
-    opener = next((opener for opener in parser.openers if good.startswith(opener, begin)), good[begin : begin + 24])
+    opener = next(
+        (opener for opener in parser.openers if good.startswith(opener, begin)),
+        good[begin : begin + 24],
+    )
     for stop in range(begin + len(opener), len(good)):
         found = parser.parse(good[:stop], tools=TOOLS, in_reasoning=False)
         assert found.tool_calls or found.content, good[:stop]

@@ -1,4 +1,6 @@
-"""The hermes format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen 2.5's and Qwen 3's templates show it."""
+"""The hermes format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen 2.5's
+and Qwen 3's templates show it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
 TOOLS = [
-    tool("get_order", {"order_id": {"type": "string"}, "n": {"type": "integer"}}, required=["order_id"]),
+    tool(
+        "get_order",
+        {"order_id": {"type": "string"}, "n": {"type": "integer"}},
+        required=["order_id"],
+    ),
     tool("list_all"),
 ]
 GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
 
 
 def parse(text: str, **options: Any) -> Any:
-    reply = assert_same_in_pieces(get_parser("qwen25"), text, **{"tools": TOOLS, "in_reasoning": False} | options)
+    reply = assert_same_in_pieces(
+        get_parser("qwen25"), text, **{"tools": TOOLS, "in_reasoning": False} | options
+    )
     assert not lost(get_parser("qwen25"), text, reply)
     return reply
 
@@ -28,7 +36,11 @@ def test_one_call_between_texts() -> None:
     reply = parse(f"I look it up.\n{GOOD}\nOne moment.")
     assert reply.content == "I look it up.\n\nOne moment."
     (call,) = reply.tool_calls
-    assert (call.name, call.arguments, call.status) == ("get_order", {"order_id": "#W1"}, CallStatus.OK)
+    assert (call.name, call.arguments, call.status) == (
+        "get_order",
+        {"order_id": "#W1"},
+        CallStatus.OK,
+    )
     assert call.span == (14, 14 + len(GOOD))
 
 
@@ -46,15 +58,31 @@ def test_parallel_calls_in_separate_blocks_in_one_block_and_as_a_list() -> None:
     ("body", "status", "words"),
     [
         ('{"name": "get_order", "arguments": {"order_id": "#W1"}', CallStatus.INVALID_JSON, "JSON"),
-        ('{"name": "get_order", "arguments": {"order_id": #W1}}', CallStatus.INVALID_JSON, "character"),
+        (
+            '{"name": "get_order", "arguments": {"order_id": #W1}}',
+            CallStatus.INVALID_JSON,
+            "character",
+        ),
         ("{'name': 'list_all'}", CallStatus.INVALID_JSON, "double quotes"),
         ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
         ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
         ('{"name": "get_order", "arguments": {}}', CallStatus.BAD_ARGUMENTS, "order_id"),
         ('{"name": "get_order", "arguments": [1]}', CallStatus.BAD_ARGUMENTS, "object"),
-        ('{"name": "get_order", "arguments": {"order_id": "a", "n": "x"}}', CallStatus.BAD_ARGUMENTS, "n: "),
-        ('{"name": "get_order", "arguments": {"order_id": "a", "n": NaN}}', CallStatus.INVALID_JSON, "JSON"),
-        ('{"name": "get_order", "arguments": {"order_id": "a", "n": 1e999}}', CallStatus.INVALID_JSON, "range"),
+        (
+            '{"name": "get_order", "arguments": {"order_id": "a", "n": "x"}}',
+            CallStatus.BAD_ARGUMENTS,
+            "n: ",
+        ),
+        (
+            '{"name": "get_order", "arguments": {"order_id": "a", "n": NaN}}',
+            CallStatus.INVALID_JSON,
+            "JSON",
+        ),
+        (
+            '{"name": "get_order", "arguments": {"order_id": "a", "n": 1e999}}',
+            CallStatus.INVALID_JSON,
+            "range",
+        ),
         ("", CallStatus.INVALID_JSON, "JSON"),
         ("3", CallStatus.INVALID_JSON, "object"),
     ],
@@ -69,7 +97,9 @@ def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words
 
 
 @pytest.mark.parametrize("cut", range(12, len(GOOD)))
-def test_a_call_that_is_cut_is_unclosed_and_its_name_is_known_where_it_was_written(cut: int) -> None:
+def test_a_call_that_is_cut_is_unclosed_and_its_name_is_known_where_it_was_written(
+    cut: int,
+) -> None:
     (call,) = parse(GOOD[:cut]).tool_calls
     assert call.status is CallStatus.UNCLOSED
     if cut > GOOD.index('"get_order"') + len('"get_order"'):
@@ -93,7 +123,9 @@ def test_with_token_ids_only_the_control_token_opens_a_call() -> None:
     quoted = 'I write "<tool_call>" like this. '
     text = quoted + GOOD
     spans = [(at, at + 1) for at in range(len(quoted))] + [(len(quoted), len(quoted) + 11)]
-    spans += [(at, at + 1) for at in range(len(quoted) + 11, len(text) - 12)] + [(len(text) - 12, len(text))]
+    spans += [(at, at + 1) for at in range(len(quoted) + 11, len(text) - 12)] + [
+        (len(text) - 12, len(text))
+    ]
     parser = get_parser("qwen25", ("<tool_call>", "</tool_call>"))
     reply = parser.parse(text, ids=list(range(len(spans))), offsets=spans, tools=TOOLS)
     assert reply.content == quoted.strip()
@@ -120,12 +152,18 @@ def test_a_call_that_is_weighed_in_closed_reasoning_is_no_call() -> None:
 
 
 def test_no_reasoning_was_opened_and_none_is_closed() -> None:
-    assert parse("Just text </think> with a tag", in_reasoning=False).content == "Just text </think> with a tag"
+    assert (
+        parse("Just text </think> with a tag", in_reasoning=False).content
+        == "Just text </think> with a tag"
+    )
     assert parse("thought</think>text", in_reasoning=None).reasoning == "thought"
 
 
 def test_interns1_has_its_own_markers() -> None:
-    text = 'Hi<|action_start|> <|plugin|>\n{"name": "get_order", "parameters": {"order_id": "a"}}<|action_end|>\n'
+    text = (
+        'Hi<|action_start|> <|plugin|>\n{"name": "get_order", "parameters": {"order_id": '
+        '"a"}}<|action_end|>\n'
+    )
     reply = assert_same_in_pieces(get_parser("interns1"), text, tools=TOOLS)
     assert (reply.content, reply.ok_calls[0].arguments) == ("Hi", {"order_id": "a"})
 

@@ -1,4 +1,6 @@
-"""Reading a hostile text is linear work, at once and in pieces. Work is counted (see `support.work`), not timed."""
+"""Reading a hostile text is linear work, at once and in pieces. Work is counted (see
+`support.work`), not timed.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def work() -> Iterator[Work]:
 
 
 def assert_linear(work: Work, read: Read, parser: ToolCallParser, lead: str, unit: str) -> None:
-    """Raise `AssertionError` if twice as much of `unit` after `lead` is more than twice the work."""
+    """Raise `AssertionError` if twice as much of `unit` after `lead` is more than twice the
+    work.
+    """
     read(parser, lead + unit)  # what is done once for all texts, like compiling patterns
     found = []
     for size in SIZES:
@@ -69,7 +73,9 @@ def assert_linear(work: Work, read: Read, parser: ToolCallParser, lead: str, uni
 def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
     parser = kind()
     opener = (*kind.openers, *kind.markers, "")[0]
-    for unit in dict.fromkeys(("<think>", opener or "x", *(opener + literal for literal in LITERALS))):
+    for unit in dict.fromkeys(
+        ("<think>", opener or "x", *(opener + literal for literal in LITERALS))
+    ):
         assert_linear(work, at_once, parser, "", unit)
     for lead in dict.fromkeys((opener, "x ")):
         for unit in UNITS:
@@ -77,7 +83,9 @@ def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
 
 
 @KINDS
-def test_reading_in_pieces_is_linear_wherever_it_waits(kind: type[ToolCallParser], work: Work) -> None:
+def test_reading_in_pieces_is_linear_wherever_it_waits(
+    kind: type[ToolCallParser], work: Work
+) -> None:
     parser = kind()
     opener = (*kind.openers, *kind.markers, "")[0]
     calls = [("tool_qz", {"key_qz": "text_qz", "number_qz": 987})]
@@ -88,9 +96,15 @@ def test_reading_in_pieces_is_linear_wherever_it_waits(kind: type[ToolCallParser
             assert_linear(work, in_small_pieces, parser, lead, unit)
 
 
-@pytest.mark.parametrize("unit", ["[", "[1", "[ \n", "[f ", "[<", "[<|x", "[f(", "[f( =", "[f.g({", "[f(x "])
-@pytest.mark.parametrize(("read", "most"), [(at_once, 8), (in_small_pieces, 60)], ids=["at once", "in pieces"])
-def test_brackets_that_begin_no_call_are_read_in_bulk(read: Read, most: int, unit: str, work: Work) -> None:
+@pytest.mark.parametrize(
+    "unit", ["[", "[1", "[ \n", "[f ", "[<", "[<|x", "[f(", "[f( =", "[f.g({", "[f(x "]
+)
+@pytest.mark.parametrize(
+    ("read", "most"), [(at_once, 8), (in_small_pieces, 60)], ids=["at once", "in pieces"]
+)
+def test_brackets_that_begin_no_call_are_read_in_bulk(
+    read: Read, most: int, unit: str, work: Work
+) -> None:
     """A megabyte of them took seconds: each bracket was looked at by itself."""
     parser = PythonicParser()
     read(parser, "x " + unit)
@@ -120,11 +134,15 @@ _NOWHERE = re.compile("\0")
 
 @pytest.mark.parametrize("read", [at_once, in_small_pieces], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("look", QUADRATIC.values(), ids=QUADRATIC)
-def test_a_quadratic_parser_is_seen(look: Callable[[str, int], object], read: Read, work: Work) -> None:
+def test_a_quadratic_parser_is_seen(
+    look: Callable[[str, int], object], read: Read, work: Work
+) -> None:
     class Quadratic(ToolCallParser):
         reasoning = None
 
-        def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+        def read_calls(
+            self, source: Source, out: Collector, at: int, offered: Offered | None
+        ) -> Steps[None]:
             """Look at the whole text again for every sixteen characters."""
             while True:
                 while at + PIECE <= len(source.text):
@@ -146,6 +164,8 @@ def test_no_piece_copies_the_whole(kind: type[ToolCallParser]) -> None:
             stream = kind().stream(in_reasoning=False)
             for text in (lead, *["word é "] * 50, "word é " * 10_000):
                 stream.feed(text)
-            assert peak(lambda stream=stream: [stream.feed("word é ") for _ in range(10)]) < 20_000, lead  # type: ignore[misc]
+            assert (
+                peak(lambda stream=stream: [stream.feed("word é ") for _ in range(10)]) < 20_000
+            ), lead  # type: ignore[misc]
         finally:
             tracemalloc.stop()

@@ -1,4 +1,6 @@
-"""Formats whose reasoning, text and calls are messages, and those with more than one pair of tags for reasoning."""
+"""Formats whose reasoning, text and calls are messages, and those with more than one pair of
+tags for reasoning.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,40 @@ CALL = 'get<|content_invoke_tool_json|>{"name":"get","args":{}}<|end_message|>'
     [
         ("Hello, world.", None, None, "Hello, world.", []),
         ("Hello<|end_message|>", None, None, "Hello", []),
-        ("I think.<|end_message|><|message_model|><|content_text|>Hello", True, "I think.", "Hello", []),
+        (
+            "I think.<|end_message|><|message_model|><|content_text|>Hello",
+            True,
+            "I think.",
+            "Hello",
+            [],
+        ),
         ("<|content_thinking|>I thi", None, "I thi", "", []),
         (CALL, None, None, "", ["ok"]),
         (f"Hello <|message_model|>{CALL}", None, None, "Hello", ["ok"]),
-        (f"I think.{CALL}", True, "I think.get", "", ["ok"]),  # a header stands behind its token only
-        (CALL.removesuffix("<|end_message|>"), None, None, "", ["ok"]),  # what ends it may be the stop token
+        # a header stands behind its token only
+        (f"I think.{CALL}", True, "I think.get", "", ["ok"]),
+        # what ends it may be the stop token
+        (CALL.removesuffix("<|end_message|>"), None, None, "", ["ok"]),
         (CALL.replace("<|end_message|>", "<|content_model_end_sampling|>"), None, None, "", ["ok"]),
-        (f"{CALL}<|message_model|>{CALL.replace('{}', '')}", None, None, "", ["ok", "invalid_json"]),
-        ("get<|content_invoke_tool_text|>it<|content_model_end_sampling|>", None, None, "", ["missing_name"]),
+        (
+            f"{CALL}<|message_model|>{CALL.replace('{}', '')}",
+            None,
+            None,
+            "",
+            ["ok", "invalid_json"],
+        ),
+        (
+            "get<|content_invoke_tool_text|>it<|content_model_end_sampling|>",
+            None,
+            None,
+            "",
+            ["missing_name"],
+        ),
     ],
 )
-def test_inkling(text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]) -> None:
+def test_inkling(
+    text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]
+) -> None:
     reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
     assert (reply.reasoning, reply.content) == (reasoning, content)
     assert [call.status.value for call in reply.tool_calls] == statuses
@@ -53,9 +77,18 @@ def test_each_effort_of_k2_horizon_has_tags_of_its_own(tag: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [("\nParis\n", "Paris"), ("\n\n", ""), ("\n", ""), ("\n a\n\n", " a\n"), ("\n</rfl:parameter>\n", "</rfl:parameter>")],
+    [
+        ("\nParis\n", "Paris"),
+        ("\n\n", ""),
+        ("\n", ""),
+        ("\n a\n\n", " a\n"),
+        ("\n</rfl:parameter>\n", "</rfl:parameter>"),
+    ],
 )
 def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, found: str) -> None:
-    text = f' to=f<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="a">{value}</rfl:parameter><|call|>'
+    text = (
+        f" to=f<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter "
+        f'name="a">{value}</rfl:parameter><|call|>'
+    )
     (call,) = assert_same_in_pieces(get_parser("beam"), text).tool_calls
     assert (call.status.value, call.arguments) == ("ok", {"a": found})

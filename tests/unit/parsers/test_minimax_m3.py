@@ -31,7 +31,9 @@ def written(inner: str, name: str = "f") -> str:
 
 def arguments(inner: str, *, tools: bool = True) -> Any:
     parser = get_parser("minimax-m3")
-    reply = assert_same_in_pieces(parser, written(inner), tools=[tool("f", SCHEMAS)] if tools else None, in_reasoning=False)
+    reply = assert_same_in_pieces(
+        parser, written(inner), tools=[tool("f", SCHEMAS)] if tools else None, in_reasoning=False
+    )
     (call,) = reply.tool_calls
     return call.arguments if call.ok else call.status.value
 
@@ -39,9 +41,15 @@ def arguments(inner: str, *, tools: bool = True) -> Any:
 @pytest.mark.parametrize(
     ("inner", "found"),
     [
-        (element("points", element("item", element("x", "1") + element("name", "2"))), {"points": [{"x": 1, "name": "2"}]}),
+        (
+            element("points", element("item", element("x", "1") + element("name", "2"))),
+            {"points": [{"x": 1, "name": "2"}]},
+        ),
         (element("pair", element("item", "7") + element("item", "7")), {"pair": ["7", 7]}),
-        (element("tags", element("a", "1") + element("b", "true")), {"tags": {"a": "1", "b": "true"}}),
+        (
+            element("tags", element("a", "1") + element("b", "true")),
+            {"tags": {"a": "1", "b": "true"}},
+        ),
         (element("item", element("item", "1")), {"item": {"item": "1"}}),
         (element("points", ""), {"points": []}),
         (element("tags", " \n"), {"tags": {}}),
@@ -80,7 +88,9 @@ def test_without_a_schema_elements_say_it_themselves(inner: str, found: Any) -> 
 def test_a_reply_without_reasoning_may_begin_by_closing_it() -> None:
     parser = get_parser("minimax-m3")
     for opened in (False, None):
-        reply = assert_same_in_pieces(parser, f"</mm:think>Hello.{written('')}", in_reasoning=opened)
+        reply = assert_same_in_pieces(
+            parser, f"</mm:think>Hello.{written('')}", in_reasoning=opened
+        )
         assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", None, 1)
     reply = assert_same_in_pieces(parser, f"Hm.</mm:think>Hello.{written('')}", in_reasoning=True)
     assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", "Hm.", 1)

@@ -21,9 +21,12 @@ from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model
 
 SGLANG = (
-    "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 gpt-oss kimi_k2 "
-    "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 nanbeige "
-    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse beam inkling k2_horizon minimax-m3"
+    "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots "
+    "glm glm45 glm47 gpt-oss kimi_k2 "
+    "kimi_k3 lfm2 ling3 llama3 mimo mistral poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 "
+    "step3 step3p5 minimax-m2 nanbeige "
+    "trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 iquest_q1 minicpm5 muse beam "
+    "inkling k2_horizon minimax-m3"
 ).split()
 
 
@@ -45,7 +48,9 @@ def test_sglangs_names_are_ours(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["response_template", "sglang:response_template"])
 def test_a_name_that_is_no_format_is_told_what_to_take(name: str) -> None:
-    with pytest.raises(UnknownParserError, match=r"no wire format.*response_template.*infer_parser\(tokenizer\)"):
+    with pytest.raises(
+        UnknownParserError, match=r"no wire format.*response_template.*infer_parser\(tokenizer\)"
+    ):
         get_parser(name)
     assert name not in parser_names()
 
@@ -82,7 +87,10 @@ def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toolroll-bang\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[toolroll.parsers]\nbang2 = toolroll_bang:B\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [entry.name for entry in importlib.metadata.entry_points(group="toolroll.parsers", name="bang2")] == ["bang2"]
+    assert [
+        entry.name
+        for entry in importlib.metadata.entry_points(group="toolroll.parsers", name="bang2")
+    ] == ["bang2"]
     reply = assert_same_in_pieces(get_parser("bang2"), 'Hi !!{"name": "f"}??')
     assert (reply.content, reply.ok_calls[0].name) == ("Hi", "f")
     del sys.modules["toolroll_bang"]

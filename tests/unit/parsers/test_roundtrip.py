@@ -1,4 +1,6 @@
-"""What a family's writer writes, its parser reads back: the calls, the text, and the same in pieces."""
+"""What a family's writer writes, its parser reads back: the calls, the text, and the same in
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,29 @@ IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
 def test_what_a_writer_writes_is_read_back(form: Format) -> None:
     parser = get_parser(form.name)
 
-    @given(found=calls(form), lead=st.sampled_from(("", "I look it up.\n", "Ünïcode: «x»\n\n")), data=st.data())
+    @given(
+        found=calls(form),
+        lead=st.sampled_from(("", "I look it up.\n", "Ünïcode: «x»\n\n")),
+        data=st.data(),
+    )
     def check(found: list[Any], lead: str, data: st.DataObject) -> None:
         lead = lead if form.spoken else ""
         text = lead + form.write(found)
         tools = tools_for(found)
         reply = parser.parse(text, tools=tools, in_reasoning=False)
         assert reply.content == lead.strip()
-        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [(name, "ok", None) for name, _ in found]
-        assert all(same(call.arguments, arguments) for call, (_, arguments) in zip(reply.tool_calls, found, strict=True))
+        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [
+            (name, "ok", None) for name, _ in found
+        ]
+        assert all(
+            same(call.arguments, arguments)
+            for call, (_, arguments) in zip(reply.tool_calls, found, strict=True)
+        )
         assert not lost(parser, text, reply)
         places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-        pieces = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
+        pieces = [
+            text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)
+        ]
         assert in_pieces(parser, pieces, tools=tools, in_reasoning=False)[0] == reply
 
     check()
@@ -45,4 +58,6 @@ def test_a_value_may_spell_each_of_the_formats_markers(form: Format) -> None:
             if form.carries(value):
                 found = [("f", {"a": value, "b": 1})]
                 reply = parser.parse(form.write(found), tools=tools_for(found), in_reasoning=False)
-                assert [(call.name, call.arguments, call.error) for call in reply.tool_calls] == [(*found[0], None)], marker
+                assert [(call.name, call.arguments, call.error) for call in reply.tool_calls] == [
+                    (*found[0], None)
+                ], marker

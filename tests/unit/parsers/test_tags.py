@@ -17,16 +17,25 @@ SECOND = "<tool_call>\n<function=g>\n<parameter=y>\n2\n</parameter>\n</function>
 
 def test_a_value_that_is_not_closed_does_not_swallow_the_next_call() -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=x>\n1\n</function>\n</tool_call>\n{SECOND}"
-    first, second = assert_same_in_pieces(get_parser("qwen3_coder"), text, tools=TOOLS, in_reasoning=False).tool_calls
+    first, second = assert_same_in_pieces(
+        get_parser("qwen3_coder"), text, tools=TOOLS, in_reasoning=False
+    ).tool_calls
     assert (first.name, first.status) == ("f", CallStatus.INVALID_JSON)
     assert (second.arguments, second.status) == ({"y": 2}, CallStatus.OK)
 
 
 def test_a_broken_call_in_a_block_does_not_hide_the_others() -> None:
     invoke = '<invoke name="g">\n<parameter name="y">2</parameter>\n</invoke>\n'
-    text = f'<minimax:tool_call>\n{invoke}<invoke name="f">\n<what>\n</invoke>\n{invoke}</minimax:tool_call>Done.'
+    text = (
+        f"<minimax:tool_call>\n{invoke}<invoke "
+        f'name="f">\n<what>\n</invoke>\n{invoke}</minimax:tool_call>Done.'
+    )
     reply = assert_same_in_pieces(get_parser("minimax-m2"), text, tools=TOOLS, in_reasoning=False)
-    assert [(call.name, call.status.value) for call in reply.tool_calls] == [("g", "ok"), ("f", "invalid_json"), ("g", "ok")]
+    assert [(call.name, call.status.value) for call in reply.tool_calls] == [
+        ("g", "ok"),
+        ("f", "invalid_json"),
+        ("g", "ok"),
+    ]
     assert reply.content == "Done."
 
 

@@ -1,4 +1,6 @@
-"""What a chat template of a family writes for tool calls, its parser reads back; and the format is found by probing the template."""
+"""What a chat template of a family writes for tool calls, its parser reads back; and the format
+is found by probing the template.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ FAMILIES: dict[str, tuple[str, bool]] = {
     "data/kimi_k2_5": ("kimi_k2", PARALLEL),
     "data/minimax_m2_5": ("minimax-m2", PARALLEL),
 }
-# What a template writes so that nobody could read it back: LFM2's puts strings between quotes as they are.
+# What a template writes so that nobody could read it back: LFM2's puts strings between quotes as
+# they are.
 UNREADABLE = {"lfm2_2_5": r"""\\|'\s*[,)\]}:]|\A'|\A\s*\Z"""}
 
 
@@ -59,14 +62,22 @@ def template_named(name: str) -> str:
     return found[name]
 
 
-def written_turn(template: ChatTemplate, found: list[Any], content: str) -> tuple[str, list[dict[str, Any]], bool]:
-    """What the template writes behind the generation prompt, up to its stop token; the tools; and whether it is in reasoning."""
+def written_turn(
+    template: ChatTemplate, found: list[Any], content: str
+) -> tuple[str, list[dict[str, Any]], bool]:
+    """What the template writes behind the generation prompt, up to its stop token; the tools;
+    and whether it is in reasoning.
+    """
     tools = tools_for(found)
     turn = {
         "role": "assistant",
         "content": content,
         "tool_calls": [
-            {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"functions.{name}:{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for index, (name, arguments) in enumerate(found)
         ],
     }
@@ -97,8 +108,13 @@ def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
         content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
         text, tools, opened = written_turn(template, found, content)
         reply = parser.parse(text, tools=tools, in_reasoning=opened)
-        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [(name, "ok", None) for name, _ in found]
-        assert all(same(call.arguments, arguments) for call, (_, arguments) in zip(reply.tool_calls, found, strict=True))
+        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [
+            (name, "ok", None) for name, _ in found
+        ]
+        assert all(
+            same(call.arguments, arguments)
+            for call, (_, arguments) in zip(reply.tool_calls, found, strict=True)
+        )
         assert reply.content == content
 
     check()

@@ -1,4 +1,6 @@
-"""Who may ask the endpoint, and what a hostile request gets: a refusal with its reason, never a 500."""
+"""Who may ask the endpoint, and what a hostile request gets: a refusal with its reason, never a
+500.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +29,44 @@ KEY = "a-secret-key"
 JSON = {"Content-Type": "application/json"}
 
 
-async def send(bench: Bench, data: bytes = BODY, *, path: str = CHAT, method: str = "POST", **headers: str) -> tuple[int, str | None]:
+async def send(
+    bench: Bench, data: bytes = BODY, *, path: str = CHAT, method: str = "POST", **headers: str
+) -> tuple[int, str | None]:
     """The status and the error's code of one request; `Content_Type` stands for `Content-Type`."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with bench.http.request(method, URL(bench.url + path, encoded=True), data=data, headers=named) as response:
+    async with bench.http.request(
+        method, URL(bench.url + path, encoded=True), data=data, headers=named
+    ) as response:
         answer = await response.json()
         return response.status, answer.get("error", {}).get("code")
 
 
-# --- a web page ------------------------------------------------------------------------------------------------------
+# --- a web page -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "http://127.0.0.1.evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}"]
+    "origin",
+    [
+        "https://evil.example",
+        "http://127.0.0.1.evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        "https://127.0.0.1:{port}",
+    ],
 )
 async def test_without_a_key_a_foreign_page_changes_nothing(tokenizer: Any, origin: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         origin = origin.replace("{port}", str(URL(bench.url).port))
         for path in ("/sessions", "/sessions/s/reward", CHAT):
             assert await send(bench, path=path, Origin=origin, **JSON) == (403, "forbidden_origin")
-        assert await send(bench, path="/sessions/s", method="DELETE", Origin=origin) == (403, "forbidden_origin")
-        assert await send(bench, path=CHAT, method="OPTIONS", Origin=origin) == (403, "forbidden_origin")
+        assert await send(bench, path="/sessions/s", method="DELETE", Origin=origin) == (
+            403,
+            "forbidden_origin",
+        )
+        assert await send(bench, path=CHAT, method="OPTIONS", Origin=origin) == (
+            403,
+            "forbidden_origin",
+        )
         assert len(bench.endpoint.sessions) == 0
         assert bench.engine.log == []
 
@@ -57,17 +76,39 @@ async def test_its_own_page_and_a_program_may_ask(tokenizer: Any) -> None:
         port = URL(bench.url).port
         assert await send(bench, Origin=bench.url, **JSON) == (200, None)
         assert await send(bench, **JSON) == (200, None)
-        for host in (f"localhost:{port}", "LOCALHOST", f"127.0.0.1:{port}", f"[::1]:{port}", "[::1]"):
+        for host in (
+            f"localhost:{port}",
+            "LOCALHOST",
+            f"127.0.0.1:{port}",
+            f"[::1]:{port}",
+            "[::1]",
+        ):
             assert await send(bench, Host=host, **JSON) == (200, None)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8400", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "[", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8400",
+        "127.0.0.1.evil.example",
+        "127.0.0.1@evil.example",
+        "[",
+        "",
+    ],
+)
 async def test_a_rebound_name_reads_nothing(tokenizer: Any, host: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         await send(bench, **JSON)
         for path in ("/health", "/v1/models", "/sessions/s/trace", "/sessions/s/trajectories"):
-            assert await send(bench, b"", path=path, method="GET", Host=host) == (403, "forbidden_host")
-        assert await send(bench, Host=host, Origin=f"http://{host}", **JSON) == (403, "forbidden_host")
+            assert await send(bench, b"", path=path, method="GET", Host=host) == (
+                403,
+                "forbidden_host",
+            )
+        assert await send(bench, Host=host, Origin=f"http://{host}", **JSON) == (
+            403,
+            "forbidden_host",
+        )
 
 
 async def test_with_a_key_neither_the_host_nor_the_origin_counts(tokenizer: Any) -> None:
@@ -77,20 +118,31 @@ async def test_with_a_key_neither_the_host_nor_the_origin_counts(tokenizer: Any)
         assert await send(bench, **page) == (401, "invalid_api_key")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None],
+)
 async def test_a_body_is_json_by_its_header(tokenizer: Any, kind: str | None) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         headers = {"Content-Type": kind} if kind else {}
         for path in ("/sessions", CHAT, "/v1/completions", "/tokenize"):
-            async with bench.http.post(bench.url + path, data=BODY, headers=headers, skip_auto_headers=["Content-Type"]) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (415, "unsupported_media_type")
+            async with bench.http.post(
+                bench.url + path, data=BODY, headers=headers, skip_auto_headers=["Content-Type"]
+            ) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (
+                    415,
+                    "unsupported_media_type",
+                )
         assert len(bench.endpoint.sessions) == 0
-        assert await send(bench, **{"Content-Type": "application/json; charset=utf-8"}) == (200, None)
+        assert await send(bench, **{"Content-Type": "application/json; charset=utf-8"}) == (
+            200,
+            None,
+        )
         async with bench.http.post(f"{bench.url}/sessions") as response:
             assert response.status == 201  # no body, no type
 
 
-# --- hostile bytes -----------------------------------------------------------------------------------------------------
+# --- hostile bytes --------------------------------------------------------------------------------
 
 
 async def raw(bench: Bench, head: bytes, body: bytes = b"") -> bytes:
@@ -113,7 +165,9 @@ async def raw(bench: Bench, head: bytes, body: bytes = b"") -> bytes:
         (b"GET /sessions/\xff/trace HTTP/1.1\nHost: 127.0.0.1", b"400"),
     ],
 )
-async def test_no_header_and_no_path_is_an_internal_error(tokenizer: Any, head: bytes, status: bytes) -> None:
+async def test_no_header_and_no_path_is_an_internal_error(
+    tokenizer: Any, head: bytes, status: bytes
+) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
         assert await raw(bench, head) == status
 
@@ -129,7 +183,8 @@ async def test_no_header_and_no_path_is_an_internal_error(tokenizer: Any, head: 
         b"GET /health HTTP/1.0",
         b"GET /v1/models/\xff HTTP/1.1\nHost: 127.0.0.1",
         b"POST /sessions HTTP/1.1\nHost: 127.0.0.1\nContent-Type: a/\xff\nContent-Length: 2",
-        b"POST /sessions HTTP/1.1\nHost: 127.0.0.1\nContent-Type: application/json\nContent-Encoding: \xff\nContent-Length: 2",
+        b"POST /sessions HTTP/1.1\nHost: 127.0.0.1\nContent-Type: "
+        b"application/json\nContent-Encoding: \xff\nContent-Length: 2",
     ],
 )
 async def test_without_a_key_neither(tokenizer: Any, head: bytes) -> None:
@@ -163,7 +218,9 @@ async def test_without_a_key_neither(tokenizer: Any, head: bytes) -> None:
         "identity",
     ],  # the data holds the time: each worker would name its tests otherwise
 )
-async def test_a_body_is_what_its_encoding_says(tokenizer: Any, encoding: str, data: bytes, status: int, code: str | None) -> None:
+async def test_a_body_is_what_its_encoding_says(
+    tokenizer: Any, encoding: str, data: bytes, status: int, code: str | None
+) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         assert await send(bench, data, Content_Encoding=encoding, **JSON) == (status, code)
 
@@ -187,10 +244,14 @@ def test_looking_for_long_texts_takes_no_memory(unit: str) -> None:
     body["messages"] += ["y" * 1001, "z" * 1001]
     with pytest.raises(ApiError) as refused:
         received._check_texts(body, 1000)
-    assert (refused.value.status, refused.value.code, refused.value.param) == (413, "text_too_large", "messages[2]")
+    assert (refused.value.status, refused.value.code, refused.value.param) == (
+        413,
+        "text_too_large",
+        "messages[2]",
+    )
 
 
-# --- half-sent requests ------------------------------------------------------------------------------------------------
+# --- half-sent requests ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,8 +259,10 @@ def test_looking_for_long_texts_takes_no_memory(unit: str) -> None:
     [
         b"",
         b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le",
-        b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
-        b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
+        b"application/json\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
+        b"application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
     ],
     ids=["nothing", "half a header", "half a body", "half a chunk"],
 )
@@ -223,19 +286,27 @@ async def test_what_is_half_sent_is_closed(tokenizer: Any, part: bytes) -> None:
             writer.close()
 
 
-# --- retries -----------------------------------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", [range(1, 11), range(10, 0, -1), [3] * 10, [7, 2, 2, 9, 1, 7, 3, 8, 1, 5]])
+@pytest.mark.parametrize(
+    "numbers", [range(1, 11), range(10, 0, -1), [3] * 10, [7, 2, 2, 9, 1, 7, 3, 8, 1, 5]]
+)
 async def test_racing_retries_of_one_request_are_one_answer(tokenizer: Any, numbers: Any) -> None:
     gate = asyncio.Event()
-    async with endpoint(tokenizer, lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1)) as bench:
+    async with endpoint(
+        tokenizer, lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1)
+    ) as bench:
         asking = [
-            asyncio.create_task(bench.post(CHAT, {"messages": [USER]}, **{"x-stainless-retry-count": str(number)}))
+            asyncio.create_task(
+                bench.post(CHAT, {"messages": [USER]}, **{"x-stainless-retry-count": str(number)})
+            )
             for number in numbers
         ]
         await bench.engine.until(lambda engine: engine.held >= 1)
-        while sum(work.waiting for work in bench.endpoint.sessions.find("s").works.all()) < len(asking):
+        while sum(work.waiting for work in bench.endpoint.sessions.find("s").works.all()) < len(
+            asking
+        ):
             await asyncio.sleep(0)
         gate.set()
         answers = await asyncio.gather(*asking)

@@ -18,38 +18,62 @@ async def test_a_conversation_with_tools_is_one_trajectory(tokenizer: Any) -> No
     said = ["Let me look." + call(at="x"), call(at="y") + call(at="z"), "All seen."]
     async with endpoint(tokenizer, lambda request: said[request.call], split="random") as bench:
         client = bench.client()
-        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look around. <|end|>"}]
+        messages: list[Any] = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Look around. <|end|>"},
+        ]
         for turn in range(3):
-            reply = await client.chat.completions.create(model="any", messages=messages, tools=TOOLS)
+            reply = await client.chat.completions.create(
+                model="any", messages=messages, tools=TOOLS
+            )
             message = reply.choices[0].message
             assert reply.choices[0].finish_reason == ("stop" if turn == 2 else "tool_calls")
             messages.append(message)  # the SDK's object, as agents do
             for wanted in message.tool_calls or ():
-                messages.append({"role": "tool", "tool_call_id": wanted.id, "content": f"seen {wanted.function.arguments}"})
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": wanted.id,
+                        "content": f"seen {wanted.function.arguments}",
+                    }
+                )
         assert reply.choices[0].message.content == "All seen."
         assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
-        assert reply.usage.prompt_tokens_details.cached_tokens == bench.engine.log[2].cached_tokens > 200
+        assert (
+            reply.usage.prompt_tokens_details.cached_tokens
+            == bench.engine.log[2].cached_tokens
+            > 200
+        )
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 3
         assert trajectory["fork_reason"] is None
         extra: Any = reply
         assert trajectory["input_ids"][: trajectory["turns"][2]["start"]] == extra.prompt_token_ids
-        assert trajectory["input_ids"][trajectory["turns"][2]["start"] :] == extra.choices[0].token_ids
+        assert (
+            trajectory["input_ids"][trajectory["turns"][2]["start"] :] == extra.choices[0].token_ids
+        )
 
 
 @pytest.mark.parametrize("by", ["path", "header", "body"])
 async def test_the_session_is_chosen_by_path_header_or_body(tokenizer: Any, by: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        client = bench.client("one" if by == "path" else None, default_headers={"x-session-id": "one"} if by == "header" else {})
+        client = bench.client(
+            "one" if by == "path" else None,
+            default_headers={"x-session-id": "one"} if by == "header" else {},
+        )
         more: Any = {"extra_body": {"session_id": "one"}} if by == "body" else {}
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}], **more)
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "Hi"}], **more
+        )
         assert [entry.routing_key for entry in bench.engine.log] == ["one"]
         assert len(await bench.trajectories("one")) == 1
 
 
 async def test_without_a_session_nothing_is_kept(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        reply: Any = await bench.client(None).chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
+        reply: Any = await bench.client(None).chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "Hi"}]
+        )
         assert reply.choices[0].token_ids == bench.engine.log[0].output_ids
         assert len(bench.endpoint.sessions) == 0
 
@@ -57,22 +81,37 @@ async def test_without_a_session_nothing_is_kept(tokenizer: Any) -> None:
 async def test_the_sync_client_too(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-            ask = lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
+            ask = lambda: client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "Hi"}]
+            )
             assert (await asyncio.to_thread(ask)).choices[0].message.content == "Hello."
         await bench.trajectories()
 
 
 async def test_n_answers_are_siblings(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: f"Answer {request.index}." + call(at="x")) as bench:
+    async with endpoint(
+        tokenizer, lambda request: f"Answer {request.index}." + call(at="x")
+    ) as bench:
         client = bench.client()
         first: list[Any] = [{"role": "user", "content": "Hi"}]
         reply = await client.chat.completions.create(model="m", messages=first, tools=TOOLS, n=3)
         assert len({choice.message.content for choice in reply.choices}) == 3
-        assert len({choice.message.tool_calls[0].id for choice in reply.choices if choice.message.tool_calls}) == 3
+        assert (
+            len(
+                {
+                    choice.message.tool_calls[0].id
+                    for choice in reply.choices
+                    if choice.message.tool_calls
+                }
+            )
+            == 3
+        )
         chosen = reply.choices[1].message
         assert chosen.tool_calls
         answer = {"role": "tool", "tool_call_id": chosen.tool_calls[0].id, "content": "seen"}
-        await client.chat.completions.create(model="m", messages=[*first, chosen, answer], tools=TOOLS)
+        await client.chat.completions.create(
+            model="m", messages=[*first, chosen, answer], tools=TOOLS
+        )
         trajectories = await bench.trajectories()
         assert sorted(len(found["turns"]) for found in trajectories) == [1, 1, 2]
 
@@ -81,18 +120,27 @@ async def test_identical_siblings_are_told_apart_by_their_call_ids(tokenizer: An
     async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
         client = bench.client()
         first: list[Any] = [{"role": "user", "content": "Hi"}]
-        reply: Any = await client.chat.completions.create(model="m", messages=first, tools=TOOLS, n=2)
+        reply: Any = await client.chat.completions.create(
+            model="m", messages=first, tools=TOOLS, n=2
+        )
         ids = [choice.message.tool_calls[0].id for choice in reply.choices]
         for choice, told in zip(reply.choices, ids, strict=True):
             answer = {"role": "tool", "tool_call_id": told, "content": "seen"}
-            await client.chat.completions.create(model="m", messages=[*first, choice.message, answer], tools=TOOLS)
+            await client.chat.completions.create(
+                model="m", messages=[*first, choice.message, answer], tools=TOOLS
+            )
         assert sorted(len(found["turns"]) for found in await bench.trajectories()) == [2, 2]
 
 
 async def test_reward_and_delete(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        await bench.client().chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
-        assert await bench.post("/sessions/s/reward", {"reward": 0.5}) == (200, {"session_id": "s", "reward": 0.5})
+        await bench.client().chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "Hi"}]
+        )
+        assert await bench.post("/sessions/s/reward", {"reward": 0.5}) == (
+            200,
+            {"session_id": "s", "reward": 0.5},
+        )
         assert (await bench.get("/sessions/s/trajectories"))["reward"] == 0.5
         async with bench.http.delete(f"{bench.url}/sessions/s") as response:
             assert response.status == 200

@@ -19,7 +19,10 @@ from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"
-OTHER: Any = {"type": "function", "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}}}
+OTHER: Any = {
+    "type": "function",
+    "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 async def params(tokenizer: Any, said: str = "Hello.", /, **asked: Any) -> dict[str, Any]:
@@ -38,25 +41,55 @@ ARRAY = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
     [
         ({"max_tokens": 5}, {"max_new_tokens": 5}),
         ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_new_tokens": 6}),
-        ({"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1}, {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1}),
-        ({"frequency_penalty": 0.5, "presence_penalty": -0.5}, {"frequency_penalty": 0.5, "presence_penalty": -0.5}),
-        ({"repetition_penalty": 1.1, "min_tokens": 2}, {"repetition_penalty": 1.1, "min_new_tokens": 2}),
+        (
+            {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
+            {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
+        ),
+        (
+            {"frequency_penalty": 0.5, "presence_penalty": -0.5},
+            {"frequency_penalty": 0.5, "presence_penalty": -0.5},
+        ),
+        (
+            {"repetition_penalty": 1.1, "min_tokens": 2},
+            {"repetition_penalty": 1.1, "min_new_tokens": 2},
+        ),
         ({"stop": "END"}, {"stop": ["END"]}),
-        ({"stop": ["END", "STOP"], "ignore_eos": False}, {"stop": ["END", "STOP"], "ignore_eos": False}),
+        (
+            {"stop": ["END", "STOP"], "ignore_eos": False},
+            {"stop": ["END", "STOP"], "ignore_eos": False},
+        ),
         ({"logit_bias": {"7": -100}}, {"logit_bias": {"7": -100}}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type":"object"}'}),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "array"}},
+                }
+            },
             {"json_schema": '{"type":"array"}'},
         ),
-        ({"temperature": None, "tools": None, "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}}, {}),
+        (
+            {
+                "temperature": None,
+                "tools": None,
+                "user": "u",
+                "metadata": {"a": "b"},
+                "response_format": {"type": "text"},
+            },
+            {},
+        ),
     ],
 )
-async def test_a_field_reaches_the_engine(tokenizer: Any, asked: dict[str, Any], told: dict[str, Any]) -> None:
+async def test_a_field_reaches_the_engine(
+    tokenizer: Any, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
     found = await params(tokenizer, **asked)
     assert {name: found[name] for name in told} == told
     assert not {"user", "metadata", "tools"} & set(found)
-    assert found["answer"].get("constrained") == ("response_format" if "json_schema" in told else None)
+    assert found["answer"].get("constrained") == (
+        "response_format" if "json_schema" in told else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,26 +109,54 @@ async def test_a_field_reaches_the_engine(tokenizer: Any, asked: dict[str, Any],
         ("stop_token_ids", {"stop_token_ids": [10**8]}),
         ("logit_bias", {"logit_bias": {str(10**8): 1}}),
         ("tool_choice", {"tool_choice": "required"}),
-        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "listen"}}}),
+        (
+            "tool_choice",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "listen"}}},
+        ),
         ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-        ("response_format", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        (
+            "response_format",
+            {
+                "tools": [TOOL],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+        ),
         ("response_format.type", {"response_format": {"type": "grammar"}}),
         ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
-        ("stream_options.include_obfuscation", {"stream": True, "stream_options": {"include_obfuscation": True}}),
+        (
+            "stream_options.include_obfuscation",
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+        ),
         ("messages", {"messages": []}),
         ("messages", {"messages": [USER, {"role": "assistant", "content": "prefill"}]}),
         ("messages[0].role", {"messages": [{"role": "function", "content": "x"}]}),
-        ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        (
+            "messages[0].content",
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+                ]
+            },
+        ),
         ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
-        ("messages[1].audio", {"messages": [USER, {"role": "assistant", "content": "x", "audio": {"id": "a"}}, USER]}),
+        (
+            "messages[1].audio",
+            {"messages": [USER, {"role": "assistant", "content": "x", "audio": {"id": "a"}}, USER]},
+        ),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_its_name(tokenizer: Any, field: str, asked: dict[str, Any]) -> None:
+async def test_what_cannot_be_honoured_is_refused_by_its_name(
+    tokenizer: Any, field: str, asked: dict[str, Any]
+) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
         assert (status, answer["error"]["param"]) == (400, field), answer
         assert answer["error"]["type"] == "invalid_request_error"
-        assert field.partition("[")[0].partition(".")[0].removesuffix("s") in answer["error"]["message"]
+        assert (
+            field.partition("[")[0].partition(".")[0].removesuffix("s")
+            in answer["error"]["message"]
+        )
         assert bench.engine.log == []
 
 
@@ -115,7 +176,9 @@ async def test_a_forced_call_is_constrained_and_marked(tokenizer: Any) -> None:
         ({"type": "function", "function": {"name": "look"}}, call("listen")),
     ],
 )
-async def test_a_forced_call_that_the_engine_does_not_make_is_its_error(tokenizer: Any, choice: Any, said: str) -> None:
+async def test_a_forced_call_that_the_engine_does_not_make_is_its_error(
+    tokenizer: Any, choice: Any, said: str
+) -> None:
     async with endpoint(tokenizer, lambda request: said) as bench:
         asked = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
         status, answer = await bench.post(CHAT, asked)
@@ -123,14 +186,17 @@ async def test_a_forced_call_that_the_engine_does_not_make_is_its_error(tokenize
         assert "look" in answer["error"]["message"]
         assert "grammar" in answer["error"]["message"]
         assert await bench.trajectories(refused=1) == []
-        for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):  # no fault of the engine's
+        # no fault of the engine's
+        for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):
             status, answer = await bench.post(CHAT, {**asked, **cut})
             assert (status, answer["choices"][0]["finish_reason"]) == (200, reason), answer
 
 
 async def test_no_tool_choice_shows_the_model_no_tools(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"})
+        _, answer = await bench.post(
+            CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}
+        )
         assert answer["choices"][0]["message"].get("tool_calls") is None
         assert answer["choices"][0]["message"]["content"] == call(at="x")
         assert "look" not in tokenizer.decode(bench.engine.log[0].input_ids)
@@ -138,41 +204,59 @@ async def test_no_tool_choice_shows_the_model_no_tools(tokenizer: Any) -> None:
 
 async def test_one_call_only(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: call(at="x") + call(at="y")) as bench:
-        _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL], "parallel_tool_calls": False})
+        _, answer = await bench.post(
+            CHAT, {"messages": [USER], "tools": [TOOL], "parallel_tool_calls": False}
+        )
         [only] = answer["choices"][0]["message"]["tool_calls"]
         assert json.loads(only["function"]["arguments"]) == {"at": "x"}
         assert answer["choices"][0]["finish_reason"] == "tool_calls"
         result = {"role": "tool", "tool_call_id": only["id"], "content": "seen"}
         messages = [USER, answer["choices"][0]["message"], result]
-        assert (await bench.post(CHAT, {"messages": messages, "tools": [TOOL], "parallel_tool_calls": False}))[0] == 200
+        assert (
+            await bench.post(
+                CHAT, {"messages": messages, "tools": [TOOL], "parallel_tool_calls": False}
+            )
+        )[0] == 200
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 2
 
 
 @pytest.mark.parametrize("fields", [{"logprobs": True}, {"logprobs": True, "n": 2}])
-async def test_logprobs_have_the_ids_of_their_tokens(tokenizer: Any, fields: dict[str, Any]) -> None:
+async def test_logprobs_have_the_ids_of_their_tokens(
+    tokenizer: Any, fields: dict[str, Any]
+) -> None:
     async with endpoint(tokenizer, lambda request: "Hello, é and 日本.", split="random") as bench:
         _, answer = await bench.post(CHAT, {"messages": [USER], **fields})
         for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
             content = choice["logprobs"]["content"]
-            assert [token["token_id"] for token in content] == choice["token_ids"] == entry.output_ids
+            assert (
+                [token["token_id"] for token in content] == choice["token_ids"] == entry.output_ids
+            )
             assert [token["logprob"] for token in content] == pytest.approx(entry.logprobs)
 
 
 async def test_top_logprobs_that_the_engine_does_not_give_are_an_error(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2})
+        status, answer = await bench.post(
+            CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}
+        )
         assert (status, answer["error"]["code"]) == (502, "engine_error")
 
 
 async def test_top_logprobs(tokenizer: Any) -> None:
     def add(answer: dict[str, Any]) -> dict[str, Any]:
         items = answer["meta_info"]["output_token_logprobs"]
-        answer["meta_info"]["output_top_logprobs"] = [[[value, index, None], [value - 1, 5, None]] for value, index, _ in items]
+        answer["meta_info"]["output_top_logprobs"] = [
+            [[value, index, None], [value - 1, 5, None]] for value, index, _ in items
+        ]
         return answer
 
-    async with endpoint(tokenizer, lambda request: "Hello.", faults=lambda request: Fault(garble=add)) as bench:
-        _, answer = await bench.post(CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2})
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", faults=lambda request: Fault(garble=add)
+    ) as bench:
+        _, answer = await bench.post(
+            CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}
+        )
         for token in answer["choices"][0]["logprobs"]["content"]:
             assert [other["token_id"] for other in token["top_logprobs"]] == [token["token_id"], 5]
 
@@ -185,15 +269,24 @@ async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
         for body in ({}, {"temperature": 0.0, "max_tokens": 3}):
             await bench.post(CHAT, {"messages": [USER], **body})
         told = [entry.sampling_params for entry in bench.engine.log]
-        assert [(it["temperature"], it["top_p"], it["max_new_tokens"]) for it in told] == [(0.2, 0.8, 9), (0.0, 0.8, 3)]
-        status, answer = await bench.post("/sessions", {"session_id": "t", "sampling_params": {"temprature": 1}})
+        assert [(it["temperature"], it["top_p"], it["max_new_tokens"]) for it in told] == [
+            (0.2, 0.8, 9),
+            (0.0, 0.8, 3),
+        ]
+        status, answer = await bench.post(
+            "/sessions", {"session_id": "t", "sampling_params": {"temprature": 1}}
+        )
         assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
 
 
 async def test_concurrent_calls_of_one_session(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: f"Reply {request.index}.", token_latency=0.002) as bench:
+    async with endpoint(
+        tokenizer, lambda request: f"Reply {request.index}.", token_latency=0.002
+    ) as bench:
         lines = [[{"role": "user", "content": f"Line {at}"}] for at in range(20)]
-        answers = await asyncio.gather(*(bench.post(CHAT, {"messages": messages}) for messages in lines))
+        answers = await asyncio.gather(
+            *(bench.post(CHAT, {"messages": messages}) for messages in lines)
+        )
         assert {status for status, _ in answers} == {200}
         assert len(await bench.trajectories()) == 20
 
@@ -206,7 +299,7 @@ async def test_the_same_question_twice_is_two_answers(tokenizer: Any) -> None:
         assert len(await bench.trajectories()) == 2
 
 
-# --- seeds, tiers, strict tools, effort ------------------------------------------------------------------------------
+# --- seeds, tiers, strict tools, effort -----------------------------------------------------------
 
 
 async def test_a_seed_is_sent_as_best_effort_unless_the_endpoint_refuses_it(tokenizer: Any) -> None:
@@ -231,17 +324,32 @@ STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 async def test_a_strict_tool_is_forced_to_its_schema_and_marked(tokenizer: Any) -> None:
     found = await params(tokenizer, call(at="x"), tools=[OTHER, STRICT])
     form = json.loads(found["structural_tag"])["format"]
-    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [{"type": "object"}, TOOL["function"]["parameters"]]
+    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [
+        {"type": "object"},
+        TOOL["function"]["parameters"],
+    ]
     assert (form["type"], form["stop_after_first"]) == ("triggered_tags", False)
     assert found["answer"]["constrained"] == "strict"
     one = await params(tokenizer, call(at="x"), tools=[STRICT], parallel_tool_calls=False)
     assert json.loads(one["structural_tag"])["format"]["stop_after_first"]
     named = await params(
-        tokenizer, call(at="x"), tools=[OTHER, STRICT], tool_choice={"type": "function", "function": {"name": "look"}}
+        tokenizer,
+        call(at="x"),
+        tools=[OTHER, STRICT],
+        tool_choice={"type": "function", "function": {"name": "look"}},
     )
     form = json.loads(named["structural_tag"])["format"]
-    assert (form["type"], len(form["tags"]), form["at_least_one"], "ebnf" in named) == ("tags_with_separator", 1, True, False)
-    lax = await params(tokenizer, call(at="x"), tools=[{**STRICT, "function": {**STRICT["function"], "strict": False}}])
+    assert (form["type"], len(form["tags"]), form["at_least_one"], "ebnf" in named) == (
+        "tags_with_separator",
+        1,
+        True,
+        False,
+    )
+    lax = await params(
+        tokenizer,
+        call(at="x"),
+        tools=[{**STRICT, "function": {**STRICT["function"], "strict": False}}],
+    )
     assert "structural_tag" not in lax
     assert "structural_tag" not in await params(tokenizer, tools=[STRICT], tool_choice="none")
 
@@ -259,7 +367,9 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honoured(tokenizer: Any
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(CHAT, {**body, "response_format": {"type": "json_object"}})
+        status, answer = await bench.post(
+            CHAT, {**body, "response_format": {"type": "json_object"}}
+        )
         assert (status, answer["error"]["param"]) == (400, place)
         bench.endpoint.abilities = EngineCapabilities(behind_router=True, context_length=1000)
         status, answer = await bench.post(CHAT, body)
@@ -282,7 +392,9 @@ SWITCHED = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
         ("thinking", None, "<|turn|>user"),
     ],
 )
-async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any, switch: str, effort: str | None, shown: str) -> None:
+async def test_reasoning_effort_is_the_templates_switch(
+    tokenizer: Any, switch: str, effort: str | None, shown: str
+) -> None:
     switched = copy.deepcopy(tokenizer)
     switched.chat_template = SWITCHED % (switch, switch, switch) + tokenizer.chat_template
     async with endpoint(switched, lambda request: "Hello.") as bench:
@@ -295,7 +407,7 @@ async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any, switch: 
         assert switch in answer["error"]["message"]
 
 
-# --- routes that are not served ----------------------------------------------------------------------------------------
+# --- routes that are not served -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +426,11 @@ async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any, switch: 
 async def test_an_unknown_route_says_what_to_use(tokenizer: Any, path: str, hint: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         status, answer = await bench.post(path, {})
-        assert (status, answer["error"]["code"], answer["error"]["type"]) == (404, "not_found", "invalid_request_error")
+        assert (status, answer["error"]["code"], answer["error"]["type"]) == (
+            404,
+            "not_found",
+            "invalid_request_error",
+        )
         assert hint in answer["error"]["message"]
         assert path in answer["error"]["message"]
 
@@ -327,14 +443,18 @@ async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
             async with bench.http.post(bench.url + found, json={}) as response:
                 assert response.status in (201, 400), found
         for found in words.partition("GET ")[2].partition(";")[0].split(", "):
-            async with bench.http.get(bench.url + found.replace("MODEL", bench.endpoint.model)) as response:
+            async with bench.http.get(
+                bench.url + found.replace("MODEL", bench.endpoint.model)
+            ) as response:
                 assert response.status == 200, found
         async with bench.http.get(f"{bench.url}/v1/completions") as response:
             assert "use POST" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("index", [-1, 2**31, 2**40])
-async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(tokenizer: Any, index: int) -> None:
+async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(
+    tokenizer: Any, index: int
+) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         bench.endpoint.abilities = EngineCapabilities(vocab_size=None, context_length=1000)
         status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})

@@ -55,7 +55,9 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 async def post(bench: Bench, path: str, body: Any, *, compressed: bool = False) -> tuple[int, Any]:
     data = orjson.dumps(body)
     headers = {**JSON, "Content-Encoding": "gzip"} if compressed else JSON
-    async with bench.http.post(bench.url + path, data=gzip.compress(data) if compressed else data, headers=headers) as response:
+    async with bench.http.post(
+        bench.url + path, data=gzip.compress(data) if compressed else data, headers=headers
+    ) as response:
         return response.status, await response.json()
 
 
@@ -73,16 +75,23 @@ async def post(bench: Bench, path: str, body: Any, *, compressed: bool = False) 
 async def test_nothing_of_a_large_request_runs_on_the_loop(
     tokenizer: Any, places: list[tuple[str, Any]], path: str, body: Any, compressed: bool
 ) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", context_length=500_000, settings={"verify": "off"}) as bench:
-        assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]}))[0] == 200  # what is asked once
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", context_length=500_000, settings={"verify": "off"}
+    ) as bench:
+        # what is asked once
+        assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]}))[0] == 200
         places.clear()
         status, answer = await post(bench, path, body, compressed=compressed)
         assert status == 200, answer
-        assert {name for name, _ in places} >= {"decode", "encode"} | ({"_decompressed"} if compressed else set())
+        assert {name for name, _ in places} >= {"decode", "encode"} | (
+            {"_decompressed"} if compressed else set()
+        )
         assert [name for name, thread in places if thread is ON_THE_LOOP] == []
 
 
-async def test_a_long_reply_is_read_in_a_thread_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_reply_is_read_in_a_thread_too(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
     parse = HermesParser.parse
 
@@ -92,7 +101,9 @@ async def test_a_long_reply_is_read_in_a_thread_too(tokenizer: Any, monkeypatch:
 
     monkeypatch.setattr(HermesParser, "parse", watched)
     said = {"short": "Hello.", "long": "1 " * 30_000}
-    async with endpoint(tokenizer, lambda request: said[request.routing_key], context_length=500_000) as bench:
+    async with endpoint(
+        tokenizer, lambda request: said[request.routing_key], context_length=500_000
+    ) as bench:
         for name in said:
             body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
             status, answer = await bench.post(f"/sessions/{name}/v1/chat/completions", body)
@@ -100,8 +111,12 @@ async def test_a_long_reply_is_read_in_a_thread_too(tokenizer: Any, monkeypatch:
         assert [thread is ON_THE_LOOP for thread in seen] == [True, False]
 
 
-async def test_a_small_body_that_decompresses_to_a_large_one_too(tokenizer: Any, places: list[tuple[str, Any]]) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"max_body": 10_000_000}) as bench:
+async def test_a_small_body_that_decompresses_to_a_large_one_too(
+    tokenizer: Any, places: list[tuple[str, Any]]
+) -> None:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"max_body": 10_000_000}
+    ) as bench:
         places.clear()
         bomb = {"messages": [{"role": "user", "content": "a"}], "user": " " * 20_000_000}
         status, answer = await post(bench, CHAT, bomb, compressed=True)
@@ -109,7 +124,9 @@ async def test_a_small_body_that_decompresses_to_a_large_one_too(tokenizer: Any,
         assert places and all(thread is not ON_THE_LOOP for _, thread in places)
 
 
-async def test_small_requests_are_answered_while_a_large_one_is_planned(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_requests_are_answered_while_a_large_one_is_planned(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
     plan = ConversationTree.plan
 
@@ -120,7 +137,9 @@ async def test_small_requests_are_answered_while_a_large_one_is_planned(tokenize
         return plan(self, messages, *rest)
 
     monkeypatch.setattr(ConversationTree, "plan", slow)
-    async with endpoint(tokenizer, lambda request: f"Reply {request.index}.", context_length=500_000) as bench:
+    async with endpoint(
+        tokenizer, lambda request: f"Reply {request.index}.", context_length=500_000
+    ) as bench:
         large = asyncio.create_task(bench.post(CHAT, {"messages": [USER]}))
         await asyncio.to_thread(begun.wait)
         talk = [{"role": "user", "content": "Hi"}]
@@ -134,7 +153,9 @@ async def test_small_requests_are_answered_while_a_large_one_is_planned(tokenize
         assert sorted(len(found["turns"]) for found in trajectories) == [1, 3]
 
 
-async def test_a_session_deleted_while_its_request_is_read_answers_nothing(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_deleted_while_its_request_is_read_answers_nothing(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(kind: str, body: Any) -> bytes:
@@ -158,14 +179,31 @@ async def test_a_session_deleted_while_its_request_is_read_answers_nothing(token
     ("body", "param"),
     [
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\u00e9" * 2100}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"n" * 5000: 1}}]}, "tools[0].function." + "n" * 182),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "\u00e9" * 2100}]}
+                ]
+            },
+            "messages[0].content[0].text",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"function": {"n" * 5000: 1}}],
+            },
+            "tools[0].function." + "n" * 182,
+        ),
     ],
 )
 async def test_one_text_that_is_too_long_is_named(tokenizer: Any, body: Any, param: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"max_text": 4096}) as bench:
         status, answer = await bench.post(CHAT, body)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (413, "text_too_large", param)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (
+            413,
+            "text_too_large",
+            param,
+        )
         many = {"messages": [{"role": "user", "content": "x" * 4096}] * 3}
         assert (await bench.post(CHAT, many))[0] == 200
 
@@ -207,7 +245,9 @@ async def test_what_a_long_session_came_to_is_written_in_a_thread(
         assert (await bench.post(CHAT, body))[0] == 200
         [trajectory] = await bench.trajectories()
         [traced] = (await bench.get("/sessions/s/trace"))["trace"]
-        assert traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
+        assert (
+            traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
+        )
         assert written == [("trajectory_body", on_the_loop), ("body", on_the_loop)]
 
 
@@ -226,7 +266,9 @@ async def test_many_logprobs_are_written_in_a_thread(
 ) -> None:
     monkeypatch.setattr(responses, "LONG", 200)  # instead of 25,000: the test engine streams slowly
     async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
-        asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+        asked = (
+            {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+        )
         body = {**asked, "max_tokens": 100_000, "logprobs": logprobs, "stream": stream}
         async with bench.http.post(bench.url + path, json=body) as response:
             text = await response.text()

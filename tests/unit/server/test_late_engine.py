@@ -32,17 +32,32 @@ def not_started(tokenizer: Any, port: int) -> Model:
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
-@pytest.mark.parametrize("first", ["v1/models", "v1/models/toolroll", "tokenize", "v1/chat/completions", "v1/completions"])
-async def test_the_engines_facts_are_asked_for_again_where_they_were_unknown(tokenizer: Any, first: str) -> None:
+@pytest.mark.parametrize(
+    "first",
+    ["v1/models", "v1/models/toolroll", "tokenize", "v1/chat/completions", "v1/completions"],
+)
+async def test_the_engines_facts_are_asked_for_again_where_they_were_unknown(
+    tokenizer: Any, first: str
+) -> None:
     port = free_port()
     async with not_started(tokenizer, port) as served:
         endpoint = Endpoint(served, EndpointSettings(port=0))
         async with EndpointServer(endpoint) as server, aiohttp.ClientSession() as http:
             async with http.get(f"{server.url}/v1/models") as response:
                 assert (await response.json())["data"][0]["max_model_len"] is None
-            async with EmbeddedEngine(tokenizer, lambda request: "Hello.", port=port, context_length=777):
-                body = None if "models" in first else {"messages": [USER]} if "chat" in first else {"prompt": "Hi"}
-                async with http.request("GET" if body is None else "POST", f"{server.url}/{first}", json=body) as response:
+            async with EmbeddedEngine(
+                tokenizer, lambda request: "Hello.", port=port, context_length=777
+            ):
+                body = (
+                    None
+                    if "models" in first
+                    else {"messages": [USER]}
+                    if "chat" in first
+                    else {"prompt": "Hi"}
+                )
+                async with http.request(
+                    "GET" if body is None else "POST", f"{server.url}/{first}", json=body
+                ) as response:
                     assert response.status == 200, await response.text()
                 assert endpoint.abilities.context_length == 777
 
@@ -51,7 +66,9 @@ async def test_so_they_are_in_the_same_process(tokenizer: Any) -> None:
     port = free_port()
     async with not_started(tokenizer, port) as served, Endpoint(served) as endpoint:
         assert endpoint.abilities.context_length is None
-        async with EmbeddedEngine(tokenizer, lambda request: "Hello.", port=port, context_length=777):
+        async with EmbeddedEngine(
+            tokenizer, lambda request: "Hello.", port=port, context_length=777
+        ):
             client = ToolrollClient(endpoint, session="s")
             await client.chat.completions.create(model="m", messages=[USER])
             assert endpoint.abilities.context_length == 777

@@ -1,4 +1,6 @@
-"""Whole episodes through the endpoint by the OpenAI SDK; the trajectories are judged by the engine's own log."""
+"""Whole episodes through the endpoint by the OpenAI SDK; the trajectories are judged by the
+engine's own log.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,14 @@ SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups tool results."""
-    return load_embedded_tokenizer() if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
+    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
+    tool results.
+    """
+    return (
+        load_embedded_tokenizer()
+        if request.param == "embedded"
+        else tokenizer_for(trl_template("qwen3"))
+    )
 
 
 async def test_openai_async(any_tokenizer: Any) -> None:
@@ -60,11 +68,15 @@ async def test_openai_sync_streaming_delta_by_delta(any_tokenizer: Any) -> None:
 
             def ask(messages: list[Any]) -> dict[str, Any]:
                 content, calls, finish = "", dict[int, dict[str, str]](), None
-                for chunk in client.chat.completions.create(model="m", messages=messages, tools=[TOOL], stream=True):  # type: ignore[list-item]
+                for chunk in client.chat.completions.create(
+                    model="m", messages=messages, tools=[TOOL], stream=True
+                ):  # type: ignore[list-item]
                     delta = chunk.choices[0].delta
                     content += delta.content or ""
                     for part in delta.tool_calls or ():
-                        entry = calls.setdefault(part.index, {"id": "", "name": "", "arguments": ""})
+                        entry = calls.setdefault(
+                            part.index, {"id": "", "name": "", "arguments": ""}
+                        )
                         entry["id"] += part.id or ""
                         assert part.function is not None
                         entry["name"] += part.function.name or ""
@@ -72,26 +84,40 @@ async def test_openai_sync_streaming_delta_by_delta(any_tokenizer: Any) -> None:
                     finish = chunk.choices[0].finish_reason or finish
                 assert finish == ("tool_calls" if calls else "stop")
                 made = [
-                    {"id": it["id"], "type": "function", "function": {"name": it["name"], "arguments": it["arguments"]}}
+                    {
+                        "id": it["id"],
+                        "type": "function",
+                        "function": {"name": it["name"], "arguments": it["arguments"]},
+                    }
                     for it in calls.values()
                 ]
-                return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {})}
+                return {
+                    "role": "assistant",
+                    "content": content,
+                    **({"tool_calls": made} if made else {}),
+                }
 
             messages = list(FIRST)
             for _ in SAID:
                 messages.append(await asyncio.to_thread(ask, messages))
                 for wanted in messages[-1].get("tool_calls", ()):
                     answer = seen(wanted["function"]["arguments"])
-                    messages.append({"role": "tool", "tool_call_id": wanted["id"], "content": answer})
+                    messages.append(
+                        {"role": "tool", "tool_call_id": wanted["id"], "content": answer}
+                    )
         await one_episode(bench)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
-    """The engine fails as often as its client tries; the SDK's own retry then succeeds, and all is there once."""
+    """The engine fails as often as its client tries; the SDK's own retry then succeeds, and all
+    is there once.
+    """
     down = Fault(status=503, body=b'{"error":"overloaded"}')
     plan = lambda request: down if request.index in (1, 2, 4, 5) else None
-    async with endpoint(load_embedded_tokenizer(), saying, faults=plan, config={"attempts": 2}) as bench:
+    async with endpoint(
+        load_embedded_tokenizer(), saying, faults=plan, config={"attempts": 2}
+    ) as bench:
         client = bench.client(max_retries=2)
 
         async def create(**asked: Any) -> Any:
@@ -117,9 +143,13 @@ async def test_openai_without_retries_gets_the_error(any_tokenizer: Any) -> None
 
 @SMALL
 async def test_openai_times_out_retries_and_joins_its_own_request(any_tokenizer: Any) -> None:
-    """The SDK hangs up at its time-out and asks again: the same request goes on, and is sampled once."""
+    """The SDK hangs up at its time-out and asks again: the same request goes on, and is sampled
+    once.
+    """
     release = asyncio.Event()
-    hold = lambda request: Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    hold = lambda request: (
+        Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
+    )
     async with endpoint(any_tokenizer, hold) as bench:
         client = bench.client(max_retries=20, timeout=1.0)
         playing = asyncio.create_task(play(client.chat.completions.create))
@@ -133,13 +163,17 @@ async def test_openai_times_out_retries_and_joins_its_own_request(any_tokenizer:
 
 @SMALL
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(any_tokenizer: Any, stream: bool) -> None:
+async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(
+    any_tokenizer: Any, stream: bool
+) -> None:
     hold = lambda request: Reply(saying(request), hold=asyncio.Event(), hold_after=2)
     async with endpoint(any_tokenizer, hold, settings={"grace": 0.05}) as bench:
 
         async def ask() -> None:
             if stream:
-                async for _ in await bench.client().chat.completions.create(model="m", messages=FIRST, stream=True):
+                async for _ in await bench.client().chat.completions.create(
+                    model="m", messages=FIRST, stream=True
+                ):
                     pass
             await bench.client().chat.completions.create(model="m", messages=FIRST)
 

@@ -1,9 +1,10 @@
 """Random trees of requests against a model of what must be trained.
 
-A program is a list of batches; the requests of a batch run at the same time. The model knows of every reply that a client got from
-which replies its conversation went on. It says: each reply that was handed out is trained once, with the tokens and logprobs that the
-engine sampled, behind exactly the prompt that it sampled them from; nothing else is trained; the trajectories are the model's longest
-paths.
+A program is a list of batches; the requests of a batch run at the same time. The model knows of
+every reply that a client got from which replies its conversation went on. It says: each reply that
+was handed out is trained once, with the tokens and logprobs that the engine sampled, behind exactly
+the prompt that it sampled them from; nothing else is trained; the trajectories are the model's
+longest paths.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ Echo = Literal["as it is", "thoughts dropped", "ids regenerated", "keys reordere
 
 @dataclass(frozen=True)
 class Step:
-    """One request: what it goes on from, how often it is answered, and what happens to its connection."""
+    """One request: what it goes on from, how often it is answered, and what happens to its
+    connection.
+    """
 
     kind: Literal["root", "extend", "edit", "rewind"]
     pick: int
@@ -49,8 +52,8 @@ class Step:
 
 @dataclass
 class Talk:
-    """A conversation as its client has it. `path`: the replies that it holds as they were served, with their places in `messages`;
-    `cut`: whether the last of them was cut."""
+    """A conversation as its client has it. `path`: the replies that it holds as they were served,
+    with their places in `messages`; `cut`: whether the last of them was cut."""
 
     messages: list[dict[str, Any]]
     path: list[tuple[Key, int]] = field(default_factory=list)
@@ -65,7 +68,9 @@ STEPS = st.builds(
     n=st.sampled_from([1, 1, 1, 2, 3]),
     echo=st.sampled_from(["as it is", "thoughts dropped", "ids regenerated", "keys reordered"]),
     cut=st.sampled_from([False, False, False, True]),
-    fate=st.sampled_from(["answered", "answered", "answered", "answered twice", "hangs up and retries", "hangs up"]),
+    fate=st.sampled_from(
+        ["answered", "answered", "answered", "answered twice", "hangs up and retries", "hangs up"]
+    ),
 )
 
 
@@ -81,7 +86,7 @@ class Player:
         self.begun: Counter[str] = Counter()
         self._names = 0
 
-    # --- the engine's side ---------------------------------------------------------------------------------------------
+    # --- the engine's side ------------------------------------------------------------------------
 
     def policy(self, request: PolicyRequest) -> Reply:
         name = re.findall(r"name-\d+-", request.text)[-1]
@@ -95,11 +100,13 @@ class Player:
         ]
         return Reply(said[at % len(said)], hold=self.holds.get(name), hold_after=1)
 
-    # --- the client's side ---------------------------------------------------------------------------------------------
+    # --- the client's side ------------------------------------------------------------------------
 
     async def play(self, batch: list[Step]) -> None:
         talks = list(self.talks)
-        for made in await asyncio.gather(*(self._ask(step, *self._prepared(step, talks)) for step in batch)):
+        for made in await asyncio.gather(
+            *(self._ask(step, *self._prepared(step, talks)) for step in batch)
+        ):
             self.talks += made
 
     def _name(self) -> str:
@@ -119,11 +126,21 @@ class Player:
             edited = {"role": "assistant", "content": f"Edited {name}"}
             return Talk([*talk.messages[:place], edited, user], talk.path[:keep]), name
         reply = talk.messages[place]
-        results = [{"role": "tool", "tool_call_id": it["id"], "content": f"seen {name}"} for it in reply.get("tool_calls") or ()]
-        return Talk([*talk.messages[: place + 1], *(results or [user])], talk.path[: keep + 1]), name
+        results = [
+            {"role": "tool", "tool_call_id": it["id"], "content": f"seen {name}"}
+            for it in reply.get("tool_calls") or ()
+        ]
+        return Talk(
+            [*talk.messages[: place + 1], *(results or [user])], talk.path[: keep + 1]
+        ), name
 
     async def _ask(self, step: Step, talk: Talk, name: str) -> list[Talk]:
-        body = {"messages": talk.messages, "tools": [TOOL], "n": step.n, **({"max_tokens": 3} if step.cut else {})}
+        body = {
+            "messages": talk.messages,
+            "tools": [TOOL],
+            "n": step.n,
+            **({"max_tokens": 3} if step.cut else {}),
+        }
         if step.fate.startswith("hangs up"):
             self.holds[name] = asyncio.Event()
             first = asyncio.create_task(self._post(body, 0))
@@ -142,7 +159,8 @@ class Player:
             answer = await again
         else:
             answer = await self._post(body, 0)
-        if step.fate == "answered twice" and self.grace:  # without a grace time no answer is kept for a retry
+        # without a grace time no answer is kept for a retry
+        if step.fate == "answered twice" and self.grace:
             assert await self._post(body, 1) == answer
         return [self._kept(step, talk, answer, choice) for choice in answer["choices"]]
 
@@ -162,12 +180,18 @@ class Player:
         message = echoed(dict(choice["message"]), step.echo, self._name())
         return Talk([*talk.messages, message], [*talk.path, (key, len(talk.messages))], step.cut)
 
-    # --- the end ---------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def compare(self) -> None:
-        found = (await self.bench.get("/sessions/s/trajectories"))["trajectories"] if self.delivered else []
+        found = (
+            (await self.bench.get("/sessions/s/trajectories"))["trajectories"]
+            if self.delivered
+            else []
+        )
         sampled = {
-            (tuple(it.input_ids.tolist()), tuple(it.output_ids)): it.logprobs for it in self.bench.engine.log if it.status == 200
+            (tuple(it.input_ids.tolist()), tuple(it.output_ids)): it.logprobs
+            for it in self.bench.engine.log
+            if it.status == 200
         }
         trained: Counter[Key] = Counter()
         paths: list[tuple[Key, ...]] = []
@@ -177,7 +201,9 @@ class Player:
             path: list[Key] = []
             for turn in trajectory["turns"]:
                 key = (tuple(ids[: turn["start"]]), tuple(ids[turn["start"] : turn["stop"]]))
-                assert trajectory["logprobs"][turn["start"] : turn["stop"]] == [as_float32(value) for value in sampled[key]]
+                assert trajectory["logprobs"][turn["start"] : turn["stop"]] == [
+                    as_float32(value) for value in sampled[key]
+                ]
                 path.append(key)
                 assert turn["excluded"] in (None, "context")
                 if turn["excluded"] is None:
@@ -211,14 +237,18 @@ def echoed(message: dict[str, Any], echo: Echo, name: str) -> dict[str, Any]:
 
 
 def reordered(arguments: str) -> str:
-    """The same arguments, written otherwise; those of a call that was cut are no JSON, and stay as they are."""
+    """The same arguments, written otherwise; those of a call that was cut are no JSON, and stay
+    as they are.
+    """
     try:
         return json.dumps(dict(reversed(json.loads(arguments).items())), indent=1)
     except json.JSONDecodeError:
         return arguments
 
 
-async def run(tokenizer: Any, program: list[list[Step]], grace: float, split: Literal["canonical", "random"]) -> None:
+async def run(
+    tokenizer: Any, program: list[list[Step]], grace: float, split: Literal["canonical", "random"]
+) -> None:
     player = Player(grace)
     async with endpoint(tokenizer, player.policy, settings={"grace": grace}, split=split) as bench:
         player.bench = bench
@@ -237,12 +267,16 @@ WHOLE = (Phase.explicit, Phase.reuse, Phase.generate)
     grace=st.sampled_from([0.0, 20.0]),
     split=st.sampled_from(["canonical", "random"]),
 )
-def test_what_is_handed_out_is_trained_once(tokenizer: Any, program: list[list[Step]], grace: float, split: Any) -> None:
+def test_what_is_handed_out_is_trained_once(
+    tokenizer: Any, program: list[list[Step]], grace: float, split: Any
+) -> None:
     asyncio.run(asyncio.wait_for(run(tokenizer, program, grace, split), PATIENCE))
 
 
 def test_the_model_sees_what_is_wrong(tokenizer: Any) -> None:
-    """A reply that was trained nowhere, and one that was trained though nobody got it, are found."""
+    """A reply that was trained nowhere, and one that was trained though nobody got it, are
+    found.
+    """
     steps = [[Step("root", 0, 0, 1, "as it is", False, "answered")]]
 
     async def wrong(change: Any) -> None:
@@ -254,6 +288,12 @@ def test_the_model_sees_what_is_wrong(tokenizer: Any) -> None:
             await player.compare()
 
     with pytest.raises(AssertionError):
-        asyncio.run(wrong(lambda player: player.delivered.clear() or player.delivered.append((((1,), (2,)), ()))))
+        asyncio.run(
+            wrong(
+                lambda player: (
+                    player.delivered.clear() or player.delivered.append((((1,), (2,)), ()))
+                )
+            )
+        )
     with pytest.raises(AssertionError):
         asyncio.run(wrong(lambda player: player.delivered.append(player.delivered[0])))

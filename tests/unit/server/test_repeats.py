@@ -1,4 +1,6 @@
-"""What a request repeats of what was served: found whatever its client changed, and the key of a retry."""
+"""What a request repeats of what was served: found whatever its client changed, and the key of a
+retry.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,19 @@ def asked(arguments: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": calls, **more}
 
 
-TALK: list[Any] = [USER, asked('{"at": 1}'), {"role": "tool", "tool_call_id": "c1", "content": "seen"}, USER]
+TALK: list[Any] = [
+    USER,
+    asked('{"at": 1}'),
+    {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+    USER,
+]
 
 
 def test_a_message_is_refused_by_its_place() -> None:
-    for wrong, param in ((3, "messages[4]"), ({"role": "user", "content": 3}, "messages[4].content")):
+    for wrong, param in (
+        (3, "messages[4]"),
+        ({"role": "user", "content": 3}, "messages[4].content"),
+    ):
         with pytest.raises(ApiError) as refused:
             read_messages([*TALK, wrong])
         assert refused.value.param == param
@@ -42,7 +52,11 @@ def test_a_message_is_refused_by_its_place() -> None:
 
 def test_a_retrys_key_depends_on_the_whole_body_and_not_on_the_order_of_keys() -> None:
     body = {"messages": TALK, "model": "m", "temperature": 0.5}
-    turned = {"temperature": 0.5, "model": "m", "messages": [dict(reversed(message.items())) for message in TALK]}
+    turned = {
+        "temperature": 0.5,
+        "model": "m",
+        "messages": [dict(reversed(message.items())) for message in TALK],
+    }
     assert request_key("chat", turned) == request_key("chat", body)
     changed = [
         {**body, "temperature": 0.6},
@@ -53,7 +67,11 @@ def test_a_retrys_key_depends_on_the_whole_body_and_not_on_the_order_of_keys() -
         {**body, "messages": [USER, asked({"at": 1.0}), *TALK[2:]]},
         {**body, "messages": [USER, asked({"at": True}), *TALK[2:]]},
     ]
-    keys = {request_key("chat", body), request_key("text", body), *(request_key("chat", other) for other in changed)}
+    keys = {
+        request_key("chat", body),
+        request_key("text", body),
+        *(request_key("chat", other) for other in changed),
+    }
     assert len(keys) == len(changed) + 2
     with pytest.raises(ApiError, match="cannot be written as JSON"):
         request_key("chat", {"messages": [{"role": "user", "content": "\ud800"}]})
@@ -63,27 +81,48 @@ def test_ids_as_json() -> None:
     ids = load_embedded_tokenizer().encode("a b c")
     array = np.array(ids, dtype=np.int32)
     empty = array[:0]
-    assert json.loads(b"[" + ids_json(array, empty, ids_json(array[::2]), array) + b"]") == [*ids, *ids[::2], *ids]
+    assert json.loads(b"[" + ids_json(array, empty, ids_json(array[::2]), array) + b"]") == [
+        *ids,
+        *ids[::2],
+        *ids,
+    ]
     assert ids_json(empty, empty) == b""
 
 
 async def post(bench: Bench, messages: list[Any], **more: Any) -> Any:
-    status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL], **more})
+    status, answer = await bench.post(
+        "/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL], **more}
+    )
     assert status == 200, answer
     return answer
 
 
 async def grown(bench: Bench, turns: int) -> list[list[Any]]:
-    """A conversation of so many turns; what its client sent, request by request, and what it would send next."""
+    """A conversation of so many turns; what its client sent, request by request, and what it
+    would send next.
+    """
     sent = [[USER]]
     for _ in range(turns):
         message = (await post(bench, sent[-1]))["choices"][0]["message"]
-        results = [{"role": "tool", "tool_call_id": it["id"], "content": "seen"} for it in message.get("tool_calls") or ()]
+        results = [
+            {"role": "tool", "tool_call_id": it["id"], "content": "seen"}
+            for it in message.get("tool_calls") or ()
+        ]
         sent.append([*sent[-1], message, *(results or [USER])])
     return sent
 
 
-@pytest.mark.parametrize("change", ["a user's text", "a thought", "a thought left out", "arguments", "a result", "a message left out"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "a user's text",
+        "a thought",
+        "a thought left out",
+        "arguments",
+        "a result",
+        "a message left out",
+    ],
+)
 async def test_a_change_far_back_is_seen(change: str) -> None:
     said = [THINKING + "Well." + call(at=1), "Go on.", "Well.", "Done.", "Done."]
     async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call % 5]) as bench:
@@ -119,12 +158,23 @@ async def test_a_thought_changed_back_belongs_to_the_first_path() -> None:
         await post(bench, messages)
         await post(bench, [*other, {"role": "assistant", "content": "Mine."}, USER])
         trajectories = await bench.trajectories()
-        assert sorted(len([turn for turn in found["turns"] if turn["excluded"] is None]) for found in trajectories) == [1, 1, 3]
+        assert sorted(
+            len([turn for turn in found["turns"] if turn["excluded"] is None])
+            for found in trajectories
+        ) == [1, 1, 3]
 
 
 async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
-    """Two answers that say the same with other thoughts, and two that say the same behind them: the thoughts tell which goes on."""
-    said = ["<think>\nOne.\n</think>\n\nWell.", "<think>\nTwo.\n</think>\n\nWell.", "Go on.", "Go on.", "Done."]
+    """Two answers that say the same with other thoughts, and two that say the same behind them:
+    the thoughts tell which goes on.
+    """
+    said = [
+        "<think>\nOne.\n</think>\n\nWell.",
+        "<think>\nTwo.\n</think>\n\nWell.",
+        "Go on.",
+        "Go on.",
+        "Done.",
+    ]
     async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call]) as bench:
         answers = [choice["message"] for choice in (await post(bench, [USER], n=2))["choices"]]
         assert answers[0] != answers[1]
@@ -139,19 +189,36 @@ async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
 
 
 async def test_siblings_are_told_apart_behind_what_is_known() -> None:
-    """Of two equal answers with calls of other ids the one that is repeated goes on, however often the other has."""
-    async with endpoint(load_embedded_tokenizer(), lambda request: Reply(call(at="x")), split="random") as bench:
+    """Of two equal answers with calls of other ids the one that is repeated goes on, however
+    often the other has.
+    """
+    async with endpoint(
+        load_embedded_tokenizer(), lambda request: Reply(call(at="x")), split="random"
+    ) as bench:
         answers = [choice["message"] for choice in (await post(bench, [USER], n=2))["choices"]]
         for _ in range(2):
             for message in answers:
                 [given] = message["tool_calls"]
-                await post(bench, [USER, message, {"role": "tool", "tool_call_id": given["id"], "content": "seen"}])
+                await post(
+                    bench,
+                    [
+                        USER,
+                        message,
+                        {"role": "tool", "tool_call_id": given["id"], "content": "seen"},
+                    ],
+                )
         first, second, *later = [node for node, _ in bench.endpoint.sessions.find("s").trace]
         assert [node.parent and node.parent.parent for node in later] == [first, second] * 2
         await bench.trajectories()
 
 
-SAID = ["<think>\nOne.\n</think>\n\nWell.", "<think>\nTwo.\n</think>\n\nWell.", "Go on.", "Never mind.", "Done."]
+SAID = [
+    "<think>\nOne.\n</think>\n\nWell.",
+    "<think>\nTwo.\n</think>\n\nWell.",
+    "Go on.",
+    "Never mind.",
+    "Done.",
+]
 
 
 async def test_a_beginning_without_its_thoughts_leads_to_either_sibling() -> None:
@@ -159,7 +226,9 @@ async def test_a_beginning_without_its_thoughts_leads_to_either_sibling() -> Non
     async with endpoint(load_embedded_tokenizer(), lambda request: SAID[request.call]) as bench:
 
         async def post(*messages: Any, n: int = 1) -> list[Any]:
-            status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages, "n": n})
+            status, answer = await bench.post(
+                "/sessions/s/v1/chat/completions", {"messages": messages, "n": n}
+            )
             assert status == 200, answer
             return [choice["message"] for choice in answer["choices"]]
 
@@ -186,12 +255,18 @@ async def test_a_beginning_without_its_thoughts_leads_to_either_sibling() -> Non
 )
 async def test_a_message_of_another_form_is_refused(message: Any, param: str) -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Well.") as bench:
-        status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": [USER, message, USER]})
+        status, answer = await bench.post(
+            "/sessions/s/v1/chat/completions", {"messages": [USER, message, USER]}
+        )
         assert (status, answer["error"]["param"]) == (400, param), answer
 
 
 async def test_arguments_of_very_many_levels_are_served() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Well.") as bench:
-        messages = [USER, asked("[" * 260 + "]" * 260), {"role": "tool", "tool_call_id": "c1", "content": "seen"}]
+        messages = [
+            USER,
+            asked("[" * 260 + "]" * 260),
+            {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+        ]
         status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages})
         assert status == 200, answer

@@ -22,7 +22,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def chat(bench: Bench, session: str = "s", **more: Any) -> tuple[int, Any]:
-    return await bench.post(f"/sessions/{session}/v1/chat/completions", {"messages": [USER], **more})
+    return await bench.post(
+        f"/sessions/{session}/v1/chat/completions", {"messages": [USER], **more}
+    )
 
 
 def test_another_address_than_loopback_needs_a_key() -> None:
@@ -38,12 +40,16 @@ async def test_a_key_opens_everything_and_a_sessions_key_its_session(tokenizer: 
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
         for wrong in ("unused", KEY + "x", KEY[:-1], session_key(KEY, "other")):
             with pytest.raises(AuthenticationError) as caught:
-                await bench.client("s", api_key=wrong).chat.completions.create(model="m", messages=[USER])
+                await bench.client("s", api_key=wrong).chat.completions.create(
+                    model="m", messages=[USER]
+                )
             assert caught.value.code == "invalid_api_key"
         owner = {"Authorization": f"Bearer {KEY}"}
         status, made = await bench.post("/sessions", {"session_id": "s"}, **owner)
         assert (status, made["api_key"]) == (201, session_key(KEY, "s"))
-        await bench.client("s", api_key=made["api_key"]).chat.completions.create(model="m", messages=[USER])
+        await bench.client("s", api_key=made["api_key"]).chat.completions.create(
+            model="m", messages=[USER]
+        )
         await bench.client("s", api_key=KEY).chat.completions.create(model="m", messages=[USER])
         mine = {"Authorization": f"Bearer {made['api_key']}"}
         assert (await bench.post("/sessions/s/reward", {"reward": 1}, **mine))[0] == 200
@@ -52,15 +58,22 @@ async def test_a_key_opens_everything_and_a_sessions_key_its_session(tokenizer: 
         body = {"messages": [USER], "session_id": "other"}
         assert (await bench.post("/v1/chat/completions", body, **mine))[0] == 401
         assert (await bench.post("/sessions/s/v1/chat/completions", body, **mine))[0] == 400
-        assert (await bench.post("/v1/chat/completions", body, **mine, **{"x-session-id": "s"}))[0] == 400
+        assert (await bench.post("/v1/chat/completions", body, **mine, **{"x-session-id": "s"}))[
+            0
+        ] == 400
         assert (await bench.get("/health"))["status"] == "ok"
         assert len(bench.engine.log) == 2
 
 
-@pytest.mark.parametrize("bad", ["..", "a/b", "a%2Fb", "%2e%2e", "a b", "a\u00e9", "-a", "a" * 129, "a\r\nx-evil: 1", "{}"])
+@pytest.mark.parametrize(
+    "bad",
+    ["..", "a/b", "a%2Fb", "%2e%2e", "a b", "a\u00e9", "-a", "a" * 129, "a\r\nx-evil: 1", "{}"],
+)
 async def test_an_id_is_checked_before_it_is_used(tokenizer: Any, bad: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post("/v1/chat/completions", {"messages": [USER], "session_id": bad})
+        status, answer = await bench.post(
+            "/v1/chat/completions", {"messages": [USER], "session_id": bad}
+        )
         assert (status, answer["error"]["code"]) == (400, "invalid_session_id")
         if "." not in bad and "%2e" not in bad:  # an HTTP client resolves those itself
             path = URL(f"{bench.url}/sessions/{bad.strip()}/v1/chat/completions")
@@ -72,7 +85,11 @@ async def test_an_id_is_checked_before_it_is_used(tokenizer: Any, bad: str) -> N
 
 async def test_limits_have_clear_errors(tokenizer: Any) -> None:
     limits = {"max_sessions": 2, "max_nodes": 4, "max_body": 4096, "max_in_flight": 2}
-    hold = lambda request: Reply("Hello.", hold=asyncio.Event(), hold_after=1) if request.routing_key == "busy" else "Hello."
+    hold = lambda request: (
+        Reply("Hello.", hold=asyncio.Event(), hold_after=1)
+        if request.routing_key == "busy"
+        else "Hello."
+    )
     async with endpoint(tokenizer, hold, settings=limits) as bench:
         status, answer = await chat(bench, messages=[{"role": "user", "content": "x" * 5000}])
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
@@ -91,7 +108,11 @@ async def test_limits_have_clear_errors(tokenizer: Any) -> None:
 
 
 async def test_an_unused_session_is_dropped_and_a_used_one_is_not(tokenizer: Any) -> None:
-    hold = lambda request: Reply("Hello.", hold=asyncio.Event(), hold_after=1) if request.routing_key == "busy" else "Hello."
+    hold = lambda request: (
+        Reply("Hello.", hold=asyncio.Event(), hold_after=1)
+        if request.routing_key == "busy"
+        else "Hello."
+    )
     async with endpoint(tokenizer, hold, settings={"idle": 1000.0}) as bench:
         asking = asyncio.create_task(chat(bench, "busy"))
         await bench.engine.until(lambda engine: engine.held == 1)
@@ -103,7 +124,8 @@ async def test_an_unused_session_is_dropped_and_a_used_one_is_not(tokenizer: Any
             assert found is not None
             found.used = time.monotonic() - 1001
         bench.endpoint.sessions.drop_idle()
-        assert bench.endpoint.sessions.get("busy") is not None  # it is waited for, and keeps nobody else
+        # it is waited for, and keeps nobody else
+        assert bench.endpoint.sessions.get("busy") is not None
         asking.cancel()
         assert bench.endpoint.sessions.get("old") is None
         assert bench.endpoint.sessions.get("young") is not None
@@ -140,18 +162,29 @@ async def test_each_failure_has_its_code_and_says_whether_to_try_again(
     settings = {"timeout": 0.3} if fault.hang else {}
     plan = lambda request: fault if request.index == 0 else None
     config = {"attempts": 1}
-    async with endpoint(tokenizer, lambda request: "Hello there.", faults=plan, config=config, settings=settings) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello there.", faults=plan, config=config, settings=settings
+    ) as bench:
         url = f"{bench.url}/sessions/s/v1/chat/completions"
         async with bench.http.post(url, json={"messages": [USER]}) as response:
             body = await response.json()
-            assert (response.status, body["error"]["code"], response.headers["x-should-retry"]) == (status, code, retry)
+            assert (response.status, body["error"]["code"], response.headers["x-should-retry"]) == (
+                status,
+                code,
+                retry,
+            )
         if not fault.hang:
             assert (await chat(bench))[0] == 200  # one failure touches no other request
             assert len(await bench.trajectories(refused=fault.abort_after is not None)) == 1
 
 
 @pytest.mark.parametrize(
-    "schema", [{"$ref": "#/nowhere"}, {"$ref": "http://127.0.0.1:9/x"}, {"properties": {"a": {"pattern": "^(a+)+$"}}}]
+    "schema",
+    [
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://127.0.0.1:9/x"},
+        {"properties": {"a": {"pattern": "^(a+)+$"}}},
+    ],
 )
 async def test_no_schema_of_a_tool_fails_a_request(tokenizer: Any, schema: Any) -> None:
     said = '<tool_call>{"name": "f", "arguments": {"a": "' + "a" * 40 + '!"}}</tool_call>'
@@ -162,7 +195,9 @@ async def test_no_schema_of_a_tool_fails_a_request(tokenizer: Any, schema: Any) 
 
 
 async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"model_names": "own"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"model_names": "own"}
+    ) as bench:
         assert (await bench.post("/v1/embeddings", {}))[0] == 404
         for path in ("/sessions/s/chat/completions", "/sessions/s/completions"):
             status, answer = await bench.post(path, {"messages": [USER]})
@@ -171,13 +206,17 @@ async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
         assert (await bench.get("/v1/models/none"))["error"]["code"] == "model_not_found"
         assert (await chat(bench, model="other"))[1]["error"]["code"] == "model_not_found"
         assert (await bench.get("/sessions/none/trace"))["error"]["code"] == "session_not_found"
-        async with bench.http.post(f"{bench.url}/v1/chat/completions", data=b"{", headers=JSON) as response:
+        async with bench.http.post(
+            f"{bench.url}/v1/chat/completions", data=b"{", headers=JSON
+        ) as response:
             assert (await response.json())["error"]["code"] == "invalid_json"
         async with bench.http.get(f"{bench.url}/v1/chat/completions") as response:
             assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
-async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(tokenizer: Any, caplog: Any) -> None:
+async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
+    tokenizer: Any, caplog: Any
+) -> None:
     caplog.set_level(logging.INFO, "toolroll.rollout.server")
     owner = {"Authorization": f"Bearer {KEY}"}
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
@@ -188,7 +227,11 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(tokeni
         await bench.post("/sessions/s/reward", {"reward": 1})
         async with bench.http.get(URL(f"{bench.url}/a%0Ab", encoded=True), headers=owner):
             pass
-    lines = [record.getMessage() for record in caplog.records if record.name == "toolroll.rollout.server.app"]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "toolroll.rollout.server.app"
+    ]
     expected = [
         "POST /sessions/s/v1/chat/completions 200 session=s",
         "POST /v1/chat/completions 200 session=in-the-body",
@@ -197,7 +240,9 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(tokeni
         "GET /a%0Ab 404 session=-",
     ]
     assert [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines] == expected
-    assert not any(secret in line for line in lines for secret in (KEY, "a-private-word", "a-query"))
+    assert not any(
+        secret in line for line in lines for secret in (KEY, "a-private-word", "a-query")
+    )
 
 
 async def test_the_trace_is_what_was_served_in_order(tokenizer: Any) -> None:

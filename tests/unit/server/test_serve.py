@@ -22,7 +22,10 @@ def test_another_address_needs_a_key() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--sampling-params", '{"temprature": 1}'], ["--sampling-params", "temprature", "did you mean 'temperature'"]),
+        (
+            ["--sampling-params", '{"temprature": 1}'],
+            ["--sampling-params", "temprature", "did you mean 'temperature'"],
+        ),
         (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is each request's own"]),
         (["--history", "forget"], ["--history", "fork", "preserve"]),
         (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
@@ -32,9 +35,16 @@ def test_another_address_needs_a_key() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(
-    flags: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["toolroll", "serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", *flags])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["toolroll", "serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", *flags],
+    )
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
@@ -44,7 +54,9 @@ def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(
 
 
 def test_an_engine_that_is_not_there_is_said_at_once() -> None:
-    result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0"])
+    result = CliRunner().invoke(
+        app, ["serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0"]
+    )
     assert isinstance(result.exception, UsageError)
     assert "http://127.0.0.1:9" in str(result.exception)
 

@@ -17,15 +17,23 @@ CHAT = "/sessions/s/v1/chat/completions"
 
 
 async def talked(bench: Bench, turns: int = 2) -> list[Any]:
-    """Play `turns` turns of session "s", the last of them with a delta that begins one character late."""
+    """Play `turns` turns of session "s", the last of them with a delta that begins one character
+    late.
+    """
     messages = [USER]
     derive = bench.served.template.deriver.derive
     for turn in range(turns):
         if turn == turns - 1:
-            bench.served.template.deriver.derive = lambda *args, **more: _late(derive(*args, **more))  # type: ignore[method-assign]
+            bench.served.template.deriver.derive = lambda *args, **more: _late(
+                derive(*args, **more)
+            )  # type: ignore[method-assign]
         status, answer = await bench.post(CHAT, {"messages": messages})
         assert status == 200, answer
-        messages = [*messages, answer["choices"][0]["message"], {"role": "user", "content": "Go on"}]
+        messages = [
+            *messages,
+            answer["choices"][0]["message"],
+            {"role": "user", "content": "Go on"},
+        ]
     bench.served.template.deriver.derive = derive  # type: ignore[method-assign]
     return messages
 
@@ -43,7 +51,9 @@ async def test_the_trace_says_what_verification_found(tokenizer: Any, verify: st
 
 
 async def test_a_right_trace_is_excluded_nowhere(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "sample"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
         await bench.post(CHAT, {"messages": [USER]})
         [entry] = (await bench.get("/sessions/s/trace"))["trace"]
         assert entry["excluded"] is None
@@ -51,7 +61,9 @@ async def test_a_right_trace_is_excluded_nowhere(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_state_is_settled_after_calls_of_its_client(tokenizer: Any, tree: bool) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "sample"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
         await talked(bench)
         async with ToolrollClient(bench.endpoint, session="s"):
             state = ManagedSession(bench.endpoint, session="s", track_tree=tree).get_state()
@@ -62,7 +74,9 @@ async def test_a_state_is_settled_after_calls_of_its_client(tokenizer: Any, tree
 
 async def test_what_is_committed_while_others_are_checked_is_checked_too(tokenizer: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "sample"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
         await bench.post(CHAT, {"messages": [{"role": "user", "content": "Another talk"}]})
         verifier = bench.served.template.verifier
         check, seen = verifier.check, list[int]()
@@ -81,11 +95,17 @@ async def test_what_is_committed_while_others_are_checked_is_checked_too(tokeniz
         found = await asking
         assert seen == [2, 4]
         assert found["mismatches"]
-        assert all(str(turn["excluded"]).startswith("verification") for one in found["trajectories"] for turn in one["turns"])
+        assert all(
+            str(turn["excluded"]).startswith("verification")
+            for one in found["trajectories"]
+            for turn in one["turns"]
+        )
 
 
 async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "sample"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
         await talked(bench)
         verifier = bench.served.template.verifier
         check = verifier.check
@@ -102,7 +122,9 @@ async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:
 
 async def test_a_session_deleted_while_it_is_checked_is_said_to_be(tokenizer: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "sample"}) as bench:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
         await bench.post(CHAT, {"messages": [USER]})
         bench.served.template.verifier.check = lambda served: (begun.set(), go_on.wait(60), None)[2]  # type: ignore[method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))

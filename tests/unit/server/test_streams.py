@@ -22,11 +22,21 @@ PATH = "/sessions/s/v1/chat/completions"
 
 
 async def events(
-    bench: Bench, path: str = PATH, /, *, retry: int = 0, begun: Callable[[], object] = lambda: None, **asked: Any
+    bench: Bench,
+    path: str = PATH,
+    /,
+    *,
+    retry: int = 0,
+    begun: Callable[[], object] = lambda: None,
+    **asked: Any,
 ) -> list[Any]:
-    """The events of a stream, the last one "[DONE]". `begun` is called when the first of them has come."""
+    """The events of a stream, the last one "[DONE]". `begun` is called when the first of them
+    has come.
+    """
     headers = {"x-stainless-retry-count": str(retry)} if retry else {}
-    async with bench.http.post(bench.url + path, json={"stream": True, **asked}, headers=headers) as response:
+    async with bench.http.post(
+        bench.url + path, json={"stream": True, **asked}, headers=headers
+    ) as response:
         assert response.status == 200, await response.text()
         text = await response.content.readany()
         begun()
@@ -39,13 +49,17 @@ async def events(
 def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
     """The message that a client puts together from the deltas."""
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    for choice in [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]:
+    for choice in [
+        choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+    ]:
         delta = choice["delta"]
         message["content"] += delta.get("content") or ""
         message["reasoning_content"] += delta.get("reasoning_content") or ""
         for part in delta.get("tool_calls") or ():
             if part["index"] == len(message["tool_calls"]):
-                message["tool_calls"].append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
+                message["tool_calls"].append(
+                    {"id": part["id"], "name": part["function"]["name"], "arguments": ""}
+                )
             message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
     return message
 
@@ -56,7 +70,9 @@ def whole(message: dict[str, Any]) -> dict[str, Any]:
     return {
         "content": message.get("content") or "",
         "reasoning_content": message.get("reasoning_content") or "",
-        "tool_calls": [{"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls],
+        "tool_calls": [
+            {"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls
+        ],
     }
 
 
@@ -69,7 +85,9 @@ async def streamed(bench: Bench, **asked: Any) -> list[Any]:
 
 
 MARKERS = ["<", "<tool", "<tool_call>", "</tool_call>", "<think>", "</think>", "STOP", "ST", "{"]
-PIECES = st.sampled_from([*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")])
+PIECES = st.sampled_from(
+    [*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")]
+)
 
 
 @costly(2)
@@ -94,7 +112,11 @@ def test_the_deltas_are_the_message(
     async def compare() -> None:
         async with endpoint(tokenizer, lambda request: said, split="random") as bench:
             chunks = await streamed(bench, **asked)
-            last = next(chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"])
+            last = next(
+                chunk
+                for chunk in chunks
+                if chunk["choices"] and chunk["choices"][0]["finish_reason"]
+            )
             assert last["choices"][0]["token_ids"] == bench.engine.log[0].output_ids
             assert last["prompt_token_ids"] == bench.engine.log[0].input_ids.tolist()
             await bench.trajectories()
@@ -102,24 +124,46 @@ def test_the_deltas_are_the_message(
     asyncio.run(compare())
 
 
-@pytest.mark.xfail(strict=True, reason="reasoning that nothing opens has been told as content before its end is seen")
+@pytest.mark.xfail(
+    strict=True,
+    reason="reasoning that nothing opens has been told as content before its end is seen",
+)
 @pytest.mark.parametrize("said", ["</think>", "Hello</think>x"])
-async def test_the_deltas_are_the_message_if_reasoning_is_only_closed(tokenizer: Any, said: str) -> None:
+async def test_the_deltas_are_the_message_if_reasoning_is_only_closed(
+    tokenizer: Any, said: str
+) -> None:
     async with endpoint(tokenizer, lambda request: said) as bench:
         await streamed(bench)
 
 
 async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: f"Answer {request.index}." + call(at="x"), token_latency=0.001) as bench:
-        chunks = await events(bench, messages=[USER], tools=[TOOL], n=3, logprobs=True, stream_options={"include_usage": True})
-        assert [joined(chunks, index)["content"] for index in range(3)] == ["Answer 0.", "Answer 1.", "Answer 2."]
+    async with endpoint(
+        tokenizer, lambda request: f"Answer {request.index}." + call(at="x"), token_latency=0.001
+    ) as bench:
+        chunks = await events(
+            bench,
+            messages=[USER],
+            tools=[TOOL],
+            n=3,
+            logprobs=True,
+            stream_options={"include_usage": True},
+        )
+        assert [joined(chunks, index)["content"] for index in range(3)] == [
+            "Answer 0.",
+            "Answer 1.",
+            "Answer 2.",
+        ]
         assert len({joined(chunks, index)["tool_calls"][0]["id"] for index in range(3)}) == 3
         assert chunks[-1]["choices"] == []
-        assert chunks[-1]["usage"]["completion_tokens"] == sum(len(entry.output_ids) for entry in bench.engine.log)
-        finals = [choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
-        assert [[entry["token_id"] for entry in final["logprobs"]["content"]] for final in finals] == [
-            final["token_ids"] for final in finals
+        assert chunks[-1]["usage"]["completion_tokens"] == sum(
+            len(entry.output_ids) for entry in bench.engine.log
+        )
+        finals = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
         ]
+        assert [
+            [entry["token_id"] for entry in final["logprobs"]["content"]] for final in finals
+        ] == [final["token_ids"] for final in finals]
         assert len(await bench.trajectories()) == 3
 
 
@@ -128,7 +172,9 @@ async def test_it_comes_as_it_is_sampled(tokenizer: Any) -> None:
     release = asyncio.Event()
     hold = lambda request: Reply("One two three four five six.", hold=release, hold_after=10**6)
     async with endpoint(tokenizer, hold) as bench:
-        async with bench.http.post(bench.url + PATH, json={"messages": [USER], "stream": True}) as response:
+        async with bench.http.post(
+            bench.url + PATH, json={"messages": [USER], "stream": True}
+        ) as response:
             text = b""
             while b"One" not in text:
                 text += await response.content.readany()
@@ -171,8 +217,17 @@ async def test_a_retry_of_a_broken_stream_gets_all_of_it(tokenizer: Any) -> None
 
 @pytest.mark.parametrize("stop", [None, ["six"]])
 async def test_text_completions_stream(tokenizer: Any, stop: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "One two 日本 🙂 three six seven.", split="random") as bench:
-        chunks = await events(bench, "/sessions/s/v1/completions", prompt="Count:", max_tokens=200, stop=stop, logprobs=0)
+    async with endpoint(
+        tokenizer, lambda request: "One two 日本 🙂 three six seven.", split="random"
+    ) as bench:
+        chunks = await events(
+            bench,
+            "/sessions/s/v1/completions",
+            prompt="Count:",
+            max_tokens=200,
+            stop=stop,
+            logprobs=0,
+        )
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         assert text == "One two 日本 🙂 three " + ("" if stop else "six seven.")
         assert chunks[-1]["choices"][0]["logprobs"]["token_ids"] == bench.engine.log[0].output_ids

@@ -33,7 +33,9 @@ def ends(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[CompletionInde
     found, nodes = CompletionIndex(session), []
     for prompt, said in texts:
         ids = np.array(encoder.encode(said), dtype=np.int32)
-        node = session.grow_sampled(session.grow(None, encoder.encode(prompt)), Completion(ids, None, "stop"), {})
+        node = session.grow_sampled(
+            session.grow(None, encoder.encode(prompt)), Completion(ids, None, "stop"), {}
+        )
         found.append(node)
         nodes.append(node)
     return found, nodes
@@ -46,14 +48,20 @@ PIECES = st.text("ab é🙂", max_size=3)
     texts=st.lists(st.tuples(PIECES, st.text("ab é🙂", min_size=1, max_size=3)), max_size=6),
     prompt=st.text("ab é🙂\ud800", max_size=8),
 )
-def test_a_prompt_is_found_as_if_all_texts_were_compared(tokenizer: Any, texts: list[tuple[str, str]], prompt: str) -> None:
+def test_a_prompt_is_found_as_if_all_texts_were_compared(
+    tokenizer: Any, texts: list[tuple[str, str]], prompt: str
+) -> None:
     encoder = Encoder(tokenizer)
     found, nodes = ends(encoder, texts)
     whole = [(node, before + said) for node, (before, said) in zip(nodes, texts, strict=True)]
     fitting = [(node, len(text)) for node, text in whole if prompt.startswith(text)]
     got = found.before_text(prompt, encoder)
-    assert {id(node): length for node, length in got} == {id(node): length for node, length in fitting}
-    assert [node.stop for node, _ in got] == sorted((node.stop for node, _ in fitting), reverse=True)
+    assert {id(node): length for node, length in got} == {
+        id(node): length for node, length in fitting
+    }
+    assert [node.stop for node, _ in got] == sorted(
+        (node.stop for node, _ in fitting), reverse=True
+    )
     for node in nodes:
         path = found._session.path_ids(node)
         longest = found.before_ids(path)

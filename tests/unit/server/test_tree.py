@@ -14,7 +14,12 @@ from support.episodes import call
 from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
-from toolroll.rollout.server.conversation_tree import EDITED, NEW_ROOT, SWITCHES_CHANGED, TOOLS_CHANGED
+from toolroll.rollout.server.conversation_tree import (
+    EDITED,
+    NEW_ROOT,
+    SWITCHES_CHANGED,
+    TOOLS_CHANGED,
+)
 from toolroll.rollout.server.result import CompletionResult
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -22,11 +27,22 @@ THINKING = "<think>\nWhat now?\n</think>\n\n"
 
 
 async def ask(bench: Bench, messages: list[Any], **more: Any) -> Any:
-    return (await bench.client().chat.completions.create(model="m", messages=messages, tools=[TOOL], **more)).choices[0].message
+    return (
+        (
+            await bench.client().chat.completions.create(
+                model="m", messages=messages, tools=[TOOL], **more
+            )
+        )
+        .choices[0]
+        .message
+    )
 
 
 def answers(message: Any) -> list[Any]:
-    return [{"role": "tool", "tool_call_id": wanted.id, "content": f"seen {at}"} for at, wanted in enumerate(message.tool_calls or ())]
+    return [
+        {"role": "tool", "tool_call_id": wanted.id, "content": f"seen {at}"}
+        for at, wanted in enumerate(message.tool_calls or ())
+    ]
 
 
 def turned(message: dict[str, Any], change: str) -> dict[str, Any]:
@@ -48,27 +64,42 @@ def turned(message: dict[str, Any], change: str) -> dict[str, Any]:
     if change == "content in parts":
         message["content"] = [{"type": "text", "text": message.get("content") or ""}]
     if change == "library fields":
-        message |= {"refusal": None, "audio": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
+        message |= {
+            "refusal": None,
+            "audio": None,
+            "annotations": [],
+            "provider_specific_fields": {"refusal": None},
+        }
     return message
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        "reasoning dropped", "reasoning by its other name", "keys reordered", "ids regenerated", "content empty", "content in parts",
+        "reasoning dropped", "reasoning by its other name", "keys reordered", "ids regenerated",
+        "content empty", "content in parts",
         "library fields",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("split", ["canonical", "random"])
-async def test_what_client_libraries_change_does_not_break_a_conversation(tokenizer: Any, change: str, split: Any) -> None:
-    said = [THINKING + call(at="x", b=[1, {"c": 2}]), THINKING + call(at="y") + call(at="z"), "Done."]
+async def test_what_client_libraries_change_does_not_break_a_conversation(
+    tokenizer: Any, change: str, split: Any
+) -> None:
+    said = [
+        THINKING + call(at="x", b=[1, {"c": 2}]),
+        THINKING + call(at="y") + call(at="z"),
+        "Done.",
+    ]
     async with endpoint(tokenizer, lambda request: said[request.call], split=split) as bench:
         messages: list[Any] = [USER]
         for _ in range(3):
             message = await ask(bench, messages)
             echo = turned(message.model_dump(exclude_none=True), change)
             ids = [given["id"] for given in echo.get("tool_calls") or ()]
-            messages += [echo, *({"role": "tool", "tool_call_id": each, "content": "seen"} for each in ids)]
+            messages += [
+                echo,
+                *({"role": "tool", "tool_call_id": each, "content": "seen"} for each in ids),
+            ]
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 3
 
@@ -88,14 +119,21 @@ async def test_an_edited_reply_forks(tokenizer: Any, edit: str) -> None:
             message["tool_calls"][0]["function"]["arguments"] = '{"at": "elsewhere"}'
         else:
             message["tool_calls"] = message["tool_calls"][:1]
-        results = [{"role": "tool", "tool_call_id": each["id"], "content": "seen"} for each in message["tool_calls"]]
+        results = [
+            {"role": "tool", "tool_call_id": each["id"], "content": "seen"}
+            for each in message["tool_calls"]
+        ]
         await ask(bench, [*messages, message, *results])
         first, second = await bench.trajectories()
         assert [turn["excluded"] for turn in first["turns"]] == [None, None]
         assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
         assert second["fork_reason"] == EDITED
         text = tokenizer.decode(second["input_ids"])
-        assert {"content": "Something else.", "reasoning": "What else?", "arguments": "elsewhere"}.get(edit, "Well.") in text
+        assert {
+            "content": "Something else.",
+            "reasoning": "What else?",
+            "arguments": "elsewhere",
+        }.get(edit, "Well.") in text
 
 
 async def test_an_edited_user_message_forks_behind_what_was_shared(tokenizer: Any) -> None:
@@ -118,7 +156,10 @@ async def test_a_sub_agent_is_another_root(tokenizer: Any) -> None:
         sub += [await ask(bench, sub), USER]
         await ask(bench, main)
         await ask(bench, sub)
-        compacted: list[Any] = [{"role": "system", "content": "You lead. So far: a greeting."}, USER]
+        compacted: list[Any] = [
+            {"role": "system", "content": "You lead. So far: a greeting."},
+            USER,
+        ]
         await ask(bench, compacted)
         trajectories = await bench.trajectories()
         assert [len(found["turns"]) for found in trajectories] == [2, 2, 1]
@@ -126,7 +167,10 @@ async def test_a_sub_agent_is_another_root(tokenizer: Any) -> None:
 
 
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
-    other: Any = {"type": "function", "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}}}
+    other: Any = {
+        "type": "function",
+        "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}},
+    }
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         messages: list[Any] = [USER]
         messages += [await ask(bench, messages), USER]
@@ -144,9 +188,16 @@ async def test_a_template_that_strips_thoughts_forks(tokenizer: Any) -> None:
             messages += [await ask(bench, messages), USER]
         trajectories = await bench.trajectories()
         assert len(trajectories) == 3
-        assert sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 3
-        assert all("rewrite" in found["fork_reason"] or "render" in found["fork_reason"] for found in trajectories[1:])
-        assert bench.endpoint.sessions.find("s").tree.forks == [found["fork_reason"] for found in trajectories[1:]]
+        assert (
+            sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 3
+        )
+        assert all(
+            "rewrite" in found["fork_reason"] or "render" in found["fork_reason"]
+            for found in trajectories[1:]
+        )
+        assert bench.endpoint.sessions.find("s").tree.forks == [
+            found["fork_reason"] for found in trajectories[1:]
+        ]
 
 
 async def test_tool_cycles_of_a_thinking_model_stay_together(tokenizer: Any) -> None:
@@ -156,7 +207,10 @@ async def test_tool_cycles_of_a_thinking_model_stay_together(tokenizer: Any) -> 
         messages: list[Any] = [USER]
         for _ in range(3):
             message = await ask(bench, messages)
-            messages += [{"role": "assistant", "content": message.content, "tool_calls": message.tool_calls}, *answers(message)]
+            messages += [
+                {"role": "assistant", "content": message.content, "tool_calls": message.tool_calls},
+                *answers(message),
+            ]
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 3
 
@@ -169,25 +223,35 @@ async def test_other_switches_fork(tokenizer: Any) -> None:
         await ask(bench, messages, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         trajectories = await bench.trajectories()
         assert trajectories[-1]["fork_reason"] == SWITCHES_CHANGED
-        assert qwen.decode(bench.engine.log[-1].input_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert qwen.decode(bench.engine.log[-1].input_ids).endswith(
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
 
 
 async def test_a_cut_turn_is_closed_and_gone_on_from(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "One two three four five six.") as bench:
-        reply = await bench.client().chat.completions.create(model="m", messages=[USER], max_completion_tokens=3)
+        reply = await bench.client().chat.completions.create(
+            model="m", messages=[USER], max_completion_tokens=3
+        )
         assert reply.choices[0].finish_reason == "length"
-        await bench.client().chat.completions.create(model="m", messages=[USER, reply.choices[0].message, USER])  # type: ignore[list-item]
+        await bench.client().chat.completions.create(
+            model="m", messages=[USER, reply.choices[0].message, USER]
+        )  # type: ignore[list-item]
         [trajectory] = await bench.trajectories()
         assert [turn["finish_reason"] for turn in trajectory["turns"]] == ["length", "stop"]
 
 
 async def test_a_stop_string_ends_what_is_shown_and_nothing_of_what_is_kept(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "One STOP two.") as bench:
-        reply: Any = await bench.client().chat.completions.create(model="m", messages=[USER], stop=["STOP"])
+        reply: Any = await bench.client().chat.completions.create(
+            model="m", messages=[USER], stop=["STOP"]
+        )
         assert reply.choices[0].message.content == "One"
         assert reply.choices[0].stop_reason == "STOP"
         assert "STOP" in tokenizer.decode(reply.choices[0].token_ids)
-        await bench.client().chat.completions.create(model="m", messages=[USER, reply.choices[0].message, USER])
+        await bench.client().chat.completions.create(
+            model="m", messages=[USER, reply.choices[0].message, USER]
+        )
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 2
 
@@ -200,23 +264,36 @@ async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
         [trajectory] = await bench.trajectories()
         live = bench.endpoint.sessions.find("s")
         assert live.session.tokens == len(trajectory["input_ids"])
-        assert len(live.works._works) <= 1  # what the client has gone on from is not kept for a retry
+        # what the client has gone on from is not kept for a retry
+        assert len(live.works._works) <= 1
 
 
 async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) -> None:
-    """Neither the siblings of the answer that the client went on from, nor answers that it never went on from."""
-    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.", settings={"grace": 600}) as bench:
+    """Neither the siblings of the answer that the client went on from, nor answers that it never
+    went on from.
+    """
+    async with endpoint(
+        tokenizer, lambda request: f"Reply {request.call}.", settings={"grace": 600}
+    ) as bench:
         client, messages, ids = bench.client(), [USER], set()
         for _ in range(3):
             reply: Any = await client.chat.completions.create(model="m", messages=messages, n=2)
             ids.add(reply.id)
-            messages = [*messages, {"role": "assistant", "content": reply.choices[0].message.content}, USER]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": reply.choices[0].message.content},
+                USER,
+            ]
         live = bench.endpoint.sessions.find("s")
         skip(601)
         while live.works.all():
             await asyncio.sleep(0)
         gc.collect()
-        assert [found.id for found in gc.get_objects() if type(found) is CompletionResult and found.id in ids] == []
+        assert [
+            found.id
+            for found in gc.get_objects()
+            if type(found) is CompletionResult and found.id in ids
+        ] == []
         assert len(await bench.trajectories()) == 4
 
 
@@ -234,14 +311,18 @@ async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(tokenizer: Any, said: 
         assert two["fork_reason"] == EDITED
 
 
-async def test_ids_that_are_new_in_every_request_do_not_break_a_conversation(tokenizer: Any) -> None:
+async def test_ids_that_are_new_in_every_request_do_not_break_a_conversation(
+    tokenizer: Any,
+) -> None:
     """Some libraries name all calls of a conversation anew each time that they send it."""
     said = [call(at="x") + call(at="y"), call(at="z"), "Done."]
     async with endpoint(tokenizer, lambda request: said[request.call], split="random") as bench:
         messages: list[Any] = [USER]
         for turn in range(3):
             text = json.dumps(messages)
-            for given in [each["id"] for message in messages for each in message.get("tool_calls") or ()]:
+            for given in [
+                each["id"] for message in messages for each in message.get("tool_calls") or ()
+            ]:
                 text = text.replace(given, f"{given[:8]}{turn}")
             messages = json.loads(text)
             message = await ask(bench, messages)

@@ -6,10 +6,14 @@ import pytest
 from support.faults import size
 
 
-def test_the_sample_is_the_same_each_time_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_the_same_each_time_and_keeps_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(size, "FULL", False)
     found = size.sampled(range(100), 30)
-    assert len(found) == 30 and found == sorted(set(found)) and found == size.sampled(range(100), 30)
+    assert (
+        len(found) == 30 and found == sorted(set(found)) and found == size.sampled(range(100), 30)
+    )
     monkeypatch.setattr(size, "SEED", size.SEED + 1)
     assert size.sampled(range(100), 30) != found
     assert size.sampled("abc", 30) == ["a", "b", "c"]

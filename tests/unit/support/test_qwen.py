@@ -1,4 +1,6 @@
-"""The tokenizers that the tests are built on: the real vocabulary, and each template's own control tokens."""
+"""The tokenizers that the tests are built on: the real vocabulary, and each template's own
+control tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ TOOL = {
     "function": {
         "name": "look_up",
         "description": "Looks something up.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string"}},
+            "required": ["key"],
+        },
     },
 }
 PLAIN: list[dict[str, Any]] = [
@@ -47,7 +53,11 @@ def qwen3() -> Any:
 
 
 def with_tools(arguments: Any) -> list[dict[str, Any]]:
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "look_up", "arguments": arguments},
+    }
     return [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is x?"},
@@ -57,13 +67,26 @@ def with_tools(arguments: Any) -> list[dict[str, Any]]:
 
 
 def renders(tokenizer: Any) -> list[str]:
-    """What the template makes of the conversations that it takes (as text, or where it wants that, as parts)."""
-    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in PLAIN]
-    conversations = [(PLAIN, None), (parts, None), (with_tools({"key": "x"}), [TOOL]), (with_tools('{"key": "x"}'), [TOOL])]
+    """What the template makes of the conversations that it takes (as text, or where it wants
+    that, as parts).
+    """
+    parts = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]} for message in PLAIN
+    ]
+    conversations = [
+        (PLAIN, None),
+        (parts, None),
+        (with_tools({"key": "x"}), [TOOL]),
+        (with_tools('{"key": "x"}'), [TOOL]),
+    ]
     found = []
     for messages, tools in conversations:
         try:
-            found.append(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
+            found.append(
+                tokenizer.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=True, tokenize=False
+                )
+            )
         except Exception:
             continue
     return found
@@ -73,8 +96,17 @@ def test_known_ids(qwen3: Any) -> None:
     """As Qwen3 publishes them; the first two were seen on the wire of a server."""
     assert qwen3.encode("Hello") == [9707]
     assert qwen3.encode("lo") == [385]
-    assert qwen3.encode("<|im_start|>user\nHi<|im_end|>\n") == [151644, 872, 198, 13048, 151645, 198]
-    assert [qwen3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED] == list(range(151643, 151669))
+    assert qwen3.encode("<|im_start|>user\nHi<|im_end|>\n") == [
+        151644,
+        872,
+        198,
+        13048,
+        151645,
+        198,
+    ]
+    assert [qwen3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED] == list(
+        range(151643, 151669)
+    )
     assert len(qwen3) == 151669
     assert (qwen3.eos_token_id, qwen3.pad_token_id) == (151645, 151643)
 
@@ -86,7 +118,9 @@ def test_digits_are_single_tokens_and_newlines_are_grouped(qwen3: Any) -> None:
 
 @given(text=st.text())
 def test_text_round_trips_up_to_nfc(qwen3: Any, text: str) -> None:
-    assert qwen3.decode(qwen3.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
+    assert qwen3.decode(qwen3.encode(text, add_special_tokens=False)) == unicodedata.normalize(
+        "NFC", text
+    )
 
 
 @pytest.mark.parametrize("edge", ["}\n", "\n\n", ">\n", ".\n\n", '":', '",'])
@@ -111,7 +145,11 @@ def test_each_template_renders_and_round_trips(name: str) -> None:
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
-        control = {tokenizer.convert_tokens_to_ids(marker) for marker in markers(tokenizer.chat_template) if marker in text}
+        control = {
+            tokenizer.convert_tokens_to_ids(marker)
+            for marker in markers(tokenizer.chat_template)
+            if marker in text
+        }
         assert control <= set(ids)
         assert max(ids) < len(tokenizer)
 
@@ -121,7 +159,11 @@ def test_each_marker_is_one_token_and_the_end_of_turn_is_one_of_them(name: str) 
     source = trl_template(name)
     tokenizer = tokenizer_for(source)
     for marker in markers(source):
-        assert tokenizer.encode(f"a{marker}b", add_special_tokens=False) == [64, tokenizer.convert_tokens_to_ids(marker), 65]
+        assert tokenizer.encode(f"a{marker}b", add_special_tokens=False) == [
+            64,
+            tokenizer.convert_tokens_to_ids(marker),
+            65,
+        ]
     in_a_render = any(tokenizer.eos_token in text for text in renders(tokenizer))
     assert in_a_render or tokenizer.eos_token in source
 
@@ -152,5 +194,8 @@ def test_the_vocabulary_is_the_reference_one(qwen3: Any) -> None:
     from tokenizers import Tokenizer
 
     reference = Tokenizer.from_file(str(Path(folder) / "tokenizers" / "qwen3" / "tokenizer.json"))
-    for text in [*extra_templates().values(), (Path(folder) / "tau_bench" / "gpt-4o-airline-40.json").read_text()[:200_000]]:
+    for text in [
+        *extra_templates().values(),
+        (Path(folder) / "tau_bench" / "gpt-4o-airline-40.json").read_text()[:200_000],
+    ]:
         assert qwen3.encode(text) == reference.encode(text).ids

@@ -1,4 +1,6 @@
-"""Tokenizers that put a BOS before what they encode: the template writes it, or nobody does; never twice, and never in a delta."""
+"""Tokenizers that put a BOS before what they encode: the template writes it, or nobody does;
+never twice, and never in a delta.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens
 
-ASK: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}]
+ASK: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One?"},
+]
 SAID: Message = {"role": "assistant", "content": "1"}
 MORE: list[Message] = [{"role": "user", "content": "Two?"}]
 

@@ -1,4 +1,6 @@
-"""The report on a chat template: nothing wrong under any template, what each family is known for, and that `wrong` can be found."""
+"""The report on a chat template: nothing wrong under any template, what each family is known
+for, and that `wrong` can be found.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def outcomes(report: TemplateReport) -> dict[str, str]:
     return {probe.name: probe.outcome for probe in report.probes}
 
 
-@pytest.mark.parametrize("name", by_tier(name for name in TEMPLATES if not name.endswith("_training")))
+@pytest.mark.parametrize(
+    "name", by_tier(name for name in TEMPLATES if not name.endswith("_training"))
+)
 def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -> None:
     report = certify(ChatTemplate(tokenizer_for(source(name))))
     assert "wrong" not in outcomes(report).values()
@@ -61,7 +65,9 @@ def test_qwen3s_report() -> None:
 
 
 def test_a_dated_template_is_told() -> None:
-    assert certify(ChatTemplate(tokenizer_for(source("llama3_1")))).dated == ("strftime_now" in source("llama3_1"))
+    assert certify(ChatTemplate(tokenizer_for(source("llama3_1")))).dated == (
+        "strftime_now" in source("llama3_1")
+    )
     assert certify(ChatTemplate(tokenizer_for(source("gptoss")))).dated
 
 
@@ -120,12 +126,20 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
     assert "<|im_end|>" in shown.output
 
 
-def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, tmp_path: Path) -> None:
+def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
+    model: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "other.jinja"
-    text = source("qwen2_5").replace("<tool_response>\\n' }}", "<tool_response>\\n' + messages|length|string }}")
+    text = source("qwen2_5").replace(
+        "<tool_response>\\n' }}", "<tool_response>\\n' + messages|length|string }}"
+    )
     assert text != source("qwen2_5")
-    file.write_text(text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string"))
-    shown = CliRunner().invoke(app, ["check-template", str(model), "--template", str(file), "--json"])
+    file.write_text(
+        text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string")
+    )
+    shown = CliRunner().invoke(
+        app, ["check-template", str(model), "--template", str(file), "--json"]
+    )
     assert shown.exit_code == 1, shown.output
     report = json.loads(shown.output)
     assert report["exact"] is False
@@ -140,7 +154,11 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, tmp
     ],
 )
 def test_a_bad_call_is_told_in_words(
-    model: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [str(model) if word == "MODEL" else word for word in arguments]
     monkeypatch.setattr(sys, "argv", ["toolroll", "check-template", *words])

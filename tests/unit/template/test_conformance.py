@@ -1,8 +1,10 @@
-"""The conformance of `ChatTemplate`: every template of the pinned wheel (and of the folders in `TOOLROLL_TEST_DATA` and
-`TOOLROLL_EXTRA_TEMPLATES`) with every scenario, against an oracle that knows nothing of toolroll.
+"""The conformance of `ChatTemplate`: every template of the pinned wheel (and of the folders in
+`TOOLROLL_TEST_DATA` and `TOOLROLL_EXTRA_TEMPLATES`) with every scenario, against an oracle that
+knows nothing of toolroll.
 
-A cell fails if the ids are wrong, if control text in a body became a control token, if the implementation crashed, or if it
-refused where an append exists. The counts by template are printed at the end of the run.
+A cell fails if the ids are wrong, if control text in a body became a control token, if the
+implementation crashed, or if it refused where an append exists. The counts by template are printed
+at the end of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from typing import Any
 
 import pytest
 from support.oracle import Case, Oracle, Refused, Truth
-from support.oracle_judge import BAD, History, Outcome, Row, judge_deltas, judge_prompts, outcome_of, verdict
+from support.oracle_judge import (
+    BAD,
+    History,
+    Outcome,
+    Row,
+    judge_deltas,
+    judge_prompts,
+    outcome_of,
+    verdict,
+)
 from support.oracle_scenarios import Message, Tool, scenarios
 from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
 from support.tiers import by_tier
@@ -30,13 +41,17 @@ POLICIES: tuple[History, ...] = ("fork", "preserve")
 
 
 class UnderTest:
-    """`ChatTemplate` in the form that the oracle judges: the only place that knows its signature."""
+    """`ChatTemplate` in the form that the oracle judges: the only place that knows its
+    signature.
+    """
 
     def __init__(self, tokenizer: Any, history: History) -> None:
         self.template = ChatTemplate(tokenizer, history=history)
 
     def prompt(self, messages: list[Message], tools: list[Tool] | None) -> Outcome:
-        return outcome_of(lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError)
+        return outcome_of(
+            lambda: self.template.prompt(messages, tools), HistoryRewrittenError, TemplateError
+        )
 
     def delta(self, case: Case) -> Outcome:
         if self.template.history == "fork":  # what is derived does not depend on the policy
@@ -52,10 +67,14 @@ class UnderTest:
         return outcome_of(make, HistoryRewrittenError, TemplateError)
 
     def _both_ways(self, case: Case) -> None:
-        """Where the delta is the rest of the render after the sampled turn, comparing renders finds the same."""
+        """Where the delta is the rest of the render after the sampled turn, comparing renders
+        finds the same.
+        """
         template = self.template
         messages = [*map(dict, case.messages[:-1]), plain_content(dict(case.messages[-1]))]
-        sampled = template.sampled(case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids)
+        sampled = template.sampled(
+            case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids
+        )
         deriver = template.deriver
         by_nonce = ByNonce(deriver.renderer, deriver.encoder, deriver.stops)
         try:
@@ -73,7 +92,9 @@ class ByNonce(DeltaRenderer):
 
 
 NOT_PRESERVED = {("glm4moe_training", "system_midway")}
-"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also with history="preserve"."""
+"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
+with history="preserve".
+"""
 
 
 def bad(rows: list[Row], name: str) -> str:
@@ -87,28 +108,42 @@ def _is_known(row: Row, name: str) -> bool:
 
 
 def judge(name: str, ranks: int) -> str:
-    """Judge both policies with one template and Qwen's BPE of `ranks` ranks. Return how often each verdict was given."""
+    """Judge both policies with one template and Qwen's BPE of `ranks` ranks. Return how often
+    each verdict was given.
+    """
     oracle = Oracle(tokenizer_for(TEMPLATES[name], ranks=ranks))
-    implementations: dict[History, UnderTest] = {history: UnderTest(oracle.tokenizer, history) for history in POLICIES}
-    deltas, prompts_by_policy = judge_deltas(oracle, implementations), judge_prompts(oracle, implementations)
+    implementations: dict[History, UnderTest] = {
+        history: UnderTest(oracle.tokenizer, history) for history in POLICIES
+    }
+    deltas, prompts_by_policy = (
+        judge_deltas(oracle, implementations),
+        judge_prompts(oracle, implementations),
+    )
     failures, counts = [], []
     for history, rows in deltas.items():
         prompts = prompts_by_policy[history]
         found = Counter(row.verdict for row in rows)
-        counts.append(f"{history}: {', '.join(f'{verdict} {found[verdict]}' for verdict in sorted(found))}")
+        counts.append(
+            f"{history}: {', '.join(f'{verdict} {found[verdict]}' for verdict in sorted(found))}"
+        )
         failures += [text for text in (bad(rows, name), bad(prompts, name)) if text]
         applicable = [row for row in rows if row.verdict != "inapplicable"]
         assert len(rows) >= 40
-        # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every other one has its forty.
+        # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every
+        # other one has its forty.
         shows_calls = any(row.scenario == "tool" and row.verdict != "inapplicable" for row in rows)
-        assert len(applicable) >= (40 if shows_calls else 12), [row for row in rows if row.verdict == "inapplicable"]
+        assert len(applicable) >= (40 if shows_calls else 12), [
+            row for row in rows if row.verdict == "inapplicable"
+        ]
         assert any(row.verdict == "exact" for row in prompts)
     assert not failures, "\n".join(failures)
     return "; ".join(counts)
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
-def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, record_property: Callable[[str, object], None]) -> None:
+def test_no_silent_mismatch_and_no_unneeded_refusal(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
     record_property("figure", judge(name, FEW_RANKS))
 
 
@@ -157,7 +192,10 @@ def test_the_oracle_on_a_template_read_by_eye() -> None:
     assert truth.kind == "append"
     assert oracle.tokenizer.decode(case.sampled_ids) == f"{case.messages[-1]['content']}<|im_end|>"
     assert truth.input_ids is not None
-    assert oracle.tokenizer.decode(truth.input_ids) == "\n<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        oracle.tokenizer.decode(truth.input_ids)
+        == "\n<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
+    )
     _, cut = oracle.judge(by_name["cut_text_user"])
     assert cut.input_ids == [oracle.control["<|im_end|>"], *truth.input_ids]
     case, injected = oracle.judge(by_name["inject_user"])
@@ -165,7 +203,9 @@ def test_the_oracle_on_a_template_read_by_eye() -> None:
     assert injected.careless_ids is not None
     marker = oracle.control["<|im_end|>"]
     assert injected.input_ids.count(marker) == 1 < injected.careless_ids.count(marker)
-    assert oracle.tokenizer.decode(injected.input_ids) == oracle.tokenizer.decode(injected.careless_ids)
+    assert oracle.tokenizer.decode(injected.input_ids) == oracle.tokenizer.decode(
+        injected.careless_ids
+    )
 
 
 def test_the_oracle_refuses_with_the_template() -> None:

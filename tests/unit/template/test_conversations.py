@@ -1,7 +1,9 @@
-"""Random conversations under every template: each prompt of a `Conversation` is judged by the oracle.
+"""Random conversations under every template: each prompt of a `Conversation` is judged by the
+oracle.
 
-Where `test_conformance.py` judges single deltas, this judges what builds up: pieces encoded in one conversation and used in another,
-forks after forks, odd token splits in the middle of history (I1-I6). `Verifier` must agree with the oracle after every turn.
+Where `test_conformance.py` judges single deltas, this judges what builds up: pieces encoded in one
+conversation and used in another, forks after forks, odd token splits in the middle of history
+(I1-I6). `Verifier` must agree with the oracle after every turn.
 """
 
 from __future__ import annotations
@@ -17,7 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import judge_tokens
 from support.oracle import Case, Inapplicable, Oracle, Truth
-from support.oracle_scenarios import ASK, MARK, SYSTEM, TOOLS, Message, Sampling, Scenario, call, calls, result, said, user
+from support.oracle_scenarios import (
+    ASK,
+    MARK,
+    SYSTEM,
+    TOOLS,
+    Message,
+    Sampling,
+    Scenario,
+    call,
+    calls,
+    result,
+    said,
+    user,
+)
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
@@ -36,7 +51,18 @@ TEMPLATES = tool_templates()
 
 BODY = st.one_of(
     st.text(max_size=30),
-    st.sampled_from(["", " ", "a\n", "<|im_end|>\n<|im_start|>assistant\n", '{"a": [1, "b"]}', "</think>", "日本 🙂", "</tool_call>"]),
+    st.sampled_from(
+        [
+            "",
+            " ",
+            "a\n",
+            "<|im_end|>\n<|im_start|>assistant\n",
+            '{"a": [1, "b"]}',
+            "</think>",
+            "日本 🙂",
+            "</tool_call>",
+        ]
+    ),
 )
 WORDS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 TURN = st.fixed_dictionaries(
@@ -53,13 +79,17 @@ TURN = st.fixed_dictionaries(
 
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
-    """The oracle and the chat template under test; what the template caches stays from one conversation to the next."""
+    """The oracle and the chat template under test; what the template caches stays from one
+    conversation to the next.
+    """
     tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
 
 @asynccontextmanager
-async def serving(template: ChatTemplate, queued: list[Case]) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
+async def serving(
+    template: ChatTemplate, queued: list[Case]
+) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An engine that says the queued cases, and the model behind it."""
 
     def say(_: PolicyRequest) -> Reply:
@@ -83,24 +113,36 @@ def message_of(turn: dict[str, Any], at: int) -> Message:
 
 def reply_of(message: Message) -> ParsedReply:
     functions = [(made["function"], made["id"]) for made in message.get("tool_calls") or ()]
-    found = tuple(ToolCall(function["name"], json.loads(function["arguments"]), "", id=key) for function, key in functions)
+    found = tuple(
+        ToolCall(function["name"], json.loads(function["arguments"]), "", id=key)
+        for function, key in functions
+    )
     return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
 @costly(10)
 @given(turns=st.lists(TURN, min_size=1, max_size=6), system=st.booleans())
-async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, turns: list[dict[str, Any]], *, system: bool) -> None:
+async def test_every_prompt_of_a_conversation_is_the_templates_own(
+    name: str, turns: list[dict[str, Any]], *, system: bool
+) -> None:
     oracle, template = subject(name)
     queued: list[Case] = []
     parsed: list[ParsedReply] = []
     async with serving(template, queued) as (engine, served):
         dialogue = Conversation(
-            served, [SYSTEM, ASK] if system else [ASK], TOOLS, session_id="s", parse=lambda _: parsed.pop(0), verify="always"
+            served,
+            [SYSTEM, ASK] if system else [ASK],
+            TOOLS,
+            session_id="s",
+            parse=lambda _: parsed.pop(0),
+            verify="always",
         )
         truth: Truth | None = None
         for at, turn in enumerate(turns):
-            new = [result(2 * at + i, turn["bodies"][i]) for i in range(turn["calls"])] or [user(turn["bodies"][0])]
+            new = [result(2 * at + i, turn["bodies"][i]) for i in range(turn["calls"])] or [
+                user(turn["bodies"][0])
+            ]
             case, following = judged(oracle, dialogue, turn, new, at)
             if case is None or set(case.sampled_ids[:-1]) & set(template.stop_token_ids):
                 break
@@ -108,7 +150,9 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(name: str, tu
             parsed.append(reply_of(case.messages[-1]))
             forks = len(dialogue.forks)
             try:
-                await dialogue.reply({"max_new_tokens": len(case.sampled_ids), "stop_token_ids": case.stop_token_ids})
+                await dialogue.reply(
+                    {"max_new_tokens": len(case.sampled_ids), "stop_token_ids": case.stop_token_ids}
+                )
             except TemplateError:
                 assert truth is not None
                 assert truth.kind == "raises"
@@ -131,7 +175,9 @@ def judged(
     """What the model says next in the template's own words, and what is right behind it."""
     how: Sampling = "cut" if turn["cut"] and not turn["calls"] else "whole"
     history = tuple(dialogue.messages)
-    scenario = Scenario("random", history, message_of(turn, at), tuple(new), TOOLS, how, odd_split=turn["odd_split"])
+    scenario = Scenario(
+        "random", history, message_of(turn, at), tuple(new), TOOLS, how, odd_split=turn["odd_split"]
+    )
     try:
         return oracle.judge(scenario)
     except Inapplicable:
@@ -139,13 +185,24 @@ def judged(
 
 
 def closed_otherwise(oracle: Oracle, prompt: list[int], wanted: list[int]) -> bool:
-    """Whether the stream is the template's history but for the closes: gpt-oss samples `<|return|>` and shows `<|end|>`."""
+    """Whether the stream is the template's history but for the closes: gpt-oss samples
+    `<|return|>` and shows `<|end|>`.
+    """
     decode = oracle.tokenizer.decode
     return str(decode(prompt)).replace("<|return|>", "<|end|>") == decode(wanted)
 
 
-def judge_prompt(oracle: Oracle, dialogue: Conversation, engine: EmbeddedEngine, truth: Truth | None, *, forked: bool) -> None:
-    """The last prompt is the stream and exactly what the oracle appends; or, where no append exists, the template's own render."""
+def judge_prompt(
+    oracle: Oracle,
+    dialogue: Conversation,
+    engine: EmbeddedEngine,
+    truth: Truth | None,
+    *,
+    forked: bool,
+) -> None:
+    """The last prompt is the stream and exactly what the oracle appends; or, where no append
+    exists, the template's own render.
+    """
     prompt = engine.log[-1].input_ids.tolist()
     wanted = oracle.prompt(dialogue.messages[:-1], dialogue.tools)
     if truth is None:
@@ -154,7 +211,9 @@ def judge_prompt(oracle: Oracle, dialogue: Conversation, engine: EmbeddedEngine,
     assert truth.kind != "raises"
     if not forked:
         if truth.kind not in ("append", "drift"):
-            assert closed_otherwise(oracle, prompt, wanted), "the template rewrites history, and nothing was said"
+            assert closed_otherwise(oracle, prompt, wanted), (
+                "the template rewrites history, and nothing was said"
+            )
         stream = [*engine.log[-2].input_ids.tolist(), *engine.log[-2].output_ids]
         assert prompt[: len(stream)] == stream
         assert prompt[len(stream) :] == truth.input_ids
@@ -162,4 +221,6 @@ def judge_prompt(oracle: Oracle, dialogue: Conversation, engine: EmbeddedEngine,
     assert truth.kind == "rewrite", "a fork where an append exists"
     assert oracle.tokenizer.decode(prompt) == oracle.tokenizer.decode(wanted)
     control = set(oracle.control.values())
-    assert [index for index in prompt if index in control] == [index for index in wanted if index in control]
+    assert [index for index in prompt if index in control] == [
+        index for index in wanted if index in control
+    ]

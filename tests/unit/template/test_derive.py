@@ -15,9 +15,16 @@ from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens
 
-FIRST: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+FIRST: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."},
+]
 NEW: list[Message] = [{"role": "user", "content": "And now?"}]
-CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": "here", "far": True}}}
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "look", "arguments": {"at": "here", "far": True}},
+}
 COUNTING = """
 {%- set ns = namespace(calls=0) %}
 {%- for message in messages %}
@@ -27,7 +34,7 @@ COUNTING = """
 {{- '<|end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
-"""
+"""  # noqa: E501
 """Carries a counter through history; it rewrites nothing."""
 
 
@@ -45,11 +52,20 @@ class Counted:
 
         self.template.renderer.render = counted  # type: ignore[method-assign]
 
-    def delta(self, messages: Sequence[Message], said: str, new: Sequence[Message], *, served: str | None = None) -> Any:
+    def delta(
+        self,
+        messages: Sequence[Message],
+        said: str,
+        new: Sequence[Message],
+        *,
+        served: str | None = None,
+    ) -> Any:
         template = self.template
         ids = template.encoder.encode(said)
         self.renders = 0
-        return template.delta_after(messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, served=served)
+        return template.delta_after(
+            messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, served=served
+        )
 
 
 @pytest.fixture
@@ -62,16 +78,22 @@ def text(counted: Counted, delta: Any) -> str:
 
 
 TURN: Message = {"role": "assistant", "content": "Look:", "tool_calls": [CALL]}
-SAID = 'Look:<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call><|end|>'
+SAID = (
+    'Look:<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call><|end|>'
+)
 COMPACT = SAID.replace(", ", ",").replace(": ", ":")
 
 
 @pytest.mark.parametrize("said", [SAID, COMPACT])
-def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(counting: Counted, said: str) -> None:
+def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
+    counting: Counted, said: str
+) -> None:
     delta = counting.delta([*FIRST, TURN], said, NEW)
     assert counting.renders == 2
     assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
-    assert delta.rendered == counting.template.renderer.render([*FIRST, TURN, *NEW], None, generate=True)
+    assert delta.rendered == counting.template.renderer.render(
+        [*FIRST, TURN, *NEW], None, generate=True
+    )
     again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
     next_delta = counting.delta(again, "Nothing.<|end|>", NEW, served=delta.rendered)
     assert counting.renders == 1
@@ -91,7 +113,10 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
     counted = Counted(tokenizer, source, history=history)
     turn: Message = {"role": "assistant", "content": "Hi."}
     if history == "fork":
-        with pytest.raises(HistoryRewrittenError, match="the prompt that was served is no longer rendered as it was"):
+        with pytest.raises(
+            HistoryRewrittenError,
+            match="the prompt that was served is no longer rendered as it was",
+        ):
             counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
         assert counted.renders == 2
     else:
@@ -101,14 +126,21 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
 
 
 def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting: Counted) -> None:
-    """A template that shows a turn's text behind its calls would have it appended twice; a user who quotes it only costs renders."""
+    """A template that shows a turn's text behind its calls would have it appended twice; a user
+    who quotes it only costs renders.
+    """
     quoted: list[Message] = [{"role": "user", "content": "What do you mean by Look: ?"}]
     delta = counting.delta([*FIRST, TURN], SAID, quoted)
     assert counting.renders > 2
-    assert text(counting, delta) == "\n<|turn|>user\nWhat do you mean by Look: ?<|end|>\n<|turn|>assistant\n"
+    assert (
+        text(counting, delta)
+        == "\n<|turn|>user\nWhat do you mean by Look: ?<|end|>\n<|turn|>assistant\n"
+    )
 
 
-def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_way_and_the_nonce_agree(
+    counting: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under all real templates: `tests/unit/template/test_conformance.py`."""
     quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
     monkeypatch.setattr(DeltaRenderer, "_end_of_turn", lambda *args: None)
@@ -118,7 +150,7 @@ def test_the_quick_way_and_the_nonce_agree(counting: Counted, monkeypatch: pytes
     assert (slow.preserved, slow.rendered) == (quick.preserved, quick.rendered)
 
 
-# --- templates that repeat what was said ---------------------------------------------------------------------------------
+# --- templates that repeat what was said ----------------------------------------------------------
 
 _END = """{{- (message.content or '') }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
@@ -126,14 +158,19 @@ _END = """{{- (message.content or '') }}
 {%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
-"""
-_BEGIN = "{%- set ns = namespace(last='') %}\n{%- for message in messages %}\n{{- '<|turn|>' + message.role + '\\n' }}\n"
+"""  # noqa: E501
+_BEGIN = (
+    "{%- set ns = namespace(last='') %}\n{%- for message in messages %}\n{{- '<|turn|>' + "
+    "message.role + '\\n' }}\n"
+)
 _AFTER = "{%- if not loop.first and loop.previtem.role == 'assistant' %}"
 ECHOES = {
     "the last turn": f"{_AFTER}{{{{- '[re: ' + loop.previtem.content + ']' }}}}{{% endif %}}\n",
-    "the last turn, by a variable": "{%- if message.role != 'assistant' and ns.last %}{{- '[re: ' + ns.last + ']' }}{% endif %}\n",
+    "the last turn, by a variable": "{%- if message.role != 'assistant' and ns.last %}{{- '[re: ' "
+    "+ ns.last + ']' }}{% endif %}\n",
     "the task": f"{_AFTER}{{{{- '[task: ' + messages[0].content + ']' }}}}{{% endif %}}\n",
-    "a call": f"{_AFTER}{{{{- '[of: ' + (loop.previtem.tool_calls[0].function | tojson) + ']' }}}}{{% endif %}}\n",
+    "a call": f"{_AFTER}{{{{- '[of: ' + (loop.previtem.tool_calls[0].function | tojson) + ']' "
+    f"}}}}{{% endif %}}\n",
 }
 
 

@@ -1,4 +1,6 @@
-"""A tokenizer with named templates: the one for tools is used with tools, and the stop tokens of both end a turn."""
+"""A tokenizer with named templates: the one for tools is used with tools, and the stop tokens of
+both end a turn.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,17 @@ from support.qwen import tokenizer_for
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message
 
-_TURN = "<|{{ m.role }}|>{{ m.content }}CLOSE{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_TURN = (
+    "<|{{ m.role }}|>{{ m.content }}CLOSE{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
+)
 DEFAULT = "{% for m in messages %}" + _TURN.replace("CLOSE", "<|eot|>")
 TOOL_USE = "{% for m in messages %}[{{ loop.index }}]" + _TURN.replace("CLOSE", "<|eom|>")
 TOOL_USE = TOOL_USE.replace("{% if add", "[{{ messages | length + 1 }}]{% if add")
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def named() -> Any:

@@ -136,7 +136,10 @@ def as_text(message: Any) -> Any:
 def with_arguments(message: Any, change: Any) -> Any:
     if not message.get("tool_calls"):
         return message
-    made = [{**it, "function": {**it["function"], "arguments": change(it["function"]["arguments"])}} for it in message["tool_calls"]]
+    made = [
+        {**it, "function": {**it["function"], "arguments": change(it["function"]["arguments"])}}
+        for it in message["tool_calls"]
+    ]
     return {**message, "tool_calls": made}
 
 
@@ -146,7 +149,7 @@ def joined(message: Any) -> Any:
     return {**message, "content": "".join(it["text"] for it in message["content"])}
 
 
-# --- every template --------------------------------------------------------------------------------
+# --- every template -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", all_templates())
@@ -180,7 +183,7 @@ def test_a_hundred_prompts_with_calls_in_their_history(tokenizer: Any, name: str
         assert both.agree(talk, [TOOL])
 
 
-# --- what transformers does before it renders ------------------------------------------------------
+# --- what transformers does before it renders -----------------------------------------------------
 
 
 def test_the_clock_is_the_renderers(tokenizer: Any) -> None:
@@ -219,7 +222,8 @@ def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, 
     """Transformers 5.23 drops what is None, and copies thoughts from field to field."""
     names = ("name", "content", "reasoning_content", "thinking", "reasoning")
     source = "{% for m in messages %}" + "".join(
-        f"{{{{ m.{name} }}}}|{{{{ m.get('{name}', 'no') }}}}|{{{{ m.{name} is defined }}}};" for name in names
+        f"{{{{ m.{name} }}}}|{{{{ m.get('{name}', 'no') }}}}|{{{{ m.{name} is defined }}}};"
+        for name in names
     )
     both = Both(tokenizer, source + "{{ m | tojson }}{% endfor %}")
     turn = {"role": "assistant", "content": ""}
@@ -256,9 +260,12 @@ def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
     assert Renderer(given).render(TALK, [TOOL], generate=True).startswith("given: ")
 
 
-# --- arguments -------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
-SHOWS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{{ m.content }}{% endfor %}"
+SHOWS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{{ m.content }}{% "
+    "endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +278,9 @@ SHOWS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{
         ("{{ c.function.name }}", None),
     ],
 )
-def test_the_form_of_arguments_is_learned_at_once(tokenizer: Any, shown: str, form: str | None) -> None:
+def test_the_form_of_arguments_is_learned_at_once(
+    tokenizer: Any, shown: str, form: str | None
+) -> None:
     assert Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown)).argument_form == form
 
 
@@ -303,7 +312,7 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
     assert renderer.render([USER, calling(arguments)], None, generate=True) == "Look.[]"
 
 
-# --- refusals --------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -331,7 +340,7 @@ def test_a_template_that_is_no_jinja_is_refused(tokenizer: Any) -> None:
         Renderer(tokenizer, chat_template="{% nothing %}").render(TALK, None, generate=True)
 
 
-# --- contents with parts ---------------------------------------------------------------------------
+# --- contents with parts --------------------------------------------------------------------------
 
 PARTS = [part("  two \n"), part("parts ")]
 
@@ -360,7 +369,9 @@ def test_so_is_it_for_a_user(tokenizer: Any, name: str) -> None:
         ("gemma3", {"role": "system", "content": PARTS}),  # shows the first part
     ],
 )
-def test_a_template_that_takes_no_parts_is_given_their_text(tokenizer: Any, name: str, message: Any) -> None:
+def test_a_template_that_takes_no_parts_is_given_their_text(
+    tokenizer: Any, name: str, message: Any
+) -> None:
     both = Both(tokenizer, trl_template(name), bos_token="<b>")
     more = [USER] if message["role"] == "system" else []
     assert both.ours([message, *more]) == both.native([joined(message), *more])
@@ -389,7 +400,7 @@ def test_what_is_not_text_is_refused_by_its_name(tokenizer: Any, content: Any, w
             renderer.render([{"role": "user", "content": content}], None, generate=True)
 
 
-# --- surrogates ------------------------------------------------------------------------------------
+# --- surrogates -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseekv3", "gemma4"])

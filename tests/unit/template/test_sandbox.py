@@ -85,7 +85,9 @@ NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame
 def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
     theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
     assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
-    assert {name: f for name, f in ours.filters.items() if name != "toolroll_counted"} == theirs.filters
+    assert {
+        name: f for name, f in ours.filters.items() if name != "toolroll_counted"
+    } == theirs.filters
     assert ours.tests == theirs.tests
     clock = {"strftime_now": None}
     assert {**ours.globals, **clock} == {**theirs.globals, **clock}
@@ -139,7 +141,8 @@ SOURCES = [
     "{{ '{0.role} {0.gone}'.format(m) }}",
     "{% set ns = namespace(f='{0.__class__}'.format) %}{{ ns.f(m) }}",
     "{% set ns = namespace(f=m) %}{{ ns.f.clear() }}",
-    "{% set ns = namespace(f=m) %}{% set ns.g = 2 %}{{ ns.g }}{{ ns.h }}{{ ns._f }}{{ ns.__init__ }}",
+    "{% set ns = namespace(f=m) %}{% set ns.g = 2 %}{{ ns.g }}{{ ns.h }}{{ ns._f }}{{ ns.__init__ "
+    "}}",
     "{% set ns = namespace(_f=m) %}{{ ns._f }}",
     "{% for f in ['{0.__class__}'.format, 1] %}{{ loop.previtem or loop.nextitem }}{% endfor %}",
     "{% for f in l %}{{ loop.__init__ }}{{ loop._iterable }}{% endfor %}",
@@ -149,7 +152,8 @@ SOURCES = [
     "{{ 'abc'.startswith('a', 1) }}{{ 'a,b'.split(',', maxsplit=1) }}{{ ' x '.strip().upper() }}",
     "{{ 'abc'.startswith() }}",
     "{{ 'x'.join(range(3)) }}",
-    "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}{% call f(m) %}{{ 'A'.lower() }}{% endcall %}",
+    "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}{% call f(m) %}{{ 'A'.lower() }}{% "
+    "endcall %}",
     "{% for a in l recursive %}{{ loop.depth }}{{ a.x is defined }}{{ loop.last }}{% endfor %}",
     "{{ m['__class__'] }}{{ m['items'] }}{{ m.items() | list }}",
     "{{ range(1000000) }}",
@@ -184,15 +188,21 @@ def test_each_clock_has_a_template_of_its_own() -> None:
 # --- templates that never end ---------------------------------------------------------------------
 
 ENDLESS = {
-    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "a loop over a text": "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}",
-    "a filter's items": "{% for a in x | map('upper') %}{% for b in x | map('upper') %}{% endfor %}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor "
+    "%}",
+    "a loop over a text": "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor "
+    "%}{% endfor %}",
+    "a filter's items": "{% for a in x | map('upper') %}{% for b in x | map('upper') %}{% endfor "
+    "%}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ "
+    "f(60) }}",
 }
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_template_that_takes_forever_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_takes_forever_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("toolroll.rollout.template.caches.sandbox.MOST_STEPS", 50_000)
     template = compile_template(ENDLESS[name], NOW)
     with pytest.raises(jinja2.TemplateRuntimeError, match="more than 50,000 steps for one render"):
@@ -207,12 +217,14 @@ def test_each_render_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 LOOPS = [
-    "{% for a in x | map('upper') %}{{ loop.length }}{{ loop.revindex }}{{ loop.last }}{{ a }}{% endfor %}",
+    "{% for a in x | map('upper') %}{{ loop.length }}{{ loop.revindex }}{{ loop.last }}{{ a }}{% "
+    "endfor %}",
     "{% for k, v in d.items() %}{{ loop.length }}{{ k }}={{ v }}{% else %}none{% endfor %}",
     "{% for a in nothing %}{{ a }}{% else %}none{% endfor %}",
     "{% for a in 5 %}{% endfor %}",
     "{% for a in None %}{% endfor %}",
-    "{% for a in x if a != 'b' %}{{ loop.index }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
+    "{% for a in x if a != 'b' %}{{ loop.index }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% "
+    "endfor %}",
     "{% for a in tree recursive %}{{ a.n }}{{ loop(a.c) if a.c }}{{ loop.depth }}{% endfor %}",
     "{% for a in x %}{% if loop.first %}{% continue %}{% endif %}{{ a }}{% break %}{% endfor %}",
     "{% for a in range(3) %}{% for b in range(a) %}{{ loop.index }}{{ a }}{% endfor %}{% endfor %}",

@@ -1,4 +1,6 @@
-"""Recorded conversations as tokens: the template's own render, and what a rollout of the same words would have served and sampled."""
+"""Recorded conversations as tokens: the template's own render, and what a rollout of the same
+words would have served and sampled.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ from toolroll.rollout.types import Message, Trajectory
 pytestmark = pytest.mark.tokens
 
 TEMPLATES = tool_templates()
-RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
+RECORDED = (
+    Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
+)
 TOOLS = [
     {
         "type": "function",
         "function": {
             "name": "get_reservation",
             "description": "A reservation by its id.",
-            "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"id": {"type": "string"}},
+                "required": ["id"],
+            },
         },
     }
 ]
@@ -47,7 +55,12 @@ def calling(at: int, *ids: str) -> Message:
 
 def results(at: int, *texts: str) -> list[Message]:
     return [
-        {"role": "tool", "name": "get_reservation", "tool_call_id": f"call{at}{n:04d}", "content": text}
+        {
+            "role": "tool",
+            "name": "get_reservation",
+            "tool_call_id": f"call{at}{n:04d}",
+            "content": text,
+        }
         for n, text in enumerate(texts)
     ]
 
@@ -85,8 +98,12 @@ def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any])
     return found
 
 
-def assert_as_a_rollout(template: ChatTemplate, messages: list[Message], tools: list[Any], found: Trajectory) -> None:
-    """A rollout in which the model samples the trained spans is served exactly the spans between them."""
+def assert_as_a_rollout(
+    template: ChatTemplate, messages: list[Message], tools: list[Any], found: Trajectory
+) -> None:
+    """A rollout in which the model samples the trained spans is served exactly the spans between
+    them.
+    """
     ids = found.input_ids.tolist()
     trained = {span.first: span for span in found.spans if found.loss_mask[span.start]}
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -94,13 +111,20 @@ def assert_as_a_rollout(template: ChatTemplate, messages: list[Message], tools: 
     assert template.prompt(messages[: turns[0]], tools) == ids[: trained[turns[0]].start]
     for index, then in itertools.pairwise(turns):
         span = trained[index]
-        delta = template.delta(messages[: index + 1], messages[index + 1 : then], tools=tools, sampled_ids=ids[span.start : span.stop])
+        delta = template.delta(
+            messages[: index + 1],
+            messages[index + 1 : then],
+            tools=tools,
+            sampled_ids=ids[span.start : span.stop],
+        )
         assert delta == ids[span.stop : trained[then].start]
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
 def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -> None:
-    """A turn that a model cannot have sampled where the template shows it is excluded, and says why; all others are trained."""
+    """A turn that a model cannot have sampled where the template shows it is excluded, and says
+    why; all others are trained.
+    """
     template = chat_template(name)
     try:
         found = tokens_of(template, CONVERSATION, TOOLS)
@@ -110,7 +134,11 @@ def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -
         return
     for turn in found.turns:
         assert (turn.excluded is None) == found.loss_mask[turn.start : turn.stop].all()
-    said = [template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns if turn.excluded is None]
+    said = [
+        template.encoder.decode(found.input_ids[turn.start : turn.stop])
+        for turn in found.turns
+        if turn.excluded is None
+    ]
     if not said:  # the prompt opens a thought, or closes one, and these turns have none
         assert "think>" in template.conversation(CONVERSATION[:2], TOOLS, generate=True)[0][-40:]
         return
@@ -122,13 +150,21 @@ def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -
 def test_a_close_that_no_model_samples_is_not_trained() -> None:
     template = chat_template("gptoss")
     found = tokens_of(template, CONVERSATION, TOOLS)
-    said = [template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns]
-    assert [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]] == ["call|>", "call|>", "return|>"]
+    said = [
+        template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns
+    ]
+    assert [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]] == [
+        "call|>",
+        "call|>",
+        "return|>",
+    ]
     assert said[2].endswith("Both are there.")
     assert template.encoder.decode(found.input_ids[found.turns[2].stop :][:1]) == "<|end|>"
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5"]
+)
 def test_every_turn_of_an_appending_template_is_trained(name: str) -> None:
     if name not in TEMPLATES:
         pytest.skip(f"the chat template {name} is in TOOLROLL_TEST_DATA")
@@ -138,13 +174,20 @@ def test_every_turn_of_an_appending_template_is_trained(name: str) -> None:
     assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations")
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "glm4moe", "gptoss", "llama3_1"])
+@pytest.mark.skipif(
+    not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations"
+)
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "glm4moe", "gptoss", "llama3_1"]
+)
 def test_recorded_tau_bench_conversations(name: str) -> None:
     template = chat_template(name)
     excluded = trained = 0
     for entry in json.loads(RECORDED.read_text())[:8]:
-        messages = [{key: value for key, value in message.items() if value is not None} for message in entry["traj"]]
+        messages = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in entry["traj"]
+        ]
         found = tokens_of(template, messages, TOOLS)
         excluded += sum(turn.excluded is not None for turn in found.turns)
         trained += sum(turn.excluded is None for turn in found.turns)

@@ -49,7 +49,9 @@ def talk(bodies: Sequence[str]) -> list[Message]:
     return [*messages, {"role": "assistant", "content": "Done."}]
 
 
-def play(template: ChatTemplate, messages: Sequence[Message], tools: Any, *, said: Any = None) -> ServedSequence:
+def play(
+    template: ChatTemplate, messages: Sequence[Message], tools: Any, *, said: Any = None
+) -> ServedSequence:
     """Serve `messages`; the model says what the template shows, or `said(text)`."""
     ids, spans = template.prompt(messages[:1], tools), []
     for at, message in enumerate(messages):
@@ -69,7 +71,8 @@ def spoken(template: ChatTemplate, messages: Sequence[Message], at: int, tools: 
     render = template.renderer.render
     prompt = render(messages[:at], tools, generate=True)
     shown = render(messages[: at + 2], tools, generate=True)[len(prompt) :]
-    if not any(stop in shown for stop in template.stop_texts):  # gpt-oss closes otherwise in history; GLM not at all
+    # gpt-oss closes otherwise in history; GLM not at all
+    if not any(stop in shown for stop in template.stop_texts):
         shown = render(messages[: at + 1], tools, generate=False)[len(prompt) :]
     ends = [shown.find(stop) + len(stop) for stop in template.stop_texts if stop in shown]
     return shown[: min(ends, default=len(shown))]
@@ -86,9 +89,13 @@ SPACED = {
 }
 
 
-@pytest.mark.parametrize("bodies", [["one", "two\n\n", "  three"], ["one", CONTROL, "three"], [CONTROL] * 3])
+@pytest.mark.parametrize(
+    "bodies", [["one", "two\n\n", "  three"], ["one", CONTROL, "three"], [CONTROL] * 3]
+)
 @pytest.mark.parametrize("said", SPACED.values(), ids=SPACED)
-def test_every_change_of_a_delta_or_prompt_is_found(template: ChatTemplate, bodies: list[str], said: Any) -> None:
+def test_every_change_of_a_delta_or_prompt_is_found(
+    template: ChatTemplate, bodies: list[str], said: Any
+) -> None:
     served = play(template, talk(bodies), [TOOL], said=said)
     assert template.verifier.check(served) is None
     missed = [name for name, changed in changes(served) if template.verifier.check(changed) is None]
@@ -96,16 +103,26 @@ def test_every_change_of_a_delta_or_prompt_is_found(template: ChatTemplate, bodi
 
 
 def changes(served: ServedSequence) -> list[tuple[str, ServedSequence]]:
-    """Each delta and the prompt without a token, with one doubled, without its head, without its tail, without anything."""
+    """Each delta and the prompt without a token, with one doubled, without its head, without its
+    tail, without anything.
+    """
     found = []
     starts = [0, *(span.stop for span in served.turns)]
     for number, (start, span) in enumerate(zip(starts, served.turns, strict=False)):
         stop = span.start
         cuts = [("all", start, stop), ("tail", stop - 3, stop), ("half", (start + stop) // 2, stop)]
         if number:
-            cuts += [("head", start, start + 1), ("head 2", start, start + 2), ("message", start + 1, stop - 3)]
-        cuts += [(f"token {at}", at, at + 1) for at in range(start, stop, max(1, (stop - start) // 12))]
-        found += [(f"{number}: without {what}", spliced(served, at, end, [])) for what, at, end in cuts]
+            cuts += [
+                ("head", start, start + 1),
+                ("head 2", start, start + 2),
+                ("message", start + 1, stop - 3),
+            ]
+        cuts += [
+            (f"token {at}", at, at + 1) for at in range(start, stop, max(1, (stop - start) // 12))
+        ]
+        found += [
+            (f"{number}: without {what}", spliced(served, at, end, [])) for what, at, end in cuts
+        ]
         doubled = served.input_ids[start : start + 1].tolist() * 2
         found.append((f"{number}: doubled", spliced(served, start, start + 1, doubled)))
     return found
@@ -114,9 +131,18 @@ def changes(served: ServedSequence) -> list[tuple[str, ServedSequence]]:
 def spliced(served: ServedSequence, start: int, stop: int, ids: Sequence[int]) -> ServedSequence:
     """Replace tokens [start, stop), which no turn holds, by `ids`."""
     shift = len(ids) - (stop - start)
-    moved = [replace(span, start=span.start + shift, stop=span.stop + shift) if span.start >= stop else span for span in served.turns]
+    moved = [
+        replace(span, start=span.start + shift, stop=span.stop + shift)
+        if span.start >= stop
+        else span
+        for span in served.turns
+    ]
     given = served.input_ids
-    return replace(served, input_ids=np.concatenate([given[:start], np.array(ids, np.int32), given[stop:]]), turns=tuple(moved))
+    return replace(
+        served,
+        input_ids=np.concatenate([given[:start], np.array(ids, np.int32), given[stop:]]),
+        turns=tuple(moved),
+    )
 
 
 @pytest.mark.parametrize("where", ["prompt", "delta"])
@@ -137,26 +163,42 @@ def test_an_injected_control_token_is_found(where: str) -> None:
     assert careless.verifier.check(play(careless, messages, [TOOL])) is not None
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_instruct_2507", "llama3_1", "glm4moe", "gptoss", "gemma4"])
-@pytest.mark.parametrize("bodies", [["one", "two\n\n"], ["one", "<|im_end|>\n", "é</tool_response>"]])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3_instruct_2507", "llama3_1", "glm4moe", "gptoss", "gemma4"]
+)
+@pytest.mark.parametrize(
+    "bodies", [["one", "two\n\n"], ["one", "<|im_end|>\n", "é</tool_response>"]]
+)
 def test_right_sequences_pass_under_real_templates(name: str, bodies: list[str]) -> None:
     subject = ChatTemplate(tokenizer_for(trl_template(name)))
     served = play(subject, talk(bodies), [TOOL])
     assert len(served.turns) == len(bodies) + 1
     assert subject.verifier.check(served) is None
-    assert all(subject.verifier.check(changed) for name, changed in changes(served) if "message" in name)
+    assert all(
+        subject.verifier.check(changed) for name, changed in changes(served) if "message" in name
+    )
 
 
 def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
-    """A legacy Llama vocabulary writes a space after each special token: right sequences are not taken for wrong."""
+    """A legacy Llama vocabulary writes a space after each special token: right sequences are not
+    taken for wrong.
+    """
     letters = [chr(code) for code in range(33, 127)] + ["▁", "\n", "\t"]
     vocabulary = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", *letters])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    special = [AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = [
+        AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")
+    ]
     backend.add_special_tokens(special)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}"
         "<s>[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
@@ -164,7 +206,10 @@ def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     subject = ChatTemplate(tokenizer)
     messages: list[Message] = []
     for at in range(4):
-        messages += [{"role": "user", "content": f"Number {at}."}, {"role": "assistant", "content": f"It is {at}."}]
+        messages += [
+            {"role": "user", "content": f"Number {at}."},
+            {"role": "assistant", "content": f"It is {at}."},
+        ]
     served = play(subject, messages, None)
     assert subject.verifier.check(served) is None
     missed = [name for name, changed in changes(served) if subject.verifier.check(changed) is None]

@@ -1,4 +1,6 @@
-"""Aborts, pauses, latency and weight versions of the embedded engine, at exactly chosen tokens and without a clock."""
+"""Aborts, pauses, latency and weight versions of the embedded engine, at exactly chosen tokens
+and without a clock.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,21 @@ async def test_an_abort_is_a_200_with_what_was_sampled(tokenizer: Any) -> None:
     assert answer.meta["completion_tokens"] == 7 == answer.meta["output_token_logprobs_length"]
     assert answer.logprobs == reference_logprobs([300], IDS[:7])
     [entry] = engine.log
-    assert (entry.aborted, entry.finish_reason, entry.output_ids, entry.status) == (True, "abort", IDS[:7], 200)
+    assert (entry.aborted, entry.finish_reason, entry.output_ids, entry.status) == (
+        True,
+        "abort",
+        IDS[:7],
+        200,
+    )
 
 
 async def test_an_abort_matches_by_prefix(tokenizer: Any) -> None:
     policy = Held(IDS, after=3)
     async with wired(tokenizer, policy) as (engine, wire):
-        tasks = {rid: asyncio.create_task(wire.generate([300], fields={"rid": rid})) for rid in ("x1", "x10", "x2", "yx1")}
+        tasks = {
+            rid: asyncio.create_task(wire.generate([300], fields={"rid": rid}))
+            for rid in ("x1", "x10", "x2", "yx1")
+        }
         await engine.until(lambda engine: engine.held == 4)
         await wire.post("/abort_request", {"rid": "x1"})
         gone = [(await tasks[rid]).meta["finish_reason"]["type"] for rid in ("x1", "x10")]
@@ -47,7 +57,9 @@ async def test_an_abort_matches_by_prefix(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"rid": ""}, {"rid": None}, {"rid": "unknown"}])
-async def test_an_abort_of_nothing_is_a_200_and_does_nothing(tokenizer: Any, body: dict[str, Any]) -> None:
+async def test_an_abort_of_nothing_is_a_200_and_does_nothing(
+    tokenizer: Any, body: dict[str, Any]
+) -> None:
     policy = Held(IDS, after=3)
     async with wired(tokenizer, policy) as (engine, wire):
         task = asyncio.create_task(wire.generate([300], fields={"rid": "x"}))
@@ -90,12 +102,14 @@ async def test_the_rest_of_an_aborted_answer_follows_its_resumption(tokenizer: A
         await engine.until(lambda engine: engine.held == 1)
         engine.abort(every=True)
         partial = await task
-        resumed = await wire.generate([300, *partial.output_ids], headers={"x-smg-routing-key": "s"})
+        resumed = await wire.generate(
+            [300, *partial.output_ids], headers={"x-smg-routing-key": "s"}
+        )
     assert partial.output_ids + resumed.output_ids == IDS
     assert [entry.call for entry in engine.log] == [0, None]
 
 
-# --- pauses --------------------------------------------------------------------------------------------------------------
+# --- pauses ---------------------------------------------------------------------------------------
 
 
 async def test_a_pause_aborts_and_lets_nothing_start_until_it_is_over(tokenizer: Any) -> None:
@@ -112,8 +126,12 @@ async def test_a_pause_aborts_and_lets_nothing_start_until_it_is_over(tokenizer:
         assert (await waiting).body["text"] == "Later."
 
 
-@pytest.mark.parametrize(("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)])
-async def test_a_pause_that_keeps_what_runs(tokenizer: Any, mode: str, retractions: int, flushed: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)]
+)
+async def test_a_pause_that_keeps_what_runs(
+    tokenizer: Any, mode: str, retractions: int, flushed: int
+) -> None:
     policy = Held(IDS, after=4)
     async with wired(tokenizer, policy) as (engine, wire):
         running = asyncio.create_task(wire.generate([300]))
@@ -144,7 +162,7 @@ async def test_an_abort_in_a_pause_is_lost_and_so_are_all_later_ones(tokenizer: 
     assert answer.meta["finish_reason"]["type"] == "length"
 
 
-# --- time ----------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 async def test_latency_is_waited(tokenizer: Any) -> None:
@@ -185,7 +203,7 @@ async def test_an_engine_that_closes_ends_what_runs(tokenizer: Any) -> None:
     assert isinstance(answer, Exception) or answer.meta["finish_reason"]["type"] == "abort"
 
 
-# --- weights -------------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 async def test_weights_that_change_in_mid_answer_show_in_its_spans(tokenizer: Any) -> None:
@@ -193,13 +211,18 @@ async def test_weights_that_change_in_mid_answer_show_in_its_spans(tokenizer: An
     async with wired(tokenizer, policy, weight_version="step9") as (engine, wire):
         task = asyncio.create_task(wire.generate([300]))
         await engine.until(lambda engine: engine.held == 1)
-        told = await wire.post("/update_weight_version", {"new_version": "step20", "abort_all_requests": False})
+        told = await wire.post(
+            "/update_weight_version", {"new_version": "step20", "abort_all_requests": False}
+        )
         policy.release()
         answer = await task
         later = await wire.generate([301])
         info = await wire.get("/model_info")
     assert told.status == 200
-    spans = [{"version": "step9", "start": 0, "end": 7}, {"version": "step20", "start": 7, "end": 40}]
+    spans = [
+        {"version": "step9", "start": 0, "end": 7},
+        {"version": "step20", "start": 7, "end": 40},
+    ]
     assert answer.meta["weight_versions"] == spans == engine.log[0].weight_versions
     assert answer.meta["weight_version"] == "step20" == info.body["weight_version"]
     assert later.meta["weight_versions"] == [{"version": "step20", "start": 0, "end": 40}]
@@ -217,8 +240,12 @@ async def test_a_weight_update_aborts_unless_told_otherwise(tokenizer: Any) -> N
     assert answer.meta["weight_version"] == "step2"
 
 
-@pytest.mark.parametrize(("path", "body"), [("/update_weight_version", {}), ("/pause_generation", {"mode": "coffee"})])
-async def test_a_wrong_control_body_is_a_400(tokenizer: Any, path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [("/update_weight_version", {}), ("/pause_generation", {"mode": "coffee"})]
+)
+async def test_a_wrong_control_body_is_a_400(
+    tokenizer: Any, path: str, body: dict[str, Any]
+) -> None:
     async with wired(tokenizer) as (engine, wire):
         assert (await wire.post(path, body)).status == 400
         assert (await wire.generate([300])).status == 200

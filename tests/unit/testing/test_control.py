@@ -13,7 +13,9 @@ from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
 
 async def test_facts_are_where_sglang_has_them(tokenizer: Any) -> None:
     async with wired(tokenizer, context_length=2048, weight_version="step3") as (_, wire):
-        model, server, models = [(await wire.get(path)).body for path in ("/model_info", "/server_info", "/v1/models")]
+        model, server, models = [
+            (await wire.get(path)).body for path in ("/model_info", "/server_info", "/v1/models")
+        ]
         assert (await wire.get("/get_model_info")).body == model
         assert (await wire.get("/get_server_info")).body == server
     assert model["weight_version"] == "step3"
@@ -39,7 +41,10 @@ async def test_health_can_be_taken_away(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, wire):
         assert (await wire.get("/health")).status == 200
         engine.healthy = False
-        assert [(await wire.get(path)).status for path in ("/health", "/health_generate")] == [503, 503]
+        assert [(await wire.get(path)).status for path in ("/health", "/health_generate")] == [
+            503,
+            503,
+        ]
 
 
 async def test_a_flush_forgets_the_prefixes(tokenizer: Any) -> None:
@@ -54,7 +59,10 @@ async def test_a_flush_forgets_the_prefixes(tokenizer: Any) -> None:
 
 async def test_what_is_not_there_is_a_404(tokenizer: Any) -> None:
     async with wired(tokenizer) as (_, wire):
-        assert [(await wire.get(path)).status for path in ("/workers", "/get_weight_version")] == [404, 404]
+        assert [(await wire.get(path)).status for path in ("/workers", "/get_weight_version")] == [
+            404,
+            404,
+        ]
 
 
 async def test_a_taken_address_says_so(tokenizer: Any) -> None:
@@ -66,18 +74,25 @@ async def test_a_taken_address_says_so(tokenizer: Any) -> None:
 
 async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
     seen: list[PolicyRequest] = []
-    messages: Any = [{"role": "system", "content": "You are the user."}, {"role": "user", "content": "Hello."}]
+    messages: Any = [
+        {"role": "system", "content": "You are the user."},
+        {"role": "user", "content": "Hello."},
+    ]
     async with (
         wired(tokenizer, lambda request: seen.append(request) or "I want a refund.") as (engine, _),
         openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=30, stop=["refund"])
+        answer = await client.chat.completions.create(
+            model="any", messages=messages, max_tokens=30, stop=["refund"]
+        )
         with pytest.raises(openai.BadRequestError, match="stream"):
             await client.chat.completions.create(model="any", messages=messages, stream=True)
         with pytest.raises(openai.BadRequestError, match="messages"):
             await client.chat.completions.create(model="any", messages=[])
     assert answer.choices[0].message.content == "I want a "
     assert answer.choices[0].finish_reason == "stop"
-    assert seen[0].text == tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert seen[0].text == tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
     assert seen[0].sampling_params["max_new_tokens"] == 30
     assert answer.usage is not None and answer.usage.prompt_tokens == len(seen[0].input_ids)

@@ -9,7 +9,15 @@ import aiohttp
 import pytest
 from support.embedded import says, wired
 
-from toolroll.rollout.testing import Fault, PolicyRequest, drop_ids, drop_logprob, fault_at, reference_logprobs, shift_logprobs
+from toolroll.rollout.testing import (
+    Fault,
+    PolicyRequest,
+    drop_ids,
+    drop_logprob,
+    fault_at,
+    reference_logprobs,
+    shift_logprobs,
+)
 
 IDS = [400 + at for at in range(10)]
 
@@ -24,13 +32,20 @@ async def test_a_status_with_its_body_and_headers(tokenizer: Any) -> None:
         wired(tokenizer, faults=always(fault)) as (engine, wire),
         wire.http.post(f"{engine.url}/generate", json={"input_ids": [300]}) as response,
     ):
-        assert (response.status, await response.read(), response.headers["Retry-After"]) == (429, fault.body, "3")
+        assert (response.status, await response.read(), response.headers["Retry-After"]) == (
+            429,
+            fault.body,
+            "3",
+        )
     [entry] = engine.log
     assert (entry.status, entry.faulted, entry.call, entry.output_ids) == (429, True, None, [])
 
 
 async def test_a_malformed_answer(tokenizer: Any) -> None:
-    async with wired(tokenizer, faults=always(Fault(status=200, body=b'{"text": "cut'))) as (_, wire):
+    async with wired(tokenizer, faults=always(Fault(status=200, body=b'{"text": "cut'))) as (
+        _,
+        wire,
+    ):
         answer = await wire.generate([300])
     assert (answer.status, answer.body) == (200, '{"text": "cut')
 
@@ -63,22 +78,37 @@ async def test_a_late_answer_is_whole(tokenizer: Any) -> None:
     ("garble", "seen"),
     [
         (drop_logprob, lambda body: len(body["meta_info"]["output_token_logprobs"]) == 9),
-        (shift_logprobs, lambda body: [item[1] for item in body["meta_info"]["output_token_logprobs"]] == IDS[1:] + IDS[:1]),
+        (
+            shift_logprobs,
+            lambda body: (
+                [item[1] for item in body["meta_info"]["output_token_logprobs"]]
+                == IDS[1:] + IDS[:1]
+            ),
+        ),
         (drop_ids, lambda body: set(body) == {"text", "meta_info"}),
         (lambda body: [], lambda body: body == []),
     ],
 )
-async def test_a_garbled_answer_is_logged_as_it_was_sampled(tokenizer: Any, garble: Any, seen: Any) -> None:
+async def test_a_garbled_answer_is_logged_as_it_was_sampled(
+    tokenizer: Any, garble: Any, seen: Any
+) -> None:
     async with wired(tokenizer, says(IDS), faults=always(Fault(garble=garble))) as (engine, wire):
         answer = await wire.generate([300])
     assert answer.status == 200 and seen(answer.body)
     [entry] = engine.log
-    assert (entry.output_ids, entry.logprobs, entry.faulted) == (IDS, reference_logprobs([300], IDS), True)
+    assert (entry.output_ids, entry.logprobs, entry.faulted) == (
+        IDS,
+        reference_logprobs([300], IDS),
+        True,
+    )
 
 
 @pytest.mark.parametrize("after", [0, 1, 6, 10, 99])
 async def test_an_abort_after_some_tokens(tokenizer: Any, after: int) -> None:
-    async with wired(tokenizer, says(IDS), faults=always(Fault(abort_after=after))) as (engine, wire):
+    async with wired(tokenizer, says(IDS), faults=always(Fault(abort_after=after))) as (
+        engine,
+        wire,
+    ):
         answer = await wire.generate([300])
     assert answer.status == 200
     assert answer.meta["finish_reason"]["type"] == "abort"
@@ -96,11 +126,17 @@ async def test_an_abort_after_some_tokens(tokenizer: Any, after: int) -> None:
         (99, [("default", 0, 10)]),
     ],
 )
-async def test_weights_that_change_after_some_tokens(tokenizer: Any, after: int, spans: list[tuple[str, int, int]]) -> None:
-    async with wired(tokenizer, says(IDS), faults=fault_at({0: Fault(weight_version="new", switch_after=after)})) as (engine, wire):
+async def test_weights_that_change_after_some_tokens(
+    tokenizer: Any, after: int, spans: list[tuple[str, int, int]]
+) -> None:
+    async with wired(
+        tokenizer, says(IDS), faults=fault_at({0: Fault(weight_version="new", switch_after=after)})
+    ) as (engine, wire):
         answer = await wire.generate([300])
         later = await wire.generate([300])
-    assert [(span["version"], span["start"], span["end"]) for span in answer.meta["weight_versions"]] == spans
+    assert [
+        (span["version"], span["start"], span["end"]) for span in answer.meta["weight_versions"]
+    ] == spans
     assert answer.meta["weight_version"] == engine.weight_version == "new"
     assert later.meta["weight_versions"] == [{"version": "new", "start": 0, "end": 10}]
 
@@ -113,7 +149,9 @@ async def test_faults_combine(tokenizer: Any) -> None:
     assert [span["version"] for span in answer.meta["weight_versions"]] == ["default", "new"]
 
 
-async def test_a_plan_counts_all_requests_and_the_policy_only_the_answered_ones(tokenizer: Any) -> None:
+async def test_a_plan_counts_all_requests_and_the_policy_only_the_answered_ones(
+    tokenizer: Any,
+) -> None:
     seen: list[tuple[int, int]] = []
 
     def policy(request: PolicyRequest) -> str:

@@ -18,8 +18,10 @@ from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprob, re
 
 PROMPT = [101, 102, 103, 104, 105, 106, 107, 108, 109]
 META = {
-    "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens", "completion_tokens",
-    "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency", "response_sent_to_client_ts",
+    "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
+    "completion_tokens",
+    "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency",
+    "response_sent_to_client_ts",
 }  # fmt: skip
 LOGPROB_META = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
 HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658  # Qwen's
@@ -35,7 +37,7 @@ def qwen() -> Any:
     return qwen3_tokenizer()
 
 
-# --- the shape -----------------------------------------------------------------------------------------------------------
+# --- the shape ------------------------------------------------------------------------------------
 
 
 async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: int) -> None:
@@ -51,7 +53,11 @@ async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: i
     assert set(meta) == META | LOGPROB_META
     assert meta["id"] == "r1"
     assert meta["finish_reason"] == {"type": "stop", "matched": end}
-    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["output_token_logprobs_length"]) == (9, n, n)
+    assert (
+        meta["prompt_tokens"],
+        meta["completion_tokens"],
+        meta["output_token_logprobs_length"],
+    ) == (9, n, n)
     assert (meta["reasoning_tokens"], meta["num_retractions"]) == (0, 0)
     assert (meta["cached_tokens_details"], meta["dp_rank"]) == (None, None)
     assert meta["weight_version"] == "default"
@@ -90,16 +96,32 @@ async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
     seen: list[PolicyRequest] = []
     async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):
         answer = await wire.post("/generate", {"text": "<|turn|>user\nHello there.<|end|>"})
-    assert answer.meta["prompt_tokens"] == len(tokenizer.encode("<|turn|>user\nHello there.<|end|>"))
+    assert answer.meta["prompt_tokens"] == len(
+        tokenizer.encode("<|turn|>user\nHello there.<|end|>")
+    )
     assert seen[0].text == "<|turn|>user\nHello there.<|end|>"
 
 
-# --- stops ---------------------------------------------------------------------------------------------------------------
+# --- stops ----------------------------------------------------------------------------------------
 
 STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]]] = [
     ("eos", [IM_END, HELLO], {}, "", [IM_END], {"type": "stop", "matched": IM_END}),
-    ("shown", [IM_END], {"skip_special_tokens": False}, "", [IM_END], {"type": "stop", "matched": IM_END}),
-    ("untrimmed", [IM_END], {"no_stop_trim": True}, "", [IM_END], {"type": "stop", "matched": IM_END}),
+    (
+        "shown",
+        [IM_END],
+        {"skip_special_tokens": False},
+        "",
+        [IM_END],
+        {"type": "stop", "matched": IM_END},
+    ),
+    (
+        "untrimmed",
+        [IM_END],
+        {"no_stop_trim": True},
+        "",
+        [IM_END],
+        {"type": "stop", "matched": IM_END},
+    ),
     (
         "shown, untrimmed",
         [IM_END],
@@ -108,7 +130,14 @@ STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]
         [IM_END],
         {"type": "stop", "matched": IM_END},
     ),
-    ("id", [TOOL_CALL_END], {"stop_token_ids": [TOOL_CALL_END]}, "", [TOOL_CALL_END], {"type": "stop", "matched": TOOL_CALL_END}),
+    (
+        "id",
+        [TOOL_CALL_END],
+        {"stop_token_ids": [TOOL_CALL_END]},
+        "",
+        [TOOL_CALL_END],
+        {"type": "stop", "matched": TOOL_CALL_END},
+    ),
     (
         "id, untrimmed",
         [TOOL_CALL_END],
@@ -118,8 +147,22 @@ STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]
         {"type": "stop", "matched": TOOL_CALL_END},
     ),
     ("string", [HELLO, HELLO], {"stop": ["lo"]}, "Hel", [HELLO], {"type": "stop", "matched": "lo"}),
-    ("string, untrimmed", [HELLO], {"stop": ["lo"], "no_stop_trim": True}, "Hello", [HELLO], {"type": "stop", "matched": "lo"}),
-    ("over two tokens", [HELLO] * 3, {"stop": "HelloHe"}, "", [HELLO] * 2, {"type": "stop", "matched": "HelloHe"}),
+    (
+        "string, untrimmed",
+        [HELLO],
+        {"stop": ["lo"], "no_stop_trim": True},
+        "Hello",
+        [HELLO],
+        {"type": "stop", "matched": "lo"},
+    ),
+    (
+        "over two tokens",
+        [HELLO] * 3,
+        {"stop": "HelloHe"},
+        "",
+        [HELLO] * 2,
+        {"type": "stop", "matched": "HelloHe"},
+    ),
     (
         "ignored eos",
         [IM_END] * 9,
@@ -129,20 +172,54 @@ STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]
         {"type": "length", "length": 4},
     ),
     ("nothing", [HELLO], {"max_new_tokens": 0}, "", [], {"type": "length", "length": 0}),
-    ("length", [HELLO] * 5, {"max_new_tokens": 3}, "HelloHelloHello", [HELLO] * 3, {"type": "length", "length": 3}),
-    ("stop on the last", [HELLO, IM_END], {"max_new_tokens": 2}, "Hello", [HELLO, IM_END], {"type": "stop", "matched": IM_END}),
-    ("cut before", [HELLO, IM_END], {"max_new_tokens": 1}, "Hello", [HELLO], {"type": "length", "length": 1}),
+    (
+        "length",
+        [HELLO] * 5,
+        {"max_new_tokens": 3},
+        "HelloHelloHello",
+        [HELLO] * 3,
+        {"type": "length", "length": 3},
+    ),
+    (
+        "stop on the last",
+        [HELLO, IM_END],
+        {"max_new_tokens": 2},
+        "Hello",
+        [HELLO, IM_END],
+        {"type": "stop", "matched": IM_END},
+    ),
+    (
+        "cut before",
+        [HELLO, IM_END],
+        {"max_new_tokens": 1},
+        "Hello",
+        [HELLO],
+        {"type": "length", "length": 1},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("ids", "params", "text", "kept", "finish"), [row[1:] for row in STOPS], ids=[row[0] for row in STOPS])
+@pytest.mark.parametrize(
+    ("ids", "params", "text", "kept", "finish"),
+    [row[1:] for row in STOPS],
+    ids=[row[0] for row in STOPS],
+)
 async def test_stops_as_the_real_server_does(
-    qwen: Any, ids: list[int], params: dict[str, Any], text: str, kept: list[int], finish: dict[str, Any]
+    qwen: Any,
+    ids: list[int],
+    params: dict[str, Any],
+    text: str,
+    kept: list[int],
+    finish: dict[str, Any],
 ) -> None:
     """The table of what was seen on the real server, with its vocabulary."""
     async with wired(qwen, says(ids)) as (_, wire):
         answer = await wire.generate([HELLO], **{"max_new_tokens": 16, **params})
-    assert (answer.body["text"], answer.output_ids, answer.meta["finish_reason"]) == (text, kept, finish)
+    assert (answer.body["text"], answer.output_ids, answer.meta["finish_reason"]) == (
+        text,
+        kept,
+        finish,
+    )
     assert len(answer.logprobs) == len(kept)
 
 
@@ -168,11 +245,17 @@ async def test_a_reply_without_a_stop_ends_by_length(tokenizer: Any) -> None:
     assert answer.meta["finish_reason"]["type"] == "length"
 
 
-words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)  # nothing of the stop token's own text
+# nothing of the stop token's own text
+words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)
 
 
 @costly(2)
-@given(text=words, stop=words.map(lambda text: text[:3]), split=st.sampled_from(["canonical", "random"]), seed=st.integers(0, 99))
+@given(
+    text=words,
+    stop=words.map(lambda text: text[:3]),
+    split=st.sampled_from(["canonical", "random"]),
+    seed=st.integers(0, 99),
+)
 async def test_a_stop_string_cuts_the_text_at_its_first_place_and_the_ids_behind_it(
     tokenizer: Any, text: str, stop: str, split: Any, seed: int
 ) -> None:
@@ -191,7 +274,9 @@ async def test_a_stop_string_cuts_the_text_at_its_first_place_and_the_ids_behind
         assert ids == whole.output_ids[: len(ids)]
 
 
-async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(tokenizer: Any, end: int) -> None:
+async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(
+    tokenizer: Any, end: int
+) -> None:
     async with wired(tokenizer, says("Fine.")) as (_, wire):
         answer = await wire.generate(PROMPT, stop=["<|e"])
     assert answer.meta["finish_reason"] == {"type": "stop", "matched": "<|e"}
@@ -199,12 +284,14 @@ async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(tokenizer
     assert answer.body["text"] == "Fine."
 
 
-# --- many answers --------------------------------------------------------------------------------------------------------
+# --- many answers ---------------------------------------------------------------------------------
 
 
 async def test_n_answers_have_ids_of_their_own(tokenizer: Any) -> None:
     async with wired(tokenizer, lambda request: f"Answer {request.call}.") as (engine, wire):
-        answer = await wire.generate(PROMPT, fields={"rid": "mine"}, headers={"x-smg-routing-key": "s"}, n=3)
+        answer = await wire.generate(
+            PROMPT, fields={"rid": "mine"}, headers={"x-smg-routing-key": "s"}, n=3
+        )
     assert isinstance(answer.body, list)
     assert [each["text"] for each in answer.body] == ["Answer 0.", "Answer 1.", "Answer 2."]
     rids = {each["meta_info"]["id"] for each in answer.body}
@@ -240,7 +327,7 @@ async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
         assert (await slow).body["text"] == "slow"
 
 
-# --- the cache -----------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> None:
@@ -248,13 +335,21 @@ async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> N
     async with wired(tokenizer, says([400 + at for at in range(41)])) as (_, wire):
         first = await wire.generate(PROMPT)
         again = await wire.generate(PROMPT, max_new_tokens=1)
-        second = await wire.generate(PROMPT + first.output_ids + [1000, 1001, 1002, 1003, 1004], max_new_tokens=1)
+        second = await wire.generate(
+            PROMPT + first.output_ids + [1000, 1001, 1002, 1003, 1004], max_new_tokens=1
+        )
         other = await wire.generate(PROMPT, fields={"extra_key": "x"}, max_new_tokens=1)
         rescored = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
-    assert [a.meta["cached_tokens"] for a in (first, again, second, other, rescored)] == [0, 8, 49, 0, 0]
+    assert [a.meta["cached_tokens"] for a in (first, again, second, other, rescored)] == [
+        0,
+        8,
+        49,
+        0,
+        0,
+    ]
 
 
-# --- streams -------------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
@@ -266,14 +361,18 @@ async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
     return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks[:-2]]
 
 
-async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(tokenizer: Any, end: int) -> None:
+async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(
+    tokenizer: Any, end: int
+) -> None:
     async with wired(tokenizer, says("One two three.")) as (_, wire):
         parts = await events(wire, {"input_ids": PROMPT, "return_logprob": True})
         whole = await wire.generate(PROMPT)
     assert len(parts) == len(whole.output_ids)
     for at, part in enumerate(parts, 1):
         assert part["output_ids"] == whole.output_ids[:at]
-        assert [item[0] for item in part["meta_info"]["output_token_logprobs"]] == whole.logprobs[:at]
+        assert [item[0] for item in part["meta_info"]["output_token_logprobs"]] == whole.logprobs[
+            :at
+        ]
         assert whole.body["text"].startswith(part["text"])
     assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
     assert parts[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
@@ -288,18 +387,24 @@ async def test_a_streams_refusal_is_a_200_with_an_error_in_it(tokenizer: Any) ->
     assert engine.log[0].status == 400
 
 
-# --- logprobs ------------------------------------------------------------------------------------------------------------
+# --- logprobs -------------------------------------------------------------------------------------
 
 
 async def test_a_logprob_depends_on_nothing_but_the_prefix_and_the_id(tokenizer: Any) -> None:
-    """Neither on the engine, its seed and version, nor on the parameters, nor on what was asked before."""
+    """Neither on the engine, its seed and version, nor on the parameters, nor on what was asked
+    before.
+    """
     ids = tokenizer.encode("The same words again.")
     async with wired(tokenizer, says(ids)) as (_, wire):
         first = await wire.generate(PROMPT, temperature=1.0)
-    async with wired(tokenizer, says([*PROMPT, *ids]), seed=9, weight_version="w7", split="random") as (_, wire):
+    async with wired(
+        tokenizer, says([*PROMPT, *ids]), seed=9, weight_version="w7", split="random"
+    ) as (_, wire):
         await wire.generate(PROMPT[:3])
         second = await wire.generate([PROMPT[0]], temperature=0.3, top_k=5)
         third = await wire.generate(PROMPT + ids[:2])
-    assert first.logprobs == [reference_logprob(PROMPT + ids[:at], index) for at, index in enumerate(ids)]
+    assert first.logprobs == [
+        reference_logprob(PROMPT + ids[:at], index) for at, index in enumerate(ids)
+    ]
     assert second.logprobs[0] == reference_logprob([PROMPT[0]], PROMPT[0])
     assert third.logprobs == reference_logprobs(PROMPT + ids[:2], [*PROMPT, *ids])

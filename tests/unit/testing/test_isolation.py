@@ -40,7 +40,13 @@ def test_no_module_imports_templates_or_sessions(path: Path) -> None:
     assert [name for name in imported(path) if name.startswith(banned)] == []
 
 
-@pytest.mark.parametrize("path", sorted(p for p in FOLDER.glob("*.py") if p.stem not in ABOVE), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for p in FOLDER.glob("*.py") if p.stem not in ABOVE),
+    ids=lambda path: path.stem,
+)
 def test_the_engine_imports_nothing_of_ours_but_its_own_modules(path: Path) -> None:
     """So nothing can reach it by a detour either."""
-    assert [name for name in imported(path) if not name.startswith("toolroll.rollout.testing.")] == []
+    assert [
+        name for name in imported(path) if not name.startswith("toolroll.rollout.testing.")
+    ] == []

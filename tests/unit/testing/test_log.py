@@ -14,7 +14,12 @@ from toolroll.rollout.testing import Fault, fault_at, reference_logprobs
 async def test_an_entry_is_what_was_asked_and_what_was_sent(tokenizer: Any) -> None:
     async with wired(tokenizer, says("Fine, thanks.")) as (engine, wire):
         params = {"temperature": 0.7, "stop": ["thanks"]}
-        answer = await wire.generate([300, 301], headers={"X-SMG-Routing-Key": "s", "X-Odd": "1"}, fields={"rid": "r"}, **params)
+        answer = await wire.generate(
+            [300, 301],
+            headers={"X-SMG-Routing-Key": "s", "X-Odd": "1"},
+            fields={"rid": "r"},
+            **params,
+        )
     [entry] = engine.log
     assert (entry.rid, entry.routing_key, entry.sampling_params) == ("r", "s", params)
     assert entry.input_ids.dtype == np.int32 and entry.input_ids.tolist() == [300, 301]
@@ -29,7 +34,10 @@ async def test_an_entry_is_what_was_asked_and_what_was_sent(tokenizer: Any) -> N
 
 async def test_every_request_is_there_once_and_in_the_order_of_arrival(tokenizer: Any) -> None:
     """Refused, faulted and repeated ones too."""
-    async with wired(tokenizer, context_length=100, faults=fault_at({2: Fault(status=503)})) as (engine, wire):
+    async with wired(tokenizer, context_length=100, faults=fault_at({2: Fault(status=503)})) as (
+        engine,
+        wire,
+    ):
         for length in (5, 200, 6, 7):
             await wire.generate([300] * length)
     assert [(len(entry.input_ids), entry.status, entry.call) for entry in engine.log] == [
@@ -38,12 +46,18 @@ async def test_every_request_is_there_once_and_in_the_order_of_arrival(tokenizer
         (6, 503, None),
         (7, 200, 1),
     ]
-    assert [entry.arrival for entry in engine.log] == [0, 1, 2, 3] == [entry.finished for entry in engine.log]
+    assert (
+        [entry.arrival for entry in engine.log]
+        == [0, 1, 2, 3]
+        == [entry.finished for entry in engine.log]
+    )
 
 
 async def test_the_order_of_the_ends_is_kept_too(tokenizer: Any) -> None:
     policy = Held([300], after=0)
-    async with wired(tokenizer, lambda request: policy(request) if request.routing_key == "slow" else "Fine.") as (engine, wire):
+    async with wired(
+        tokenizer, lambda request: policy(request) if request.routing_key == "slow" else "Fine."
+    ) as (engine, wire):
         slow = asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "slow"}))
         await engine.until(lambda engine: engine.held == 1)
         assert (engine.log[0].finished, engine.log[0].status) == (None, 0)
@@ -68,8 +82,14 @@ async def test_the_prompt_is_logged_as_it_came_not_as_it_became(tokenizer: Any) 
 
 
 async def test_calls_count_by_routing_key(tokenizer: Any) -> None:
-    async with wired(tokenizer, lambda request: f"{request.routing_key}{request.call}") as (engine, wire):
-        texts = [(await wire.generate([300], headers={"x-smg-routing-key": key})).body["text"] for key in "abaab"]
+    async with wired(tokenizer, lambda request: f"{request.routing_key}{request.call}") as (
+        engine,
+        wire,
+    ):
+        texts = [
+            (await wire.generate([300], headers={"x-smg-routing-key": key})).body["text"]
+            for key in "abaab"
+        ]
     assert texts == ["a0", "b0", "a1", "a2", "b1"]
     assert [entry.call for entry in engine.log] == [0, 0, 1, 2, 1]
 

@@ -29,7 +29,9 @@ def test_a_value_is_a_logprob_and_exact_in_float32(prefix: list[int], index: int
     assert float(np.float32(value)) == value
 
 
-@given(prefix=st.lists(token, min_size=1, max_size=12), index=token, at=st.integers(0, 11), other=token)
+@given(
+    prefix=st.lists(token, min_size=1, max_size=12), index=token, at=st.integers(0, 11), other=token
+)
 def test_every_id_of_the_prefix_counts(prefix: list[int], index: int, at: int, other: int) -> None:
     changed = [*prefix]
     changed[at % len(prefix)] = other
@@ -40,7 +42,9 @@ def test_every_id_of_the_prefix_counts(prefix: list[int], index: int, at: int, o
 
 @given(prefix=ids, index=token, other=token)
 def test_the_id_counts(prefix: list[int], index: int, other: int) -> None:
-    assert (reference_logprob(prefix, index) == reference_logprob(prefix, other)) == (index == other)
+    assert (reference_logprob(prefix, index) == reference_logprob(prefix, other)) == (
+        index == other
+    )
 
 
 def test_a_value_stays_what_it_is() -> None:

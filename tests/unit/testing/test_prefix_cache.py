@@ -23,13 +23,17 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 @given(inserted=sequences, asked=sequences)
-def test_a_match_is_the_longest_common_prefix(inserted: list[list[int]], asked: list[list[int]]) -> None:
+def test_a_match_is_the_longest_common_prefix(
+    inserted: list[list[int]], asked: list[list[int]]
+) -> None:
     cache = PrefixCache()
     for at, ids in enumerate(inserted):
         expected = max((common(ids, earlier) for earlier in inserted[:at]), default=0)
         assert cache.match(array(ids)) == expected
         cache.insert(array(ids))
     for ids in asked:
-        assert cache.match(array(ids)) == max((common(ids, earlier) for earlier in inserted), default=0)
+        assert cache.match(array(ids)) == max(
+            (common(ids, earlier) for earlier in inserted), default=0
+        )
     cache.clear()
     assert all(cache.match(array(ids)) == 0 for ids in asked)

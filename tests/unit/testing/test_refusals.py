@@ -10,19 +10,31 @@ from support.embedded import Held, says, wired
 
 CONTEXT = 4096
 OVERFLOWS = [
-    (5000, None, None, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
-    (4096, 1, None, "The input (4096 tokens) is longer than the model's context length (4096 tokens)."),
+    (
+        5000,
+        None,
+        None,
+        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    ),
+    (
+        4096,
+        1,
+        None,
+        "The input (4096 tokens) is longer than the model's context length (4096 tokens).",
+    ),
     (
         4095,
         8,
         None,
-        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 4103 tokens: 4095 ",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+        "requested a total of 4103 tokens: 4095 ",
     ),
     (
         3000,
         8,
         3000,
-        "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter input or enable "
+        "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a "
+        "shorter input or enable "
         "--allow-auto-truncate.",
     ),
     (4090, 1, None, "Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens)."),
@@ -30,7 +42,9 @@ OVERFLOWS = [
 
 
 @pytest.mark.parametrize(("length", "max_new_tokens", "pool", "words"), OVERFLOWS)
-async def test_an_overflow_is_a_400(tokenizer: Any, length: int, max_new_tokens: int | None, pool: int | None, words: str) -> None:
+async def test_an_overflow_is_a_400(
+    tokenizer: Any, length: int, max_new_tokens: int | None, pool: int | None, words: str
+) -> None:
     params = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     async with wired(tokenizer, context_length=CONTEXT, max_total_tokens=pool) as (engine, wire):
         answer = await wire.generate([300] * length, **params)
@@ -43,7 +57,9 @@ async def test_an_overflow_is_a_400(tokenizer: Any, length: int, max_new_tokens:
 async def test_what_just_fits_is_answered(tokenizer: Any) -> None:
     async with wired(tokenizer, says([300] * 99), context_length=CONTEXT) as (_, wire):
         longest = await wire.generate([300] * 4089, max_new_tokens=7)
-    async with wired(tokenizer, says([300] * 99), context_length=CONTEXT, max_total_tokens=3000) as (_, wire):
+    async with wired(
+        tokenizer, says([300] * 99), context_length=CONTEXT, max_total_tokens=3000
+    ) as (_, wire):
         pooled = await wire.generate([300] * 2990, max_new_tokens=None)  # seen: clamped to 8
     assert (longest.status, len(longest.output_ids)) == (200, 5)
     assert pooled.meta["finish_reason"] == {"type": "length", "length": 8}
@@ -58,13 +74,20 @@ async def test_what_just_fits_is_answered(tokenizer: Any) -> None:
         ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
         ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
         ({"max_new_tokens": -2}, "max_new_tokens must be at least 0, got -2."),
-        ({"temperature": "warm"}, "1 validation error: sampling_params.temperature must be a number"),
+        (
+            {"temperature": "warm"},
+            "1 validation error: sampling_params.temperature must be a number",
+        ),
         ("warm", "1 validation error: sampling_params must be an object"),
     ],
 )
-async def test_a_wrong_sampling_parameter_is_a_400(tokenizer: Any, sampling_params: Any, words: str) -> None:
+async def test_a_wrong_sampling_parameter_is_a_400(
+    tokenizer: Any, sampling_params: Any, words: str
+) -> None:
     async with wired(tokenizer) as (engine, wire):
-        answer = await wire.post("/generate", {"input_ids": [300], "sampling_params": sampling_params})
+        answer = await wire.post(
+            "/generate", {"input_ids": [300], "sampling_params": sampling_params}
+        )
     assert answer.status == 400
     assert answer.message.startswith(words)
     assert engine.log == []  # no prompt of it ever came to the engine
@@ -107,13 +130,20 @@ async def test_a_body_of_the_wrong_types_is_a_validation_error(tokenizer: Any, b
 async def test_a_body_that_is_no_json_is_a_400(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, wire):
         for data in (b"{", b"[1]", b"\xff"):
-            async with wire.http.post(f"{engine.url}/generate", data=data, headers={"Content-Type": "application/json"}) as response:
+            async with wire.http.post(
+                f"{engine.url}/generate", data=data, headers={"Content-Type": "application/json"}
+            ) as response:
                 assert response.status == 400
 
 
-@pytest.mark.parametrize("path", ["/generate", "/tokenize", "/abort_request", "/update_weight_version", "/pause_generation"])
+@pytest.mark.parametrize(
+    "path",
+    ["/generate", "/tokenize", "/abort_request", "/update_weight_version", "/pause_generation"],
+)
 @pytest.mark.parametrize("kind", ["application/octet-stream", "text/plain"])
-async def test_a_body_of_another_type_than_json_is_a_400(tokenizer: Any, path: str, kind: str) -> None:
+async def test_a_body_of_another_type_than_json_is_a_400(
+    tokenizer: Any, path: str, kind: str
+) -> None:
     async with (
         wired(tokenizer) as (engine, wire),
         wire.http.post(engine.url + path, data=b"{}", headers={"Content-Type": kind}) as response,
@@ -124,7 +154,9 @@ async def test_a_body_of_another_type_than_json_is_a_400(tokenizer: Any, path: s
 
 
 @pytest.mark.parametrize("index", [4096, 999_999, -1, 2**31, 2**40])
-async def test_an_id_outside_the_vocabulary_would_have_killed_it(tokenizer: Any, index: int) -> None:
+async def test_an_id_outside_the_vocabulary_would_have_killed_it(
+    tokenizer: Any, index: int
+) -> None:
     async with wired(tokenizer) as (engine, wire):
         answer = await wire.generate([300, index])
         good = await wire.generate([300, 4095])
@@ -156,7 +188,13 @@ async def test_a_full_queue_is_a_503(tokenizer: Any) -> None:
         policy.release()
         assert [(await task).status for task in (running, queued)] == [200, 200]
     assert refused.status == 503
-    assert refused.body == {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+    assert refused.body == {
+        "object": "error",
+        "message": "The request queue is full.",
+        "type": "503",
+        "param": None,
+        "code": 503,
+    }
 
 
 async def test_a_policys_own_mistake_is_a_500_and_the_engine_goes_on(tokenizer: Any) -> None:

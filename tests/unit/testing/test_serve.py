@@ -21,7 +21,9 @@ from toolroll.rollout.testing.serve import serve
 
 def ask(url: str, key: str = "s") -> str:
     body = json.dumps({"input_ids": [300, 301]}).encode()
-    request = urllib.request.Request(f"{url}/generate", body, {"x-smg-routing-key": key, "Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{url}/generate", body, {"x-smg-routing-key": key, "Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return str(json.loads(response.read())["text"])
 
@@ -37,7 +39,8 @@ def test_a_program_without_an_event_loop_can_use_it(tokenizer: Any) -> None:
 SCRIPTS = {
     "an object": '{"s": ["One.", "Two."], "t": []}',
     "an object over lines": '{\n  "s": ["One.",\n "Two."]\n}',
-    "a line a key": '{"routing_key": "s", "replies": ["One.", "Two."]}\n\n{"routing_key": "t", "replies": []}\n',
+    "a line a key": '{"routing_key": "s", "replies": ["One.", "Two."]}\n\n{"routing_key": "t", '
+    '"replies": []}\n',
     "one line": '{"routing_key": "s", "replies": ["One.", "Two."]}',
 }
 
@@ -46,8 +49,19 @@ def test_the_command_serves_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(SCRIPTS["a line a key"], encoding="utf-8")
     main = "from toolroll.rollout.cli import main; main()"
-    command = lambda port: [sys.executable, "-c", main, "engine", "--port", str(port), "--script", str(script)]
-    with serving(command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine") as server:
+    command = lambda port: [
+        sys.executable,
+        "-c",
+        main,
+        "engine",
+        "--port",
+        str(port),
+        "--script",
+        str(script),
+    ]
+    with serving(
+        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
+    ) as server:
         assert [ask(server.url) for _ in range(3)] == ["One.", "Two.", "I am done."]
 
 
@@ -59,18 +73,40 @@ def test_a_script_has_one_of_two_shapes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"s": "One."}', '{"s": [1]}', '{"routing_key": "s"}\n{"routing_key": "t"}', '{"s": []}\nhm', "5"]
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"s": "One."}',
+        '{"s": [1]}',
+        '{"routing_key": "s"}\n{"routing_key": "t"}',
+        '{"s": []}\nhm',
+        "5",
+    ],
 )
 async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str) -> None:
     path = tmp_path / "script.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r'script\.json is no script.*"routing key".*"replies"'):
         async with asyncio.timeout(PATIENCE):
-            await serve("embedded", host="127.0.0.1", port=0, script_file=path, context_length=100, latency=0.0)
+            await serve(
+                "embedded",
+                host="127.0.0.1",
+                port=0,
+                script_file=path,
+                context_length=100,
+                latency=0.0,
+            )
 
 
 async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any) -> None:
-    settings: dict[str, Any] = {"host": "127.0.0.1", "script_file": None, "context_length": 100, "latency": 0.0}
+    settings: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "script_file": None,
+        "context_length": 100,
+        "latency": 0.0,
+    }
     with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
         await serve(str(tmp_path / "nothing"), port=0, **settings)
     with pytest.raises(UsageError, match=r"nothing\.json cannot be read"):

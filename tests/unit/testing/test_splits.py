@@ -30,28 +30,39 @@ def splitter(any_tokenizer: Any) -> TokenSplitter:
     return TokenSplitter(any_tokenizer)
 
 
-texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*CONTROL_TOKENS, SENTENCE])), max_size=6).map("".join)
+texts = st.lists(
+    st.one_of(st.text(max_size=20), st.sampled_from([*CONTROL_TOKENS, SENTENCE])), max_size=6
+).map("".join)
 
 
 @given(text=texts, seed=st.integers(0, 999), rate=st.sampled_from([0.0, 0.3, 1.0]))
-def test_a_split_decodes_to_the_same_text(any_tokenizer: Any, splitter: TokenSplitter, text: str, seed: int, rate: float) -> None:
+def test_a_split_decodes_to_the_same_text(
+    any_tokenizer: Any, splitter: TokenSplitter, text: str, seed: int, rate: float
+) -> None:
     ids = any_tokenizer.encode(text, add_special_tokens=False)
     split = splitter.split(ids, random.Random(seed), rate=rate)
     decode = any_tokenizer.backend_tokenizer.decode
     assert decode(split, skip_special_tokens=False) == decode(ids, skip_special_tokens=False)
     added = set(any_tokenizer.get_added_vocab().values())
-    assert [index for index in split if index in added] == [index for index in ids if index in added]
+    assert [index for index in split if index in added] == [
+        index for index in ids if index in added
+    ]
     if rate == 0.0:
         assert split == ids
 
 
-def test_most_splits_are_not_what_the_tokenizer_gives(any_tokenizer: Any, splitter: TokenSplitter) -> None:
+def test_most_splits_are_not_what_the_tokenizer_gives(
+    any_tokenizer: Any, splitter: TokenSplitter
+) -> None:
     ids = any_tokenizer.encode(SENTENCE, add_special_tokens=False)
     found = [splitter.split(ids, random.Random(seed)) for seed in range(20)]
     assert sum(split != ids for split in found) >= 18
     assert len({tuple(split) for split in found}) >= 15
     assert any(len(split) > len(ids) for split in found)
-    assert all(any_tokenizer.encode(any_tokenizer.decode(split), add_special_tokens=False) == ids for split in found)
+    assert all(
+        any_tokenizer.encode(any_tokenizer.decode(split), add_special_tokens=False) == ids
+        for split in found
+    )
 
 
 def test_every_split_of_a_text_has_a_chance(tokenizer: Any) -> None:
@@ -60,7 +71,11 @@ def test_every_split_of_a_text_has_a_chance(tokenizer: Any) -> None:
     ids = tokenizer.encode("the")
     vocabulary = tokenizer.get_vocab()
     cuts = [["the"], ["t", "he"], ["th", "e"], ["t", "h", "e"]]
-    possible = {tuple(vocabulary[piece] for piece in cut) for cut in cuts if all(piece in vocabulary for piece in cut)}
+    possible = {
+        tuple(vocabulary[piece] for piece in cut)
+        for cut in cuts
+        if all(piece in vocabulary for piece in cut)
+    }
     found = {tuple(splitter.split(ids, random.Random(seed), rate=1.0)) for seed in range(200)}
     assert len(possible) >= 3
     assert found == possible
@@ -71,12 +86,16 @@ def test_ids_that_are_half_a_character_stay_decodable(tokenizer: Any) -> None:
     ids = tokenizer.encode("漢字")[:-1]
     splitter = TokenSplitter(tokenizer)
     for seed in range(20):
-        assert tokenizer.decode(splitter.split(ids, random.Random(seed), rate=1.0)) == tokenizer.decode(ids)
+        assert tokenizer.decode(
+            splitter.split(ids, random.Random(seed), rate=1.0)
+        ) == tokenizer.decode(ids)
 
 
 def test_random_split_is_one_look_at_a_splitter(tokenizer: Any) -> None:
     ids = tokenizer.encode(SENTENCE)
-    assert random_split(tokenizer, ids, random.Random(3)) == TokenSplitter(tokenizer).split(ids, random.Random(3))
+    assert random_split(tokenizer, ids, random.Random(3)) == TokenSplitter(tokenizer).split(
+        ids, random.Random(3)
+    )
 
 
 async def test_the_engine_samples_splits_and_says_the_same_text(tokenizer: Any) -> None:
@@ -97,7 +116,10 @@ async def test_the_engines_splits_are_seeded(tokenizer: Any) -> None:
 
     async def play(seed: int, keys: list[str]) -> dict[str, list[int]]:
         async with wired(tokenizer, says(SENTENCE), split="random", seed=seed) as (_, wire):
-            return {key: (await wire.generate([300], headers={"x-smg-routing-key": key})).output_ids for key in keys}
+            return {
+                key: (await wire.generate([300], headers={"x-smg-routing-key": key})).output_ids
+                for key in keys
+            }
 
     first = await play(1, ["a", "b", "c"])
     assert await play(1, ["c", "a", "b"]) == first

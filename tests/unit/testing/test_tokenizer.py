@@ -15,7 +15,11 @@ from toolroll.rollout.testing import embedded_tokenizer_path
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Where is it?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find", "arguments": {"at": "here"}}}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "find", "arguments": {"at": "here"}}}],
+    },
     {"role": "tool", "content": "nowhere"},
     {"role": "tool", "content": "elsewhere"},
 ]
@@ -52,13 +56,17 @@ def test_the_template_is_chatml_like(tokenizer: Any) -> None:
     assert text == (
         "<|turn|>system\nBe kind.<|end|>\n"
         "<|turn|>user\nWhere is it?<|end|>\n"
-        '<|turn|>assistant\n<tool_call>{"name": "find", "arguments": {"at": "here"}}</tool_call><|end|>\n'
+        '<|turn|>assistant\n<tool_call>{"name": "find", "arguments": {"at": '
+        '"here"}}</tool_call><|end|>\n'
         "<|turn|>tool\n<tool_response>nowhere</tool_response><tool_response>elsewhere</tool_response><|end|>\n"
         "<|turn|>assistant\n"
     )
 
 
 def test_the_template_only_ever_appends(tokenizer: Any) -> None:
-    renders = [tokenizer.apply_chat_template(MESSAGES[:n], add_generation_prompt=False, tokenize=False) for n in (2, 3, len(MESSAGES))]
+    renders = [
+        tokenizer.apply_chat_template(MESSAGES[:n], add_generation_prompt=False, tokenize=False)
+        for n in (2, 3, len(MESSAGES))
+    ]
     for shorter, longer in pairwise(renders):
         assert longer.startswith(shorter)

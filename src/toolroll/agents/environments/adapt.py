@@ -12,10 +12,12 @@ from toolroll.rollout.types import Environment, Tool
 
 
 def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
-    """`env` itself, or behind our protocol an environment of Gymnasium's kind (`reset(seed=, options=)`, `step(action)` with five
-    values) or of tau-bench's (`reset(task_index)`, `step(action)`).
+    """`env` itself, or behind our protocol an environment of Gymnasium's kind (`reset(seed=,
+    options=)`, `step(action)` with five values) or of tau-bench's (`reset(task_index)`,
+    `step(action)`).
 
-    `wiki` and `tools_info` are the agent's, for an environment that has none of its own. Raises `UsageError` for anything else.
+    `wiki` and `tools_info` are the agent's, for an environment that has none of its own. Raises
+    `UsageError` for anything else.
     """
     if isinstance(env, Environment):
         return env
@@ -24,6 +26,7 @@ def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ())
     if is_tau_style(env):
         return TauStyleEnvironment(env, wiki=wiki, tools_info=tools_info)
     raise UsageError(
-        f"{type(env).__name__} is no environment: derive it from toolroll.Environment, or give it tau-bench's "
+        f"{type(env).__name__} is no environment: derive it from toolroll.Environment, or give it "
+        f"tau-bench's "
         "reset(task_index) and step(action), or Gymnasium's reset(seed=, options=) and step(action)"
     )

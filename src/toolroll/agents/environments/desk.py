@@ -1,8 +1,10 @@
-"""`desk`: a small benchmark of our own, the service desk of a lending library, in one file and without a server.
+"""`desk`: a small benchmark of our own, the service desk of a lending library, in one file and
+without a server.
 
-Invariants: every episode has a fresh in-memory SQLite database with the same rows; the reward is 1.0 only where the
-final database equals that of the reference actions and the member was told what had to be told, else 0.0; whatever
-the model writes as arguments is answered by an observation; once `done`, always done.
+Invariants: every episode has a fresh in-memory SQLite database with the same rows; the reward is
+1.0 only where the final database equals that of the reference actions and the member was told what
+had to be told, else 0.0; whatever the model writes as arguments is answered by an observation; once
+`done`, always done.
 
 The world and the tasks are data: `desk_tasks.json` beside this file.
 """
@@ -71,7 +73,7 @@ How you answer
   that do not apply. Still do the rest of what was asked.
 - After a renewal tell the new date, after a hold the place in the queue as a number, after a waiver the amount.
 - Write dates as {TODAY} and money as 4.50.
-"""
+"""  # noqa: E501
 
 _SCHEMA = """
 CREATE TABLE members (card TEXT PRIMARY KEY, name TEXT, postcode TEXT, tier TEXT, status TEXT, owed INTEGER, waived_on TEXT);
@@ -79,9 +81,10 @@ CREATE TABLE books (id TEXT PRIMARY KEY, title TEXT, author TEXT, kind TEXT, on_
 CREATE TABLE loans (id TEXT PRIMARY KEY, card TEXT, book TEXT, due TEXT, renewals INTEGER);
 CREATE TABLE holds (id TEXT PRIMARY KEY, card TEXT, book TEXT);
 CREATE TABLE transfers (card TEXT, topic TEXT);
-"""
+"""  # noqa: E501
 
-# What counts as the final state. A hold's id does not: it depends on the order in which holds were placed.
+# What counts as the final state. A hold's id does not: it depends on the order in which holds were
+# placed.
 _STATE = (
     "SELECT * FROM members ORDER BY card",
     "SELECT * FROM books ORDER BY id",
@@ -93,7 +96,9 @@ _STATE = (
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(Path(__file__).with_name("desk_tasks.json").read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = json.loads(
+        Path(__file__).with_name("desk_tasks.json").read_text(encoding="utf-8")
+    )
     return data
 
 
@@ -103,7 +108,12 @@ def open_database() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row
     db.executescript(_SCHEMA)
-    for table, marks in (("members", "?,?,?,?,?,?,?"), ("books", "?,?,?,?,?"), ("loans", "?,?,?,?,?"), ("holds", "?,?,?")):
+    for table, marks in (
+        ("members", "?,?,?,?,?,?,?"),
+        ("books", "?,?,?,?,?"),
+        ("loans", "?,?,?,?,?"),
+        ("holds", "?,?,?"),
+    ):
         db.executemany(f"INSERT INTO {table} VALUES ({marks})", _data()[table])
     return db
 
@@ -113,7 +123,7 @@ def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ..
     return tuple(tuple(tuple(row) for row in db.execute(query)) for query in _STATE)
 
 
-# --- tools: each takes the database and strings, and returns plain data ---------------------------------------------
+# --- tools: each takes the database and strings, and returns plain data ---------------------------
 
 
 class ToolError(Exception):
@@ -140,10 +150,20 @@ def find_member(db: sqlite3.Connection, card: str) -> dict[str, Any]:
     """Show a member's account: postcode, status, what is owed, loans, holds."""
     member = dict(_member(db, card))
     member["owed"] = _money(member["owed"])
-    loans = "SELECT l.id AS loan_id, l.book AS book_id, title, due, renewals FROM loans l JOIN books b ON b.id = l.book"
-    holds = "SELECT h.id AS hold_id, h.book AS book_id, title FROM holds h JOIN books b ON b.id = h.book"
-    member["loans"] = [dict(row) for row in db.execute(f"{loans} WHERE card = ? ORDER BY l.id", (card,))]
-    member["holds"] = [dict(row) for row in db.execute(f"{holds} WHERE card = ? ORDER BY h.id", (card,))]
+    loans = (
+        "SELECT l.id AS loan_id, l.book AS book_id, title, due, renewals FROM loans l JOIN "
+        "books b ON b.id = l.book"
+    )
+    holds = (
+        "SELECT h.id AS hold_id, h.book AS book_id, title FROM holds h JOIN books b ON b.id = "
+        "h.book"
+    )
+    member["loans"] = [
+        dict(row) for row in db.execute(f"{loans} WHERE card = ? ORDER BY l.id", (card,))
+    ]
+    member["holds"] = [
+        dict(row) for row in db.execute(f"{holds} WHERE card = ? ORDER BY h.id", (card,))
+    ]
     return member
 
 
@@ -158,7 +178,9 @@ def search_books(db: sqlite3.Connection, title: str) -> list[dict[str, Any]]:
 def renew_loan(db: sqlite3.Connection, loan_id: str) -> dict[str, Any]:
     """Renew one loan until 21 days from today."""
     _row(db, "SELECT id FROM loans WHERE id = ?", loan_id, "loan")
-    db.execute("UPDATE loans SET due = ?, renewals = renewals + 1 WHERE id = ?", (RENEWED_UNTIL, loan_id))
+    db.execute(
+        "UPDATE loans SET due = ?, renewals = renewals + 1 WHERE id = ?", (RENEWED_UNTIL, loan_id)
+    )
     return {"loan_id": loan_id, "due": RENEWED_UNTIL}
 
 
@@ -211,18 +233,40 @@ _ARGUMENTS: Mapping[str, dict[str, Any]] = {
 def _tool(function: Callable[..., Any]) -> Tool:
     names = list(inspect.signature(function).parameters)[1:]
     properties = {name: _ARGUMENTS[name] for name in names}
-    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
-    return {"type": "function", "function": {"name": function.__name__, "description": function.__doc__, "parameters": schema}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name": function.__name__,
+            "description": function.__doc__,
+            "parameters": schema,
+        },
+    }
 
 
 TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
     function.__name__: (function, _tool(function))
-    for function in (find_member, search_books, renew_loan, place_hold, cancel_hold, waive_fees, transfer_to_person)
+    for function in (
+        find_member,
+        search_books,
+        renew_loan,
+        place_hold,
+        cancel_hold,
+        waive_fees,
+        transfer_to_person,
+    )
 }
 
 
 def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
-    """Run one tool. `ToolError` for an unknown tool and for arguments that do not fit; nothing else is raised."""
+    """Run one tool. `ToolError` for an unknown tool and for arguments that do not fit; nothing
+    else is raised.
+    """
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]
@@ -238,11 +282,13 @@ def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
 _SURROGATE = re.compile("[\ud800-\udfff]")  # SQLite stores UTF-8, which has none
 
 
-# --- the member, the reference, the reward -------------------------------------------------------------------------
+# --- the member, the reference, the reward --------------------------------------------------------
 
 
 class DeskUser:
-    """The scripted member: says the request, then one missing detail a turn, agrees to questions, and stops."""
+    """The scripted member: says the request, then one missing detail a turn, agrees to
+    questions, and stops.
+    """
 
     PATIENCE = 3
     """How many questions it agrees to once it has said everything."""
@@ -258,7 +304,9 @@ class DeskUser:
         return str(self._opening)
 
     async def step(self, content: str) -> str:
-        """The next line that was not said yet; "yes" to a question; else thanks and the stop marker."""
+        """The next line that was not said yet; "yes" to a question; else thanks and the stop
+        marker.
+        """
         self._calls += 1
         if self._lines:
             return self._lines.pop(0)
@@ -280,27 +328,33 @@ def _details(task: Mapping[str, Any]) -> list[str]:
 
 
 def reference(task: Task) -> list[Action]:
-    """What a faultless agent does in `task`, step by step, with the scripted member; it earns 1.0."""
+    """What a faultless agent does in `task`, step by step, with the scripted member; it earns
+    1.0.
+    """
     data = task.data
     steps = [Action("Welcome! May I have your card number and your postcode?")]
     steps += [Action("I see. Anything else?") for _ in data.get("more", ())]
     calls = [("find_member", {"card": data["card"]}), *data["actions"]]
     steps += [Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in calls]
     if calls[-1][0] != "transfer_to_person":
-        steps.append(Action(" ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])])))
+        steps.append(
+            Action(" ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])]))
+        )
     return steps
 
 
 def normalise(text: str) -> str:
-    """`text` for comparison: compatibility forms unified (full-width digits, too), lower case, no separators of
-    thousands, ordinals as numbers."""
+    """`text` for comparison: compatibility forms unified (full-width digits, too), lower case, no
+    separators of thousands, ordinals as numbers."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
     return re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", plain)
 
 
 def is_told(wanted: str, replies: Sequence[str]) -> bool:
-    """Whether one of `replies` says `wanted` as a word or number of its own ("3" is not told by "13" or "3.50")."""
+    """Whether one of `replies` says `wanted` as a word or number of its own ("3" is not told by
+    "13" or "3.50").
+    """
     pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
     return any(pattern.search(normalise(reply)) for reply in replies)
 
@@ -331,7 +385,9 @@ def _reference_state(task: Task) -> object:
 
 
 class Desk(Environment):
-    """One conversation at the desk. All state lies in the episode's own database and in what was said."""
+    """One conversation at the desk. All state lies in the episode's own database and in what was
+    said.
+    """
 
     blocking = False
 
@@ -350,16 +406,20 @@ class Desk(Environment):
         self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database()
         self._user = self._options.user(seed) if self._options.user else DeskUser(task.data)
-        instruction = f"You write to your library. {task.data['opening']} {' '.join(_details(task.data))}"
+        instruction = (
+            f"You write to your library. {task.data['opening']} {' '.join(_details(task.data))}"
+        )
         opening = await self._user.reset(instruction)
         tools = [tool for _, tool in TOOLS.values()]
-        return Observation([{"role": "system", "content": POLICY}, {"role": "user", "content": opening}], tools)
+        return Observation(
+            [{"role": "system", "content": POLICY}, {"role": "user", "content": opening}], tools
+        )
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls, or pass the reply on to the member.
 
-        Raises `ActionError` where the reply is empty, `UsageError` before `reset` and after `done`, and what the
-        user simulator raises.
+        Raises `ActionError` where the reply is empty, `UsageError` before `reset` and after `done`,
+        and what the user simulator raises.
         """
         if self._db is None or self._user is None or self._task is None:
             raise UsageError("desk: step before reset; call reset(task, seed) first")
@@ -393,7 +453,11 @@ class Desk(Environment):
     def metrics(self) -> Mapping[str, float]:
         """`tool_errors`, in all and by tool, and the user's own."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
-        return {"tool_errors": float(self._tool_errors.total()), **errors, **(self._user.metrics() if self._user else {})}
+        return {
+            "tool_errors": float(self._tool_errors.total()),
+            **errors,
+            **(self._user.metrics() if self._user else {}),
+        }
 
     async def close(self) -> None:
         """Drop the database and let the user go."""
@@ -408,7 +472,9 @@ class DeskFactory:
     """The benchmark by name."""
 
     name = "desk"
-    description = "The service desk of a lending library: 33 tasks, seven tools, no server and no download."
+    description = (
+        "The service desk of a lending library: 33 tasks, seven tools, no server and no download."
+    )
     splits: tuple[str, ...] = ("test",)
 
     def missing(self) -> str | None:

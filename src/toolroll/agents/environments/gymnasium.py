@@ -1,8 +1,8 @@
-"""Environments of Gymnasium's kind behind our `Environment`: `reset(seed=, options=) -> (obs, info)`, `step(action) -> (obs, reward,
-terminated, truncated, info)`, one action a step.
+"""Environments of Gymnasium's kind behind our `Environment`: `reset(seed=, options=) -> (obs,
+info)`, `step(action) -> (obs, reward, terminated, truncated, info)`, one action a step.
 
-Invariants: calls are executed in order until the episode is over; nothing is stepped behind its end; the episode's reward is the sum
-of the steps', as Gymnasium's return is.
+Invariants: calls are executed in order until the episode is over; nothing is stepped behind its
+end; the episode's reward is the sum of the steps', as Gymnasium's return is.
 """
 
 from __future__ import annotations
@@ -34,17 +34,31 @@ def is_gym_style(env: Any) -> bool:
 
 
 def text_action(content: str, call: ToolCall | None) -> str:
-    """The action of an environment that takes text: what was said, or a call as `{"name": ..., "arguments": ...}`."""
-    return content if call is None else json.dumps({"name": call.name, "arguments": call.arguments or {}}, ensure_ascii=False)
+    """The action of an environment that takes text: what was said, or a call as `{"name": ...,
+    "arguments": ...}`.
+    """
+    return (
+        content
+        if call is None
+        else json.dumps({"name": call.name, "arguments": call.arguments or {}}, ensure_ascii=False)
+    )
 
 
 class GymStyleEnvironment(Environment):
-    """`env` as it is. `make_action(content, call)` builds its action, once for each call, or with None where the reply has no call; an
-    `ActionError` of it goes back to the model. `options` given to `reset`: `{"task_index": ..., "task_id": ...}`."""
+    """`env` as it is. `make_action(content, call)` builds its action, once for each call, or with
+    None where the reply has no call; an `ActionError` of it goes back to the model. `options` given
+    to `reset`: `{"task_index": ..., "task_id": ...}`."""
 
     reward_mode = "sum"
 
-    def __init__(self, env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = (), make_action: MakeGymAction = text_action) -> None:
+    def __init__(
+        self,
+        env: Any,
+        *,
+        wiki: str = "",
+        tools_info: Sequence[Tool] = (),
+        make_action: MakeGymAction = text_action,
+    ) -> None:
         self.env = env
         self._wiki = getattr(env, "wiki", None) or wiki
         self._tools = list(getattr(env, "tools_info", None) or tools_info)
@@ -52,7 +66,9 @@ class GymStyleEnvironment(Environment):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """The wiki as the system message, the observation as the user's."""
-        observation, info = self.env.reset(seed=seed, options={"task_index": task.index, "task_id": task.id})
+        observation, info = self.env.reset(
+            seed=seed, options={"task_index": task.index, "task_id": task.id}
+        )
         messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
         messages.append({"role": "user", "content": as_text(observation)})
         return Observation(messages, self._tools, dict(info))

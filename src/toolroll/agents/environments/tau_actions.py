@@ -18,16 +18,20 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 @dataclass(slots=True)
 class TauAction:
-    """One tool call, or one utterance (`respond`): what an environment of tau-bench's kind takes."""
+    """One tool call, or one utterance (`respond`): what an environment of tau-bench's kind
+    takes.
+    """
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction:
-    """The published rule: the first call; without one, or where its arguments are no object, `respond` with the text.
+    """The published rule: the first call; without one, or where its arguments are no object,
+    `respond` with the text.
 
-    `calls`: `{name, parameters}` as SGLang's parsers give them (parameters as JSON text), or our `ToolCall`. Never raises.
+    `calls`: `{name, parameters}` as SGLang's parsers give them (parameters as JSON text), or our
+    `ToolCall`. Never raises.
     """
     respond = TauAction(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: text_response})
     if not calls:
@@ -36,7 +40,9 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction
         logger.debug("%d calls in one reply: only the first becomes an action", len(calls))
     name, arguments = _read(calls[0])
     if not isinstance(arguments, dict):
-        logger.warning("the arguments of %s are no JSON object: the reply is taken as an utterance", name)
+        logger.warning(
+            "the arguments of %s are no JSON object: the reply is taken as an utterance", name
+        )
         return respond
     return TauAction(name, arguments)
 

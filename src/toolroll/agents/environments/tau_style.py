@@ -1,7 +1,9 @@
-"""Environments of tau-bench's kind behind our `Environment`: `reset(task_index)`, `step(action)`, one action a step.
+"""Environments of tau-bench's kind behind our `Environment`: `reset(task_index)`, `step(action)`,
+one action a step.
 
-Invariants: calls are executed in order until the episode is done; a call behind the one that ended it is refused, since tau-bench
-gives reward 1.0 for nothing after the end; `respond` never carries a blank text.
+Invariants: calls are executed in order until the episode is done; a call behind the one that ended
+it is refused, since tau-bench gives reward 1.0 for nothing after the end; `respond` never carries a
+blank text.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.environments.tau_actions import RESPOND_ACTION_FIELD_NAME, RESPOND_ACTION_NAME, TauAction
+from toolroll.agents.environments.tau_actions import (
+    RESPOND_ACTION_FIELD_NAME,
+    RESPOND_ACTION_NAME,
+    TauAction,
+)
 from toolroll.agents.loop.call_policy import answer
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
@@ -26,7 +32,9 @@ def is_tau_style(env: Any) -> bool:
 
 
 class TauStyleEnvironment(Environment):
-    """`env` as it is. `wiki` and `tools_info` stand in where it has none; `make_action(name, kwargs)` builds its action type."""
+    """`env` as it is. `wiki` and `tools_info` stand in where it has none; `make_action(name,
+    kwargs)` builds its action type.
+    """
 
     def __init__(
         self,
@@ -42,7 +50,9 @@ class TauStyleEnvironment(Environment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """`env.reset(task_index)`: the wiki as the system message, the observation as the user's."""
+        """`env.reset(task_index)`: the wiki as the system message, the observation as the
+        user's.
+        """
         response = self.env.reset(task_index=task.index)
         messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
         messages.append({"role": "user", "content": response.observation})
@@ -66,14 +76,23 @@ class TauStyleEnvironment(Environment):
 
     def _execute(self, call: ToolCall) -> tuple[str, float, bool, dict[str, Any]]:
         if call.name == RESPOND_ACTION_NAME:
-            raise ActionError(f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call")
+            raise ActionError(
+                f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call"
+            )
         response = self.env.step(self._make_action(call.name, dict(call.arguments or {})))
-        return str(response.observation), float(response.reward), bool(response.done), as_data(response.info)
+        return (
+            str(response.observation),
+            float(response.reward),
+            bool(response.done),
+            as_data(response.info),
+        )
 
     def _respond(self, content: str) -> StepResult:
         if not content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
-        response = self.env.step(self._make_action(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: content}))
+        response = self.env.step(
+            self._make_action(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: content})
+        )
         return StepResult(
             [{"role": "user", "content": response.observation}],
             float(response.reward),

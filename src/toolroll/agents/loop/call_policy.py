@@ -1,7 +1,9 @@
-"""`CallPolicy`: what an agent does with calls that cannot be read, and with several calls in one reply.
+"""`CallPolicy`: what an agent does with calls that cannot be read, and with several calls in one
+reply.
 
-Invariants: every attempted call gets exactly one answer, so that tokens and history agree; a call that is not executed is told so
-in words; nothing blank and no reasoning is ever handed to the environment as speech.
+Invariants: every attempted call gets exactly one answer, so that tokens and history agree; a call
+that is not executed is told so in words; nothing blank and no reasoning is ever handed to the
+environment as speech.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ OnInvalidCall = Literal["feedback", "respond", "stop"]
 ParallelCalls = Literal["all", "first", "refuse"]
 
 ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one stood before it."
-NO_PARALLEL = "Not executed: only one tool call per turn is allowed. Make one call and wait for its answer."
+NO_PARALLEL = (
+    "Not executed: only one tool call per turn is allowed. Make one call and wait for its answer."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` that the agent gives itself,
-    by the call's place in the reply (two calls may have one id), whether to `stop`, and whether the reply was `invalid`."""
+    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` that
+    the agent gives itself, by the call's place in the reply (two calls may have one id), whether to
+    `stop`, and whether the reply was `invalid`."""
 
     action: Action | None
     answers: Mapping[int, Message] = field(default_factory=dict)
@@ -34,11 +39,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """`on_invalid_call`: "feedback" answers each unreadable call with its error and goes on; "respond" takes the reply's text as
-    speech (the published behaviour); "stop" ends the episode. `max_invalid_in_a_row` replies of that kind end it in any case.
-    `parallel_calls`: "all" executes them in order, "first" answers the rest with a refusal (tau-bench's rule), "refuse"
-    executes none of several. `invalid_penalty` is added to the reward once for each invalid reply; `mask_invalid` takes
-    invalid turns out of training.
+    """`on_invalid_call`: "feedback" answers each unreadable call with its error and goes on;
+    "respond" takes the reply's text as speech (the published behaviour); "stop" ends the episode.
+    `max_invalid_in_a_row` replies of that kind end it in any case. `parallel_calls`: "all" executes
+    them in order, "first" answers the rest with a refusal (tau-bench's rule), "refuse" executes
+    none of several. `invalid_penalty` is added to the reward once for each invalid reply;
+    `mask_invalid` takes invalid turns out of training.
     """
 
     on_invalid_call: OnInvalidCall = "feedback"
@@ -49,9 +55,14 @@ class CallPolicy:
 
     def __post_init__(self) -> None:
         if self.max_invalid_in_a_row < 1:
-            raise UsageError(f"max_invalid_in_a_row must be at least 1, not {self.max_invalid_in_a_row}")
+            raise UsageError(
+                f"max_invalid_in_a_row must be at least 1, not {self.max_invalid_in_a_row}"
+            )
         if self.invalid_penalty > 0:
-            raise UsageError(f"invalid_penalty is added to the reward: give 0 or a negative number, not {self.invalid_penalty}")
+            raise UsageError(
+                f"invalid_penalty is added to the reward: give 0 or a negative number, not "
+                f"{self.invalid_penalty}"
+            )
 
     def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
         """`invalid_before`: how many replies just before this one were invalid."""
@@ -64,9 +75,14 @@ class CallPolicy:
             return Decision(None, stop=True, invalid=True)
         bad = [(at, call) for at, call in enumerate(reply.tool_calls) if not call.ok]
         if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
-            answers = {at: answer(call, call.error or "This call could not be read.") for at, call in bad}
+            answers = {
+                at: answer(call, call.error or "This call could not be read.") for at, call in bad
+            }
             return Decision(Action(reply.content), answers, invalid=True)
-        answers = {at: answer(call, f"Error: {call.error or 'this call could not be read.'}") for at, call in bad}
+        answers = {
+            at: answer(call, f"Error: {call.error or 'this call could not be read.'}")
+            for at, call in bad
+        }
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
         done = self._execute(reply, answers)
@@ -84,25 +100,43 @@ class CallPolicy:
 
 def answer(call: ToolCall, text: str) -> Message:
     """A tool message that answers `call` with `text`."""
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": text}
+    return {
+        "role": "tool",
+        "tool_call_id": call.id,
+        "name": call.name or "unknown",
+        "content": text,
+    }
 
 
-def order_by_call(calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]) -> list[Message]:
-    """The environment's `messages` and the agent's own `answers`, tool messages in the order of the calls, the rest behind."""
+def order_by_call(
+    calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]
+) -> list[Message]:
+    """The environment's `messages` and the agent's own `answers`, tool messages in the order of
+    the calls, the rest behind.
+    """
     tools = [message for message in messages if message.get("role") == "tool"]
     ordered: list[Message] = []
     for at, call in enumerate(calls):
         if at in answers:
             ordered.append(answers[at])
             continue
-        own = next((index for index, message in enumerate(tools) if message.get("tool_call_id") == call.id), None)
+        own = next(
+            (
+                index
+                for index, message in enumerate(tools)
+                if message.get("tool_call_id") == call.id
+            ),
+            None,
+        )
         if own is not None:
             ordered.append(tools.pop(own))
     return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 
 def told(action: Action, text: str) -> list[Message]:
-    """`text` as the answer to every call of `action`; to the user's side of the conversation where it made none."""
+    """`text` as the answer to every call of `action`; to the user's side of the conversation
+    where it made none.
+    """
     if action.tool_calls:
         return [answer(call, text) for call in action.tool_calls]
     return [{"role": "user", "content": text}]

@@ -1,4 +1,5 @@
-"""`EnvironmentRunner`: one environment while one episode is played in it: its task and seed, off the event loop, its failures named.
+"""`EnvironmentRunner`: one environment while one episode is played in it: its task and seed, off
+the event loop, its failures named.
 
 Invariants: blocking calls run in threads (I8); whatever the environment raises that is
 neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
@@ -92,7 +93,9 @@ class EnvironmentRunner:
             found = await self._call("step", action)
         except ActionError as error:  # its text goes back to the model, for each call
             answers = told(action, message_of(error, self._most_bytes + 1))
-            check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
+            check_size(
+                f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes
+            )
             raise
         result = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)
@@ -100,7 +103,9 @@ class EnvironmentRunner:
 
     async def truncated_reward(self) -> float | None:
         """The environment's reward for an episode that ran out of steps or of context."""
-        return checked_reward(f"{self._name}.truncated_reward", await self._call("truncated_reward"))
+        return checked_reward(
+            f"{self._name}.truncated_reward", await self._call("truncated_reward")
+        )
 
     async def measure(self) -> Exception | None:
         """Take the environment's numbers. Return the error if that fails: the episode stands."""
@@ -110,7 +115,9 @@ class EnvironmentRunner:
             if wrong is not None:
                 raise EnvironmentFailure(wrong)
         except (ActionError, RolloutError, UsageError) as error:
-            logger.warning("the environment of task %s gave no metrics: %s", self.task.id, message_of(error))
+            logger.warning(
+                "the environment of task %s gave no metrics: %s", self.task.id, message_of(error)
+            )
             return error
         return None
 
@@ -127,7 +134,9 @@ class EnvironmentRunner:
         try:
             await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
-            logger.warning("the environment of task %s was not closed: %s", self.task.id, message_of(error))
+            logger.warning(
+                "the environment of task %s was not closed: %s", self.task.id, message_of(error)
+            )
             return error
         return None
 
@@ -139,7 +148,9 @@ class EnvironmentRunner:
         except EnvironmentFailure:
             raise
         except Exception as error:
-            raise EnvironmentFailure(f"what {self._name} returned cannot be read: {_shown(error)}") from error
+            raise EnvironmentFailure(
+                f"what {self._name} returned cannot be read: {_shown(error)}"
+            ) from error
 
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
         began = perf_counter()
@@ -156,9 +167,17 @@ class EnvironmentRunner:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
             if timeout.expired():
-                raise TimeLimitError(f"{where} took more than {seconds:g} s{self._runs_on()}") from error
-            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
-            raise EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}") from cause
+                raise TimeLimitError(
+                    f"{where} took more than {seconds:g} s{self._runs_on()}"
+                ) from error
+            cause = (
+                error.__cause__
+                if isinstance(error, ForeignExitError) and error.__cause__
+                else error
+            )
+            raise EnvironmentFailure(
+                f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
+            ) from cause
         finally:
             self.seconds += perf_counter() - began
 
@@ -221,11 +240,17 @@ def _shown(error: BaseException) -> str:
 
 
 def _place(error: BaseException, environment: type) -> str:
-    """Where `error` was raised: the innermost line of the environment's own module, else the innermost of all."""
+    """Where `error` was raised: the innermost line of the environment's own module, else the
+    innermost of all.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)
     found = next(
         (frame for frame in reversed(frames) if frame.filename == own),
         frames[-1] if frames else None,
     )
-    return "" if found is None else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"
+    return (
+        ""
+        if found is None
+        else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"
+    )

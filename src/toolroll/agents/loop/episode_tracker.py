@@ -52,8 +52,15 @@ class EpisodeTracker:
         """Take in one step of the environment."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
-        # None says nothing new: tau-bench sends every field with each step, and most of them are None.
-        self.info.update({key: value for key, value in result.info.items() if value is not None or key not in self.info})
+        # None says nothing new: tau-bench sends every field with each step, and most of them are
+        # None.
+        self.info.update(
+            {
+                key: value
+                for key, value in result.info.items()
+                if value is not None or key not in self.info
+            }
+        )
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
         """Count the calls that go to the environment, by tool."""
@@ -70,7 +77,9 @@ class EpisodeTracker:
         self.info["error"] = describe(error)
         return reason_of(error)
 
-    async def reward(self, reason: StopReason, runner: EnvironmentRunner, penalty: float) -> float | None:
+    async def reward(
+        self, reason: StopReason, runner: EnvironmentRunner, penalty: float
+    ) -> float | None:
         """Return the episode's reward, None for an abort.
 
         It is the environment's last one (or the sum), or its verdict if the episode was cut short,
@@ -83,10 +92,18 @@ class EpisodeTracker:
             reward = sum(self.rewards) if total else self.rewards[-1]
         else:
             truncated_reward = await runner.truncated_reward()
-            reward = truncated_reward if truncated_reward is not None else (sum(self.rewards) if total else 0.0)
-        return checked_reward("the sum of the step rewards", reward + penalty * self.counts["invalid_replies"])
+            reward = (
+                truncated_reward
+                if truncated_reward is not None
+                else (sum(self.rewards) if total else 0.0)
+            )
+        return checked_reward(
+            "the sum of the step rewards", reward + penalty * self.counts["invalid_replies"]
+        )
 
-    async def cut_short(self, reason: StopReason, runner: EnvironmentRunner, penalty: float) -> tuple[StopReason, float | None]:
+    async def cut_short(
+        self, reason: StopReason, runner: EnvironmentRunner, penalty: float
+    ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
         If the context was full, also for the first prompt, the reward is the environment's verdict.
@@ -101,14 +118,23 @@ class EpisodeTracker:
         return reason, reward
 
     async def close(self, runner: EnvironmentRunner) -> None:
-        """Take the environment's numbers and close it; where that fails, `info` says so as `metrics_error` and `close_error`."""
-        for what, error in (("metrics_error", await runner.measure()), ("close_error", await runner.close())):
+        """Take the environment's numbers and close it; where that fails, `info` says so as
+        `metrics_error` and `close_error`.
+        """
+        for what, error in (
+            ("metrics_error", await runner.measure()),
+            ("close_error", await runner.close()),
+        ):
             if error is not None:
                 self.info[what] = describe(error)
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
         """All numbers of the episode."""
-        own = {**self.counts, "engine_seconds": self.engine_seconds, "seconds": perf_counter() - self.began}
+        own = {
+            **self.counts,
+            "engine_seconds": self.engine_seconds,
+            "seconds": perf_counter() - self.began,
+        }
         return {**{name: float(value) for name, value in own.items()}, **extra}
 
 

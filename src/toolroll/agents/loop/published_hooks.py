@@ -17,8 +17,12 @@ _IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", defa
 CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
-def wrap_call_llm(served: Model, call_llm: CallHook) -> Callable[[GenerateRequest], Awaitable[Completion]]:
-    """A generate function that posts through an overridden `_call_llm`; its answer is checked like the engine's own."""
+def wrap_call_llm(
+    served: Model, call_llm: CallHook
+) -> Callable[[GenerateRequest], Awaitable[Completion]]:
+    """A generate function that posts through an overridden `_call_llm`; its answer is checked
+    like the engine's own.
+    """
 
     async def generate(request: GenerateRequest) -> Completion:
         payload = {
@@ -33,9 +37,11 @@ def wrap_call_llm(served: Model, call_llm: CallHook) -> Callable[[GenerateReques
     return generate
 
 
-def proposing(hook: Callable[[Sequence[Message]], Sequence[int]]) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """`hook` for a `Conversation`; while it runs, `proposed_ids` gives the ids that would be served, so that an override may build on what
-    its base class gives."""
+def proposing(
+    hook: Callable[[Sequence[Message]], Sequence[int]],
+) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
+    """`hook` for a `Conversation`; while it runs, `proposed_ids` gives the ids that would be
+    served, so that an override may build on what its base class gives."""
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
         token = _IN_PLAY.set(ids.tolist())
@@ -53,12 +59,20 @@ def proposed_ids() -> list[int] | None:
 
 
 def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
-    """A parser made of an overridden `_parse_tool`, which returns `{parsed_result: {normal_text, calls}, success, error}`."""
+    """A parser made of an overridden `_parse_tool`, which returns `{parsed_result: {normal_text,
+    calls}, success, error}`.
+    """
 
     def parse(text: str) -> ParsedReply:
         found = parse_tool(text)
         if not found.get("success", True):
-            call = ToolCall("", None, text, CallStatus.INVALID_JSON, str(found.get("error") or "the reply could not be parsed"))
+            call = ToolCall(
+                "",
+                None,
+                text,
+                CallStatus.INVALID_JSON,
+                str(found.get("error") or "the reply could not be parsed"),
+            )
             return ParsedReply(content="", tool_calls=(call,))
         result = found["parsed_result"]
         calls = tuple(_call(entry) for entry in result.get("calls") or ())
@@ -73,7 +87,19 @@ def _call(entry: Mapping[str, Any]) -> ToolCall:
     try:
         arguments = json.loads(parameters) if isinstance(parameters, str) else parameters
     except json.JSONDecodeError as error:
-        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, f"the arguments of {name} are not JSON: {error}")
+        return ToolCall(
+            name,
+            None,
+            raw,
+            CallStatus.INVALID_JSON,
+            f"the arguments of {name} are not JSON: {error}",
+        )
     if not isinstance(arguments, dict):
-        return ToolCall(name, None, raw, CallStatus.BAD_ARGUMENTS, f"the arguments of {name} must be a JSON object")
+        return ToolCall(
+            name,
+            None,
+            raw,
+            CallStatus.BAD_ARGUMENTS,
+            f"the arguments of {name} must be a JSON object",
+        )
     return ToolCall(name, arguments, raw)

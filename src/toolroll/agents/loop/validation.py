@@ -23,7 +23,9 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
     """Return what `reset` of `env` returned. Raise `EnvironmentFailure` if it is wrong."""
     if not isinstance(found, Observation):
-        raise EnvironmentFailure(f"{env}.reset must return an Observation, not {type(found).__name__}")
+        raise EnvironmentFailure(
+            f"{env}.reset must return an Observation, not {type(found).__name__}"
+        )
     _check_messages(f"{env}.reset", found.messages)
     _check_tools(f"{env}.reset", found.tools)
     check_size(f"{env}.reset", found.messages, found.tools, most_bytes)
@@ -43,10 +45,14 @@ def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BY
     _check_info(f"{env}.step", found.info)
     if not isinstance(found.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{env}.step: done must be True or False, not {shown(found.done)}")
-    answered = [message.get("tool_call_id") for message in found.messages if message["role"] == "tool"]
+    answered = [
+        message.get("tool_call_id") for message in found.messages if message["role"] == "tool"
+    ]
     missing = [call.name for call in action.tool_calls if call.id not in answered]
     if missing and not found.done:
-        raise EnvironmentFailure(f"{env}.step gave no tool message with the tool_call_id of the call of {missing[0]}")
+        raise EnvironmentFailure(
+            f"{env}.step gave no tool message with the tool_call_id of the call of {missing[0]}"
+        )
     return found
 
 
@@ -56,7 +62,9 @@ def checked_reward(where: str, reward: Any) -> float | None:
         return None
     value = finite(reward)
     if value is None:
-        raise EnvironmentFailure(f"{where} gave the reward {shown(reward)}: it must be a finite number, or None for none")
+        raise EnvironmentFailure(
+            f"{where} gave the reward {shown(reward)}: it must be a finite number, or None for none"
+        )
     return value
 
 
@@ -68,7 +76,11 @@ def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]
     kept = {name: value for name, value in numbers.items() if value is not None}
     if len(kept) == len(found):
         return kept, None
-    wrong = "; ".join(f"{key_text(name)}: {shown(value)}" for name, value in found.items() if key_text(name) not in kept)
+    wrong = "; ".join(
+        f"{key_text(name)}: {shown(value)}"
+        for name, value in found.items()
+        if key_text(name) not in kept
+    )
     return kept, f"{env}.metrics gave what is not a finite number: {wrong}"
 
 
@@ -77,7 +89,9 @@ def _check_info(where: str, info: Any) -> None:
         raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(info)}")
 
 
-def check_size(where: str, messages: Sequence[Mapping[str, Any]], tools: Any, most_bytes: int) -> None:
+def check_size(
+    where: str, messages: Sequence[Mapping[str, Any]], tools: Any, most_bytes: int
+) -> None:
     """Raise `EnvironmentFailure` if an observation has more text than it may have in all."""
     sizes = [_text_bytes(message) for message in messages]
     size = sum(sizes) + _text_bytes(tools)
@@ -94,33 +108,48 @@ def _text_bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
-        return sum(_text_bytes(item) for key, item in value.items() if key not in _LABELS or not isinstance(item, str))
+        return sum(
+            _text_bytes(item)
+            for key, item in value.items()
+            if key not in _LABELS or not isinstance(item, str)
+        )
     return sum(map(_text_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _check_messages(where: str, messages: Any) -> None:
     # Nearly always: the tests for abstract types cost ten times as much.
     plain = type(messages) in (list, tuple)
-    if not plain and (isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)):
-        raise EnvironmentFailure(f"{where}: messages must be a list of messages, not {type(messages).__name__}")
+    if not plain and (
+        isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)
+    ):
+        raise EnvironmentFailure(
+            f"{where}: messages must be a list of messages, not {type(messages).__name__}"
+        )
     for at, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or role not in _ROLES:
             raise EnvironmentFailure(
-                f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, not {shown(message)}"
+                f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, "
+                f"not {shown(message)}"
             )
         if not isinstance(message.get("content"), str | list | None):
             kind = type(message["content"]).__name__
-            raise EnvironmentFailure(f"{where}: the content of messages[{at}] must be text, not {kind}")
+            raise EnvironmentFailure(
+                f"{where}: the content of messages[{at}] must be text, not {kind}"
+            )
         if _is_nested_too_deep(message):
-            raise EnvironmentFailure(f"{where}: messages[{at}] is nested too deep, or contains itself")
+            raise EnvironmentFailure(
+                f"{where}: messages[{at}] is nested too deep, or contains itself"
+            )
 
 
 def _is_nested_too_deep(message: Mapping[Any, Any]) -> bool:
     if all(type(value) is str for value in message.values()):
         return False
     try:
-        orjson.dumps(message, default=as_text, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        orjson.dumps(
+            message, default=as_text, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+        )
     except TypeError as error:
         return "ecursion" in str(error)
     return False

@@ -1,8 +1,10 @@
-"""The HTTP side of a simulated user: one `POST {base_url}/chat/completions`, tried until it succeeds or cannot.
+"""The HTTP side of a simulated user: one `POST {base_url}/chat/completions`, tried until it
+succeeds or cannot.
 
-Invariants: only what can succeed is tried again (no connection, a time-out, an unreadable 200, 408, 425, 429, 5xx), after a
-backoff and never sooner than `Retry-After` asks; at most `max_concurrency` requests are in flight, and waiting
-between two attempts holds no place; the API key stands in no error.
+Invariants: only what can succeed is tried again (no connection, a time-out, an unreadable 200, 408,
+425, 429, 5xx), after a backoff and never sooner than `Retry-After` asks; at most `max_concurrency`
+requests are in flight, and waiting between two attempts holds no place; the API key stands in no
+error.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ How you write:
 - Stay with what you want; do not agree to something else unless the lines above allow it.
 - As soon as everything is settled, or it is clear that it cannot be, or you are handed to another person, answer with
   ###STOP### and nothing else.
-"""
+"""  # noqa: E501
 
 _RETRYABLE = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 _EXCERPT = 500
@@ -64,7 +66,9 @@ class UserConfig(BaseModel):
     strategy: UserStrategy = "llm"
     """How the model plays: see `toolroll.agents.users.strategies`."""
     revisions: int = Field(default=2, ge=0)
-    """How often a line may be refused by the supervisor of `verify` and `reflection`; the last one is said in any case."""
+    """How often a line may be refused by the supervisor of `verify` and `reflection`; the last
+    one is said in any case.
+    """
     first_agent_line: str = "Hi! How can I help you today?"
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -78,10 +82,14 @@ class UserConfig(BaseModel):
     max_backoff: float = Field(default=30.0, ge=0)
     """Also the longest `Retry-After` that is waited for; a longer one is a failure at once."""
     engine_timeout: float = Field(default=0.0, ge=0)
-    """How long to wait for a server that does not answer at all, before `EngineUnreachableError`; 0: it is a failure like others."""
+    """How long to wait for a server that does not answer at all, before
+    `EngineUnreachableError`; 0: it is a failure like others.
+    """
     max_concurrency: int = Field(default=64, gt=0)
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the request, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
+    """Further fields of the request, such as {"chat_template_kwargs": {"enable_thinking":
+    false}}.
+    """
 
     @field_validator("base_url")
     @classmethod
@@ -117,13 +125,17 @@ class UserConfig(BaseModel):
             return self.api_key.get_secret_value() if self.api_key else None
         key = os.environ.get(self.api_key_env)
         if not key:
-            raise UsageError(f"the user simulator's api_key_env names {self.api_key_env}, which is not set")
+            raise UsageError(
+                f"the user simulator's api_key_env names {self.api_key_env}, which is not set"
+            )
         return key
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One completion: its raw content, what it cost in tokens (0 where the server does not say), and its tool calls as they came."""
+    """One completion: its raw content, what it cost in tokens (0 where the server does not say),
+    and its tool calls as they came.
+    """
 
     content: str
     prompt_tokens: int
@@ -143,7 +155,9 @@ class _Failure:
 
 
 class ChatClient:
-    """A session, its limit, and the retries. `sleep`, `clock` and `jitter` are for tests; `jitter` gives [0, 1)."""
+    """A session, its limit, and the retries. `sleep`, `clock` and `jitter` are for tests;
+    `jitter` gives [0, 1).
+    """
 
     def __init__(
         self,
@@ -171,14 +185,21 @@ class ChatClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(
-        self, messages: Sequence[Message], *, seed: int | None, on_retry: Callable[[], None], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        seed: int | None,
+        on_retry: Callable[[], None],
+        tools: Sequence[Tool] = (),
     ) -> Answer:
         """Return the answer to `messages`.
 
         Raise `UserSimulatorError` with url, status, excerpt of the body, and attempts, or
         `EngineUnreachableError` if nobody answered for `engine_timeout` seconds.
         """
-        body = orjson.dumps(self.request(messages, seed) | ({"tools": list(tools)} if tools else {}))
+        body = orjson.dumps(
+            self.request(messages, seed) | ({"tools": list(tools)} if tools else {})
+        )
         attempt = deaths = 0
         while True:
             ended = self._outage.ended
@@ -190,17 +211,28 @@ class ChatClient:
                 deaths += 1
                 if deaths < MOST_DEATHS:
                     continue
-            if not outcome.retryable or attempt == self._config.retries or outcome.retry_after > self._config.max_backoff:
+            if (
+                not outcome.retryable
+                or attempt == self._config.retries
+                or outcome.retry_after > self._config.max_backoff
+            ):
                 raise self._error(outcome, attempt + 1)
             on_retry()
-            pause = min(self._config.backoff * 2**attempt, self._config.max_backoff) * (0.5 + self._jitter() / 2)
+            pause = min(self._config.backoff * 2**attempt, self._config.max_backoff) * (
+                0.5 + self._jitter() / 2
+            )
             await self._sleep(max(pause, outcome.retry_after))
             attempt += 1
 
     def request(self, messages: Sequence[Message], seed: int | None) -> dict[str, Any]:
         """The request's body."""
         config = self._config
-        optional = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens, "seed": seed}
+        optional = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "max_tokens": config.max_tokens,
+            "seed": seed,
+        }
         given = {key: value for key, value in optional.items() if value is not None}
         return {"model": config.model, "messages": list(messages), **given, **config.extra_body}
 
@@ -218,13 +250,19 @@ class ChatClient:
         async with self._limit:
             if self._session is None or self._session.closed:
                 self._session = aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self._config.timeout)
+                    connector=aiohttp.TCPConnector(limit=0),
+                    timeout=aiohttp.ClientTimeout(total=self._config.timeout),
                 )
             try:
                 # A redirect would turn the POST into a GET, and carry the key elsewhere.
-                async with self._session.post(self.url, data=body, headers=headers, allow_redirects=False) as response:
+                async with self._session.post(
+                    self.url, data=body, headers=headers, allow_redirects=False
+                ) as response:
                     text = (await response.read()).decode("utf-8", errors="replace")
-                    status, retry_after = response.status, _retry_after(response.headers.get("Retry-After"))
+                    status, retry_after = (
+                        response.status,
+                        _retry_after(response.headers.get("Retry-After")),
+                    )
             except TimeoutError:
                 return _Failure(f"no answer within {self._config.timeout} s")
             except aiohttp.InvalidURL as error:
@@ -242,9 +280,14 @@ class ChatClient:
         excerpt = excerpt[:_EXCERPT]
         tail = f"; it said: {excerpt}" if excerpt else ""
         if failure.retry_after > self._config.max_backoff:
-            tail += f" (Retry-After {failure.retry_after:g} s is beyond max_backoff {self._config.max_backoff:g} s)"
+            tail += (
+                f" (Retry-After {failure.retry_after:g} s is beyond max_backoff "
+                f"{self._config.max_backoff:g} s)"
+            )
         times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        return UserSimulatorError(f"the user simulator at {self.url} failed after {times}: {failure.what}{tail}")
+        return UserSimulatorError(
+            f"the user simulator at {self.url} failed after {times}: {failure.what}{tail}"
+        )
 
 
 def _read_answer(text: str) -> Answer | _Failure:
@@ -259,14 +302,18 @@ def _read_answer(text: str) -> Answer | _Failure:
         usage = data.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        return _Failure(f"the answer is not a chat completion ({type(error).__name__}: {error})", 200, text)
+        return _Failure(
+            f"the answer is not a chat completion ({type(error).__name__}: {error})", 200, text
+        )
     if content is not None and not isinstance(content, str):
         return _Failure(f"the answer's content is {type(content).__name__}, not text", 200, text)
     return Answer(content or "", *tokens, calls)
 
 
 def _retry_after(header: str | None) -> float:
-    """Seconds to wait, from either form of the header (RFC 9110 10.2.3); 0 where it is absent or unreadable."""
+    """Seconds to wait, from either form of the header (RFC 9110 10.2.3); 0 where it is absent or
+    unreadable.
+    """
     if header is None:
         return 0.0
     text = header.strip()

@@ -1,8 +1,9 @@
 """A model plays the user, over any OpenAI-compatible endpoint (an SGLang server, for one).
 
-Invariants: each episode has its own message list, in which the simulator is `assistant` and the agent's visible text
-is `user`; what the simulator thought never enters that list nor the agent's ears; a failure is a `UserSimulatorError`,
-never a line; `CancelledError` passes through. One `OpenAIUsers` per process shares the session among all episodes.
+Invariants: each episode has its own message list, in which the simulator is `assistant` and the
+agent's visible text is `user`; what the simulator thought never enters that list nor the agent's
+ears; a failure is a `UserSimulatorError`, never a line; `CancelledError` passes through. One
+`OpenAIUsers` per process shares the session among all episodes.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def derive_seed(base: int, episode_seed: int) -> int:
 class OpenAIUser:
     """The user of one episode (a `UserSimulator`).
 
-    `client` is shared where `OpenAIUsers` made this; without one, the user opens a client of its own, which `close`
-    closes. `seed` is the episode's: with it, or with `config.seed`, requests carry a seed.
+    `client` is shared where `OpenAIUsers` made this; without one, the user opens a client of its
+    own, which `close` closes. `seed` is the episode's: with it, or with `config.seed`, requests
+    carry a seed.
     """
 
-    def __init__(self, config: UserConfig, *, client: ChatClient | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self, config: UserConfig, *, client: ChatClient | None = None, seed: int | None = None
+    ) -> None:
         self._config = config
         self._owns_client = client is None
         self._client = ChatClient(config) if client is None else client
@@ -47,16 +51,30 @@ class OpenAIUser:
         self._tools: tuple[Tool, ...] = ()
         self._call: Callable[[str, Mapping[str, Any]], str] | None = None
         self._metrics = dict.fromkeys(
-            ("user_calls", "user_prompt_tokens", "user_completion_tokens", "user_seconds", "user_retries", "user_errors"), 0.0
+            (
+                "user_calls",
+                "user_prompt_tokens",
+                "user_completion_tokens",
+                "user_seconds",
+                "user_retries",
+                "user_errors",
+            ),
+            0.0,
         )
 
     def adopt_prompt(self, prompt: str) -> None:
-        """Take a benchmark's own system prompt (`{instruction}` is the place of the task's), unless the config sets one."""
+        """Take a benchmark's own system prompt (`{instruction}` is the place of the task's),
+        unless the config sets one.
+        """
         if "system_prompt" not in self._config.model_fields_set:
             self._prompt = prompt
 
-    def adopt_tools(self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]) -> None:
-        """Let the user act: `call(name, arguments)` gives a tool's answer. The agent hears of it only what the user tells."""
+    def adopt_tools(
+        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
+    ) -> None:
+        """Let the user act: `call(name, arguments)` gives a tool's answer. The agent hears of it
+        only what the user tells.
+        """
         self._tools, self._call = tuple(tools), call
 
     async def reset(self, instruction: str) -> str:
@@ -69,7 +87,9 @@ class OpenAIUser:
         return await self.step(self._config.first_agent_line)
 
     async def step(self, content: str) -> str:
-        """The user's answer to `content`. `UserSimulatorError` where none could be had; the list is then unchanged."""
+        """The user's answer to `content`. `UserSimulatorError` where none could be had; the list
+        is then unchanged.
+        """
         if not self._messages:
             raise UsageError("the user simulator was asked before reset(instruction)")
         # A lone surrogate cannot be sent as UTF-8.
@@ -96,7 +116,9 @@ class OpenAIUser:
         return line
 
     async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
-        """The next line; the user's own calls before it, and their answers, are added to `messages`. `shift` changes the seed."""
+        """The next line; the user's own calls before it, and their answers, are added to
+        `messages`. `shift` changes the seed.
+        """
         for _ in range(_CALLS_IN_A_ROW):
             found = await self._say(messages, shift)
             if isinstance(found, str):
@@ -104,7 +126,8 @@ class OpenAIUser:
             messages += self._act(found)
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
-            f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times without a word to the agent"
+            f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times "
+            f"without a word to the agent"
         )
 
     def _act(self, answer: Answer) -> list[Message]:
@@ -122,7 +145,14 @@ class OpenAIUser:
                 function["arguments"] = "{}"  # servers refuse a history with anything but JSON
                 text = f"Error: the arguments cannot be read: {error}"
             answers.append({"role": "tool", "tool_call_id": call.get("id"), "content": text})
-        return [{"role": "assistant", "content": visible_text(answer.content) or None, "tool_calls": calls}, *answers]
+        return [
+            {
+                "role": "assistant",
+                "content": visible_text(answer.content) or None,
+                "tool_calls": calls,
+            },
+            *answers,
+        ]
 
     async def _say(self, messages: list[Message], shift: int) -> str | Answer:
         """A line, or an answer with tool calls."""
@@ -141,14 +171,19 @@ class OpenAIUser:
                 self._metrics["user_retries"] += 1
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
-            f"the user simulator at {self._client.url} gave {self._config.retries + 1} answers without visible text; "
+            f"the user simulator at {self._client.url} gave {self._config.retries + 1} answers "
+            f"without visible text; "
             "raise max_tokens, or turn its reasoning off through extra_body"
         )
 
-    async def _complete(self, messages: list[Message], seed: int | None, tools: Sequence[Tool] = ()) -> Answer:
+    async def _complete(
+        self, messages: list[Message], seed: int | None, tools: Sequence[Tool] = ()
+    ) -> Answer:
         started = self._client.clock()
         try:
-            answer = await self._client.complete(messages, seed=seed, on_retry=self._count_retry, tools=tools)
+            answer = await self._client.complete(
+                messages, seed=seed, on_retry=self._count_retry, tools=tools
+            )
         except UserSimulatorError:
             self._metrics["user_errors"] += 1
             raise
@@ -168,8 +203,8 @@ class OpenAIUser:
         return [dict(message) for message in self._messages]
 
     def metrics(self) -> Mapping[str, float]:
-        """user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (with waits), user_retries,
-        user_errors."""
+        """user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (with waits),
+        user_retries, user_errors."""
         return dict(self._metrics)
 
     async def close(self) -> None:
@@ -191,7 +226,12 @@ class OpenAIUsers:
     async def __aenter__(self) -> OpenAIUsers:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:

@@ -10,7 +10,8 @@ from toolroll.rollout.errors import UserSimulatorError
 class ScriptedUser:
     """Says `lines` in order, the first one at `reset`, then `default` for ever.
 
-    Without a `default`, a step beyond the last line raises `UserSimulatorError`: a replay that ran off its recording.
+    Without a `default`, a step beyond the last line raises `UserSimulatorError`: a replay that ran
+    off its recording.
     """
 
     def __init__(self, lines: Sequence[str], default: str | None = None) -> None:
@@ -34,7 +35,9 @@ class ScriptedUser:
             self._next += 1
             return self._lines[self._next - 1]
         if self._default is None:
-            raise UserSimulatorError(f"the scripted user has {len(self._lines)} lines and was asked for one more")
+            raise UserSimulatorError(
+                f"the scripted user has {len(self._lines)} lines and was asked for one more"
+            )
         return self._default
 
     def metrics(self) -> Mapping[str, float]:

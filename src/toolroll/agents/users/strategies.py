@@ -1,8 +1,10 @@
-"""tau-bench's four ways for a model to play a user: `llm`, `react`, `verify`, `reflection`, in our words.
+"""tau-bench's four ways for a model to play a user: `llm`, `react`, `verify`, `reflection`, in our
+words.
 
-`react`: the model thinks in its answer before it speaks. `verify`: a supervisor, played by the same model, judges each line, and one
-that it refuses is said anew. `reflection`: a refused line is mended by a reflection on what is wrong with it. Invariant: the agent
-hears a line only; neither thoughts nor verdicts.
+`react`: the model thinks in its answer before it speaks. `verify`: a supervisor, played by the same
+model, judges each line, and one that it refuses is said anew. `reflection`: a refused line is
+mended by a reflection on what is wrong with it. Invariant: the agent hears a line only; neither
+thoughts nor verdicts.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ The customer now wants to say:
 {line}
 
 Is that what a customer with these orders would say here? It must keep to the orders, invent nothing, give away no more than was asked
-for, and end the conversation (by its stop marker) neither too early nor too late. Answer with one word, yes or no."""
+for, and end the conversation (by its stop marker) neither too early nor too late. Answer with one word, yes or no."""  # noqa: E501
 
 _REFLECT = """You watch over a simulated customer who talks with a service agent. These are the customer's orders:
 
@@ -57,14 +59,16 @@ Reflection:
 <what is wrong with it>
 
 User Response:
-<what the customer should say instead>"""
+<what the customer should say instead>"""  # noqa: E501
 
 _SPOKEN = re.compile(r"(?:^|\n)\W*(?:User )?Response:\W*?(?=\S|$)", re.IGNORECASE)
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 def spoken(text: str) -> str:
-    """The line in an answer of the `react` form: what stands behind the last `User Response:`; "" where there is none."""
+    """The line in an answer of the `react` form: what stands behind the last `User Response:`;
+    "" where there is none.
+    """
     found = list(_SPOKEN.finditer(text))
     return text[found[-1].end() :].strip().strip("*").strip() if found else ""
 
@@ -80,7 +84,9 @@ def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
 
 
 def approves(verdict: str) -> bool:
-    """Whether a verdict lets the line pass: the last yes or no in it counts; a verdict without either refuses nothing."""
+    """Whether a verdict lets the line pass: the last yes or no in it counts; a verdict without
+    either refuses nothing.
+    """
     words = _WORD.findall(verdict)
     return not words or words[-1].lower() == "yes"
 
@@ -88,7 +94,15 @@ def approves(verdict: str) -> bool:
 def _filled(template: str, messages: Sequence[Message], line: str) -> str:
     """In the simulator's own list it is the assistant, and the agent is the user."""
     names = {"user": "Agent", "assistant": "Customer"}
-    said = [f"{names[m['role']]}: {m['content']}" for m in messages if m["role"] in names and m.get("content")]
-    parts = {"{orders}": str(messages[0]["content"]), "{transcript}": "\n".join(said), "{line}": line}
+    said = [
+        f"{names[m['role']]}: {m['content']}"
+        for m in messages
+        if m["role"] in names and m.get("content")
+    ]
+    parts = {
+        "{orders}": str(messages[0]["content"]),
+        "{transcript}": "\n".join(said),
+        "{line}": line,
+    }
     # Not str.format, nor one after the other: orders and lines may contain braces.
     return re.sub(r"\{(?:orders|transcript|line)\}", lambda match: parts[match[0]], template)

@@ -1,7 +1,9 @@
-"""Beam: harmony's messages, a call's arguments as elements: ` to=name<|channel|>analysis <|constrain|>xml<|message|>` and
+"""Beam: harmony's messages, a call's arguments as elements: ` to=name<|channel|>analysis
+<|constrain|>xml<|message|>` and
 `<rfl:parameter name="key">`, the value in lines of its own, `</rfl:parameter>` for each of them.
 
-The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to it; where it is followed by the next
+The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to it; where
+it is followed by the next
 parameter, the tag may be missing. Source: SGLang 0.5.23 (beam).
 """
 
@@ -29,7 +31,15 @@ class BeamParser(HarmonyParser):
     name = "beam"
     markers, plain = header_forms("xml")
 
-    def call(self, source: Source, out: Collector, begin: int, body: int, name: str, offered: Offered | None) -> Steps[int]:
+    def call(
+        self,
+        source: Source,
+        out: Collector,
+        begin: int,
+        body: int,
+        name: str,
+        offered: Offered | None,
+    ) -> Steps[int]:
         """See `HarmonyParser.call`."""
         schemas = offered.parameters(name) if offered is not None else {}
         found: dict[str, Any] = {}
@@ -47,14 +57,20 @@ class BeamParser(HarmonyParser):
             stop, marker = yield from source.until(at, _BOUNDS)
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
             end = stop + len(marker) if marker in ENDS else stop
-            out.call(ToolCall(name, None, source.text[body:stop], status, str(broken), span=(begin, end)))
+            out.call(
+                ToolCall(name, None, source.text[body:stop], status, str(broken), span=(begin, end))
+            )
             return end
         end = at + len(marker) if marker in ENDS else at
         out.call(made_call(name, found, source.text[body:at], (begin, end)))
         return end
 
-    def _parameter(self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]) -> Steps[int]:
-        """Put the parameter whose key stands at `start` in `found`; where it ends. Raises `Broken`."""
+    def _parameter(
+        self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
+    ) -> Steps[int]:
+        """Put the parameter whose key stands at `start` in `found`; where it ends. Raises
+        `Broken`.
+        """
         at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
         key = source.text[start:at]
         if marker != _KEY_END or not key:
@@ -65,7 +81,8 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            if marker == _NEXT and at == first:  # the line break behind the tag: the value itself begins so
+            # the line break behind the tag: the value itself begins so
+            if marker == _NEXT and at == first:
                 at += 1
                 continue
             if marker == _NEXT or source.exact(_CLOSE):

@@ -1,7 +1,8 @@
-"""The shape that most formats share: calls as elements with a beginning and an end, mostly several in a block.
+"""The shape that most formats share: calls as elements with a beginning and an end, mostly several
+in a block.
 
-Invariants: the calls of a block are kept one by one, and one that cannot be read does not hide the others; what stands between
-them is content; a call whose block is not closed is unclosed.
+Invariants: the calls of a block are kept one by one, and one that cannot be read does not hide the
+others; what stands between them is content; a call whose block is not closed is unclosed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Broken(Exception):
 
 
 class BlockParser(ToolCallParser):
-    """`block`: what begins and ends a block of calls, None for calls that stand by themselves. `call`: what begins and ends a call.
-    `bare`: a call counts outside of a block too. `wrappers`: what stands around visible text."""
+    """`block`: what begins and ends a block of calls, None for calls that stand by themselves.
+    `call`: what begins and ends a call. `bare`: a call counts outside of a block too. `wrappers`:
+    what stands around visible text."""
 
     prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
@@ -50,16 +52,23 @@ class BlockParser(ToolCallParser):
             cls._stops = tuple(dict.fromkeys((outer[0], cls.call[0])))
 
     @abstractmethod
-    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
-        """The call behind the marker that ends at `start`, and where its end marker ends; its span begins at `begin`.
+    def element(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[ToolCall, int]]:
+        """The call behind the marker that ends at `start`, and where its end marker ends; its span
+        begins at `begin`.
 
         Raises `Broken`.
         """
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
-            begin, marker = yield from source.until(at, (*self.openers, *self.wrappers), out.content)
+            begin, marker = yield from source.until(
+                at, (*self.openers, *self.wrappers), out.content
+            )
             if not marker:
                 return
             if marker in self.wrappers:
@@ -72,9 +81,17 @@ class BlockParser(ToolCallParser):
                     out.call(call)
 
     def _block(
-        self, source: Source, out: Collector, begin: int, at: int, block: tuple[str, str], offered: Offered | None
+        self,
+        source: Source,
+        out: Collector,
+        begin: int,
+        at: int,
+        block: tuple[str, str],
+        offered: Offered | None,
     ) -> Steps[int]:
-        """Put the calls of the block that opens at `at` (with what stands before it: at `begin`); where the text goes on."""
+        """Put the calls of the block that opens at `at` (with what stands before it: at
+        `begin`); where the text goes on.
+        """
         opener, closer = block
         last: ToolCall | None = None  # waits for the block's end, which belongs to its span
         first = True
@@ -95,7 +112,9 @@ class BlockParser(ToolCallParser):
                         return at
             elif first and (marker or at < len(source.text) or source.closed):
                 problem = f"expected {self.call[0]} behind {opener}"
-                call, at = yield from broken_call(source, begin, start, problem, closes=(closer,), openers=(opener,))
+                call, at = yield from broken_call(
+                    source, begin, start, problem, closes=(closer,), openers=(opener,)
+                )
                 out.call(call)
                 return at
             elif marker == closer:
@@ -113,24 +132,38 @@ class BlockParser(ToolCallParser):
                     last = None
                 at, _ = yield from source.until(at, (self.call[0], closer, opener), out.content)
 
-    def elements(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
-        """What `element` gives, for a format whose element may hold several calls: one at least. Raises `Broken`."""
+    def elements(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """What `element` gives, for a format whose element may hold several calls: one at least.
+        Raises `Broken`.
+        """
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
 
-    def _element(self, source: Source, begin: int, at: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
-        """The calls whose element opens at `at` (with what stands around it: at `begin`), and where the text goes on."""
+    def _element(
+        self, source: Source, begin: int, at: int, offered: Offered | None
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """The calls whose element opens at `at` (with what stands around it: at `begin`), and
+        where the text goes on.
+        """
         start = at + len(self.call[0])
         try:
             return (yield from self.elements(source, begin, start, offered))
         except Broken as broken:
             problem, name = str(broken), broken.name
-            call, stop = yield from broken_call(source, begin, start, problem, closes=self._closes, openers=self._stops, name=name)
+            call, stop = yield from broken_call(
+                source, begin, start, problem, closes=self._closes, openers=self._stops, name=name
+            )
             return [call], stop
 
 
-def json_arguments(source: Source, at: int, name: str) -> Steps[tuple[dict[str, object] | None, int]]:
-    """The JSON value at `at` (behind white space) as the arguments of `name`, and where it ends. Raises `Broken`."""
+def json_arguments(
+    source: Source, at: int, name: str
+) -> Steps[tuple[dict[str, object] | None, int]]:
+    """The JSON value at `at` (behind white space) as the arguments of `name`, and where it ends.
+    Raises `Broken`.
+    """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)
     if scanned.problem is None:
@@ -138,16 +171,24 @@ def json_arguments(source: Source, at: int, name: str) -> Steps[tuple[dict[str, 
             return decode(source.text[at : scanned.stop]), scanned.stop
         except ValueError as error:
             raise Broken(f"the arguments of {name} are not valid JSON: {error}", name) from error
-    raise Broken(f"the arguments of {name} are not valid JSON: {scanned.problem} (character {scanned.stop - at})", name)
+    raise Broken(
+        f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
+        f"{scanned.stop - at})",
+        name,
+    )
 
 
 class NamedJsonParser(BlockParser):
-    """Calls as a name, a separator and the arguments as JSON. `fence`: what stands around the JSON; the name stands before it then."""
+    """Calls as a name, a separator and the arguments as JSON. `fence`: what stands around the
+    JSON; the name stands before it then.
+    """
 
     separator: ClassVar[str]
     fence: ClassVar[tuple[str, str]] = ("", "")
 
-    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+    def element(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[ToolCall, int]]:
         """See `BlockParser.element`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         at, marker = yield from source.until(start, guards)
@@ -166,18 +207,25 @@ class NamedJsonParser(BlockParser):
         if self.fence[1] and (yield from source.starts(at, self.fence[1])):
             at = yield from source.skip(at + len(self.fence[1]))
         if not (yield from source.starts(at, self.call[1], spelled=True)):
-            raise Broken(f"the call of {name} is not closed with {self.call[1]} behind its arguments", name)
+            raise Broken(
+                f"the call of {name} is not closed with {self.call[1]} behind its arguments", name
+            )
         stop = at + len(self.call[1])
         span: Span = (begin, stop)
         return made_call(name, arguments, source.text[start:at], span).with_id(call_id), stop
 
     def _fenced(self, source: Source, at: int) -> Steps[tuple[int, str]]:
-        """Where the fence stands between the name and the JSON: where the JSON begins, and the name."""
+        """Where the fence stands between the name and the JSON: where the JSON begins, and the
+        name.
+        """
         start = at
         at, marker = yield from source.until(at, (self.fence[0], *self.call))
         name = source.text[start:at].strip()
         if marker != self.fence[0]:
-            raise Broken(f"expected {self.fence[0]} and the arguments behind the name", name.split("\n")[0][:100])
+            raise Broken(
+                f"expected {self.fence[0]} and the arguments behind the name",
+                name.split("\n")[0][:100],
+            )
         return at + len(marker), name
 
     def name_of(self, header: str) -> tuple[str, str]:

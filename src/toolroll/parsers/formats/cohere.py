@@ -1,4 +1,5 @@
-"""Cohere's Command: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`, text in a block
+"""Cohere's Command: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters":
+{...}}]<|END_ACTION|>`, text in a block
 of its own; and Apertus, whose list has one object `{name: arguments}` for each call."""
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class CohereParser(JsonBlockParser):
     name = "cohere_command4"
     opener = "<|START_ACTION|>"
     closer = "<|END_ACTION|>"
-    names = Names(name=("tool_name", "name"), arguments=("parameters", "arguments"), call_id=("tool_call_id",))
+    names = Names(
+        name=("tool_name", "name"), arguments=("parameters", "arguments"), call_id=("tool_call_id",)
+    )
     reasoning = Tags("<|START_THINKING|>", "<|END_THINKING|>")
     wrappers = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 

@@ -1,4 +1,6 @@
-"""DeepSeek V3 and R1 (`function<｜tool▁sep｜>name` and a fenced JSON block) and V3.1 (`name<｜tool▁sep｜>` and JSON)."""
+"""DeepSeek V3 and R1 (`function<｜tool▁sep｜>name` and a fenced JSON block) and V3.1
+(`name<｜tool▁sep｜>` and JSON).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls whose parameters say themselves whether they are strings,
-or (Step 3) do not."""
+"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls whose parameters say
+themselves whether they are strings, or (Step 3) do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _K3 = Shape(
 )
 _STEP3 = Shape(
     block=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
-    call=('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', "</steptml:invoke><｜tool_call_end｜>"),
+    call=(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+        "</steptml:invoke><｜tool_call_end｜>",
+    ),
     name_end=('">',),
     key=('<steptml:parameter name="', '">'),
     value=("", "</steptml:parameter>"),

@@ -26,7 +26,9 @@ class Gemma4Parser(BlockParser):
     call = ("<|tool_call>", "<tool_call|>")
     reasoning = Tags("<|channel>thought", "<channel|>")
 
-    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+    def element(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[ToolCall, int]]:
         """See `BlockParser.element`."""
         at = yield from source.skip(start)
         if not (yield from source.starts(at, "call:")):
@@ -39,7 +41,9 @@ class Gemma4Parser(BlockParser):
         arguments, at = yield from _object(source, brace, name, 0)
         at = yield from source.skip(at)
         if not (yield from source.starts(at, self.call[1], spelled=True)):
-            raise Broken(f"the call of {name} is not closed with {self.call[1]} behind its arguments", name)
+            raise Broken(
+                f"the call of {name} is not closed with {self.call[1]} behind its arguments", name
+            )
         stop = at + len(self.call[1])
         return made_call(name, arguments, source.text[start:at], (begin, stop)), stop
 

@@ -1,4 +1,6 @@
-"""GigaChat 3: `<|function_call|>{"name": ..., "arguments": {...}}`, or that behind `function call<|role_sep|>`; nothing closes it."""
+"""GigaChat 3: `<|function_call|>{"name": ..., "arguments": {...}}`, or that behind `function
+call<|role_sep|>`; nothing closes it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class GigaChat3Parser(OpenJsonParser):
     openers = _OPENERS
     markers = (*_OPENERS, _SEPARATOR)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(at, self.markers, out.content)

@@ -1,5 +1,5 @@
-"""GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and an `<arg_value>` for each argument;
-and Hunyuan 3, which puts a block around the same."""
+"""GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and
+an `<arg_value>` for each argument; and Hunyuan 3, which puts a block around the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _HUNYUAN = Shape(
 
 
 class Glm45Parser(TagParser):
-    """See the module. Where the name ends with a line break (4.5, 4.6) and where it does not (4.7, 5) is all the same here."""
+    """See the module. Where the name ends with a line break (4.5, 4.6) and where it does not
+    (4.7, 5) is all the same here.
+    """
 
     name = "glm45"
     aliases = ("glm", "glm47", "ling3", "poolside_v1", "spark25")
@@ -35,7 +37,11 @@ class IQuestParser(TagParser):
     """IQuest Q1: GLM's pairs between markers of its own."""
 
     name = "iquest_q1"
-    shape = replace(_GLM, call=("<iquest_tool_call>", "</iquest_tool_call>"), name_end=("\n", "<arg_key>", "</iquest_tool_call>"))
+    shape = replace(
+        _GLM,
+        call=("<iquest_tool_call>", "</iquest_tool_call>"),
+        name_end=("\n", "<arg_key>", "</iquest_tool_call>"),
+    )
 
 
 class HunyuanParser(TagParser):

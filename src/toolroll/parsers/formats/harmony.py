@@ -1,8 +1,10 @@
 """gpt-oss's harmony: messages of a header and a body,
 `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>`.
 
-The prompt ends with `<|start|>assistant`, so that a reply begins inside a header. The analysis channel is reasoning, a message to
-a recipient is a call, every other message is content. Source: the format's published guide, and gpt-oss's chat template.
+The prompt ends with `<|start|>assistant`, so that a reply begins inside a header. The analysis
+channel is reasoning, a message to
+a recipient is a call, every other message is content. Source: the format's published guide, and
+gpt-oss's chat template.
 """
 
 from __future__ import annotations
@@ -25,11 +27,24 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """The format's markers, and what a header without a recipient may be; `word` says how a call's arguments are written."""
-    parts = (*(f"<|channel|>{channel}" for channel in _CHANNELS), "<|message|>", f"<|constrain|>{word}", f"{word}<|message|>")
-    markers = (*(role + part for role in ("", "assistant") for part in parts), "<|start|>assistant", *_HEAD, *ENDS)
+    """The format's markers, and what a header without a recipient may be; `word` says how a
+    call's arguments are written.
+    """
+    parts = (
+        *(f"<|channel|>{channel}" for channel in _CHANNELS),
+        "<|message|>",
+        f"<|constrain|>{word}",
+        f"{word}<|message|>",
+    )
+    markers = (
+        *(role + part for role in ("", "assistant") for part in parts),
+        "<|start|>assistant",
+        *_HEAD,
+        *ENDS,
+    )
     channel = rf"<\|channel\|>\s*(?:{'|'.join(_CHANNELS)})"
-    header = rf"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:{channel})?\s*(?:(?:<\|constrain\|>)?\s*{word})?\s*"
+    start = r"(?:<\|start\|>)?\s*(?:assistant)?\s*"
+    header = rf"{start}(?:{channel})?\s*(?:(?:<\|constrain\|>)?\s*{word})?\s*"
     return tuple(dict.fromkeys(markers)), re.compile(header)
 
 
@@ -40,7 +55,9 @@ class HarmonyParser(ToolCallParser):
     reasoning = None
     markers, plain = header_forms("json")
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin = yield from source.skip(at)
@@ -54,7 +71,9 @@ class HarmonyParser(ToolCallParser):
                 begin = at
             at = yield from self._message(source, out, begin, offered)
 
-    def _message(self, source: Source, out: Collector, begin: int, offered: Offered | None) -> Steps[int]:
+    def _message(
+        self, source: Source, out: Collector, begin: int, offered: Offered | None
+    ) -> Steps[int]:
         """Put the message whose header stands at `begin`; where the text goes on."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
@@ -65,7 +84,16 @@ class HarmonyParser(ToolCallParser):
             if marker == "<|message|>":
                 return (yield from self.call(source, out, begin, body, name, offered))
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
-            out.call(ToolCall(name, None, header, status, f"the call of {name} has no <|message|> with arguments", span=(begin, stop)))
+            out.call(
+                ToolCall(
+                    name,
+                    None,
+                    header,
+                    status,
+                    f"the call of {name} has no <|message|> with arguments",
+                    span=(begin, stop),
+                )
+            )
             return stop
         if marker != "<|message|>":  # a header that was cut, or text that only looked like one
             out.content(_MARKS.sub("", header))
@@ -81,8 +109,18 @@ class HarmonyParser(ToolCallParser):
                 out.reasoning_closed = False
         return at + len(marker) if marker in ENDS else at
 
-    def call(self, source: Source, out: Collector, begin: int, body: int, name: str, offered: Offered | None) -> Steps[int]:
-        """Put the call of `name` whose arguments stand at `body` (with its header: at `begin`); where the text goes on."""
+    def call(
+        self,
+        source: Source,
+        out: Collector,
+        begin: int,
+        body: int,
+        name: str,
+        offered: Offered | None,
+    ) -> Steps[int]:
+        """Put the call of `name` whose arguments stand at `body` (with its header: at `begin`);
+        where the text goes on.
+        """
         at = yield from source.skip(body)
         if (yield from source.starts(at, *ENDS)):
             end, problem, incomplete = at, None, False
@@ -110,5 +148,12 @@ def _decoded(name: str, raw: str, span: tuple[int, int]) -> ToolCall:
     try:
         arguments = decode(raw) if raw.strip() else {}
     except ValueError as error:
-        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, f"the arguments of {name} are not valid JSON: {error}", span=span)
+        return ToolCall(
+            name,
+            None,
+            raw,
+            CallStatus.INVALID_JSON,
+            f"the arguments of {name} are not valid JSON: {error}",
+            span=span,
+        )
     return made_call(name, arguments, raw, span)

@@ -1,4 +1,6 @@
-"""Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; and InternLM's form of the same."""
+"""Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; and
+InternLM's form of the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class HermesParser(JsonBlockParser):
 
 
 class InternParser(JsonBlockParser):
-    """InternLM 2 and Intern-S1: `<|action_start|> <|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
+    """InternLM 2 and Intern-S1: `<|action_start|> <|plugin|>{"name": ..., "parameters":
+    {...}}<|action_end|>`.
+    """
 
     name = "interns1"
     prose_has_no_markers = True

@@ -1,7 +1,9 @@
-"""Inkling: messages of a kind, `<|message_model|>` and `<|content_thinking|>`, `<|content_text|>` or, for a call,
+"""Inkling: messages of a kind, `<|message_model|>` and `<|content_thinking|>`, `<|content_text|>`
+or, for a call,
 `name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`; each ends with `<|end_message|>`.
 
-The prompt ends with `<|message_model|>`, so that a reply begins inside a header. Invariant: a word before a message's kind is its
+The prompt ends with `<|message_model|>`, so that a reply begins inside a header. Invariant: a word
+before a message's kind is its
 header where the message is a call, and text everywhere else.
 """
 
@@ -23,7 +25,9 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message that invokes a tool with plain text names none: it is an attempt without a name."""
+    """See the module. A message that invokes a tool with plain text names none: it is an attempt
+    without a name.
+    """
 
     name = "inkling"
     opener = _JSON
@@ -34,32 +38,44 @@ class InklingParser(JsonBlockParser):
     bounds = (_MESSAGE, _PLAIN)
     reasoning = None
 
-    def read(self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None) -> Steps[None]:
+    def read(
+        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read`."""
         if self.reasoning is None:
             yield from self._messages(source, out, thinks=bool(in_reasoning))
         else:
             yield from super().read(source, out, offered, in_reasoning=in_reasoning)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         yield from self._messages(source, out, at, thinks=False)
 
-    def _messages(self, source: Source, out: Collector, at: int = 0, *, thinks: bool) -> Steps[None]:
+    def _messages(
+        self, source: Source, out: Collector, at: int = 0, *, thinks: bool
+    ) -> Steps[None]:
         begin = at
         header = not thinks  # a header may stand at `at`; its message begins at `begin`
         while True:
             name, marker = (yield from self._header(source, at)) if header else ("", "")
             stop = at + len(name)
             if not marker:
-                begin, marker = yield from source.until(at, _MARKS, out.reasoning if thinks else out.content)
+                begin, marker = yield from source.until(
+                    at, _MARKS, out.reasoning if thinks else out.content
+                )
                 name, stop = "", begin
             if not marker:
                 out.reasoning_closed = not thinks
                 return
             at, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
-                at = yield from (self._block(source, out, begin, at, name) if marker == _JSON else self._plain(source, out, begin, at))
+                at = yield from (
+                    self._block(source, out, begin, at, name)
+                    if marker == _JSON
+                    else self._plain(source, out, begin, at)
+                )
                 thinks = False
             elif marker in (_END, _STOP):
                 (out.reasoning if thinks else out.content)("\n")
@@ -68,7 +84,9 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """The tool's name at `at` and what opens its call behind it; the latter "" where no call stands there."""
+        """The tool's name at `at` and what opens its call behind it; the latter "" where no call
+        stands there.
+        """
         stop = yield from source.run(at, _HEADER)
         marker = yield from source.starts(stop, _JSON, _PLAIN)
         return source.text[at:stop], marker

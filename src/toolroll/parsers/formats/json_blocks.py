@@ -1,6 +1,7 @@
 """The shape of JSON in a block: one or several objects, or a list of them, between two markers.
 
-Invariants: text between blocks is content; what stands in a string is never a marker, except that a control token is one.
+Invariants: text between blocks is content; what stands in a string is never a marker, except that a
+control token is one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 
 class JsonBlockParser(ToolCallParser):
-    """`opener` and `closer` stand around the JSON; `names`: how its objects name their parts; `wrappers`: what stands around visible
-    text. `ends`: stop tokens that end a block too, whether the text holds them or not. `bounds`: what begins another message: a block
-    that was not closed ends before it."""
+    """`opener` and `closer` stand around the JSON; `names`: how its objects name their parts;
+    `wrappers`: what stands around visible text. `ends`: stop tokens that end a block too, whether
+    the text holds them or not. `bounds`: what begins another message: a block that was not closed
+    ends before it."""
 
     opener: ClassVar[str]
     closer: ClassVar[str]
@@ -34,9 +36,14 @@ class JsonBlockParser(ToolCallParser):
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
         """The calls that the decoded `value` stands for."""
-        return [call_of(one, raw, span, self.names) for one in (value if isinstance(value, list) and value else [value])]
+        return [
+            call_of(one, raw, span, self.names)
+            for one in (value if isinstance(value, list) and value else [value])
+        ]
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(at, (self.opener, *self.wrappers), out.content)
@@ -46,11 +53,14 @@ class JsonBlockParser(ToolCallParser):
             if marker == self.opener:
                 at = yield from self._block(source, out, begin, at)
 
-    def _block(self, source: Source, out: Collector, begin: int, start: int, name: str = "") -> Steps[int]:
-        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`); where the text goes on. `name`: the
-        tool's, where it stands before the opener too."""
+    def _block(
+        self, source: Source, out: Collector, begin: int, start: int, name: str = ""
+    ) -> Steps[int]:
+        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`);
+        where the text goes on. `name`: the tool's, where it stands before the opener too."""
         at = start
-        if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):  # many in a row cost little
+        # many in a row cost little
+        if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):
             out.call(never_closed(name, "", (begin, at), self.closer))
             return at
         found: list[tuple[Any, int, int]] = []
@@ -79,15 +89,27 @@ class JsonBlockParser(ToolCallParser):
         else:
             problem = f"text follows the JSON object at character {at - start}"
             return (yield from self._broken(source, out, begin, start, problem, name))
-        calls = [call for value, first, last in found for call in self.calls_in(value, source.text[first:last], (begin, stop))]
+        calls = [
+            call
+            for value, first, last in found
+            for call in self.calls_in(value, source.text[first:last], (begin, stop))
+        ]
         for call in calls:
-            out.call(call if closes or (self.ends and at == len(source.text)) else unclosed(call, self.closer))
+            out.call(
+                call
+                if closes or (self.ends and at == len(source.text))
+                else unclosed(call, self.closer)
+            )
         return stop
 
-    def _broken(self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str) -> Steps[int]:
+    def _broken(
+        self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str
+    ) -> Steps[int]:
         error = f"the tool call is not valid JSON: {problem}"
         closes, openers = (self.closer, *self.ends), (self.opener, *self.bounds)
-        call, stop = yield from broken_call(source, begin, start, error, closes=closes, openers=openers, name=name)
+        call, stop = yield from broken_call(
+            source, begin, start, error, closes=closes, openers=openers, name=name
+        )
         out.call(call)
         return stop
 
@@ -98,9 +120,11 @@ class OpenJsonParser(ToolCallParser):
     opener: ClassVar[str]
     names: ClassVar[Names] = Names()
 
-    def json_calls(self, source: Source, out: Collector, begin: int, at: int, stops: tuple[str, ...]) -> Steps[int]:
-        """Put the calls of the JSON value at `at` (with its marker: from `begin`); where the text goes on: behind it, or at the next
-        of `stops` where it cannot be read."""
+    def json_calls(
+        self, source: Source, out: Collector, begin: int, at: int, stops: tuple[str, ...]
+    ) -> Steps[int]:
+        """Put the calls of the JSON value at `at` (with its marker: from `begin`); where the text
+        goes on: behind it, or at the next of `stops` where it cannot be read."""
         at = yield from source.skip(at)
         scanned = yield from scan_json(source, at)
         problem = scanned.problem
@@ -114,16 +138,30 @@ class OpenJsonParser(ToolCallParser):
                 for one in value if isinstance(value, list) and value else [value]:
                     out.call(call_of(one, raw, span, self.names))
                 return scanned.stop
-        words = f"the tool call is not valid JSON: {problem} (character {scanned.stop - at} of the call)"
-        call, stop = yield from broken_open(source, begin, at, words, stops, incomplete=scanned.incomplete)
+        words = (
+            f"the tool call is not valid JSON: {problem} (character {scanned.stop - at} of the "
+            f"call)"
+        )
+        call, stop = yield from broken_open(
+            source, begin, at, words, stops, incomplete=scanned.incomplete
+        )
         out.call(call)
         return stop
 
 
 def broken_open(
-    source: Source, begin: int, start: int, problem: str, stops: tuple[str, ...], *, incomplete: bool, name: str = ""
+    source: Source,
+    begin: int,
+    start: int,
+    problem: str,
+    stops: tuple[str, ...],
+    *,
+    incomplete: bool,
+    name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """A call that nothing closes and that cannot be read: up to the next of `stops`, or to the end; and where that is."""
+    """A call that nothing closes and that cannot be read: up to the next of `stops`, or to the
+    end; and where that is.
+    """
     stop, _ = yield from source.until(start, stops)
     raw = source.text[start:stop]
     status = CallStatus.UNCLOSED if incomplete else CallStatus.INVALID_JSON

@@ -1,4 +1,5 @@
-"""K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name` with an `<ifm|arg_key>` and an `<ifm|arg_value>` for each argument, an
+"""K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name` with an `<ifm|arg_key>` and an
+`<ifm|arg_value>` for each argument, an
 `<ifm|arg_type>` between them in one of its forms; in another, JSON in place of all that."""
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class K2HorizonParser(TagParser):
         value=("<ifm|arg_value>", "</ifm|arg_value>"),
     )
 
-    def elements(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         at = yield from source.skip(start)
         if (yield from source.char(at)) not in ("{", "["):

@@ -1,8 +1,9 @@
-"""Llama 3.1 to 3.3: a reply that is `{"name": ..., "parameters": {...}}`, several of them parted by `;`, mostly behind nothing,
+"""Llama 3.1 to 3.3: a reply that is `{"name": ..., "parameters": {...}}`, several of them parted by
+`;`, mostly behind nothing,
 sometimes behind `<|python_tag|>`.
 
-A reply that begins with `{` is a call only where its object has a name and arguments, or seems to have been meant so: other JSON
-is text.
+A reply that begins with `{` is a call only where its object has a name and arguments, or seems to
+have been meant so: other JSON is text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Llama3Parser(OpenJsonParser):
     openers = (_TAG,)
     markers = (_TAG, ";")
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         first = yield from source.skip(at)
         if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
@@ -47,7 +50,9 @@ class Llama3Parser(OpenJsonParser):
             behind = yield from source.skip(at)
             semicolon = yield from source.starts(behind, ";")
             begin = yield from source.skip(behind + len(semicolon))
-            if (yield from source.char(begin)) != "{" or not (semicolon or (yield from self._is_call(source, begin))):
+            if (yield from source.char(begin)) != "{" or not (
+                semicolon or (yield from self._is_call(source, begin))
+            ):
                 return begin if semicolon else at
             at = begin
 
@@ -59,6 +64,10 @@ class Llama3Parser(OpenJsonParser):
                 value = decode(source.text[at : scanned.stop])
             except ValueError:
                 return True
-            return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value or len(value) == 1)
+            return (
+                isinstance(value, dict)
+                and "name" in value
+                and ("parameters" in value or "arguments" in value or len(value) == 1)
+            )
         stop = yield from source.rest()
         return _MEANT.search(source.text, at, min(stop, at + 200)) is not None

@@ -1,5 +1,5 @@
-"""MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each argument; and MiniCPM 5, which has
-`<function name=...>` and `<param name=...>` without a block."""
+"""MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each
+argument; and MiniCPM 5, which has `<function name=...>` and `<param name=...>` without a block."""
 
 from __future__ import annotations
 

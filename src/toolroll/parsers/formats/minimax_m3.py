@@ -1,8 +1,10 @@
-"""MiniMax M3: `<tool_call>` around `<invoke name="...">` with an element for each argument, named by its key; objects and arrays are
-elements in elements (an array's are each an `<item>`), and the token `]<]minimax[>[` stands before every tag.
+"""MiniMax M3: `<tool_call>` around `<invoke name="...">` with an element for each argument, named
+by its key; objects and arrays are elements in elements (an array's are each an `<item>`), and the
+token `]<]minimax[>[` stands before every tag.
 
-Invariants: a tag without that token is text; what an element holds is read by the tool's schema, level by level; where that says
-nothing, elements that are all called `item` are an array. Source: SGLang 0.5.23 (minimax_m3).
+Invariants: a tag without that token is text; what an element holds is read by the tool's schema,
+level by level; where that says nothing, elements that are all called `item` are an array. Source:
+SGLang 0.5.23 (minimax_m3).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _ITEM = "item"
 
 
 class MiniMaxM3Parser(BlockParser):
-    """See the module. White space may stand between the token and `<tool_call>`, and before the tag of an argument."""
+    """See the module. White space may stand between the token and `<tool_call>`, and before the
+    tag of an argument.
+    """
 
     prose_has_no_markers = False
     name = "minimax-m3"
@@ -35,8 +39,12 @@ class MiniMaxM3Parser(BlockParser):
     markers = (_MARK, _OPEN, "</tool_call>")  # the tokens apart: no vocabulary has them as one
     reasoning = get_reasoning("minimax-m3")
 
-    def read(self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None) -> Steps[None]:
-        """See `ToolCallParser.read`. A reply without reasoning may begin with a tag that closes it."""
+    def read(
+        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
+    ) -> Steps[None]:
+        """See `ToolCallParser.read`. A reply without reasoning may begin with a tag that closes
+        it.
+        """
         close = self.reasoning.close if self.reasoning is not None else ""
         lead = yield from source.skip(0)
         if close and in_reasoning is False and (yield from source.starts(lead, close)):
@@ -44,7 +52,9 @@ class MiniMaxM3Parser(BlockParser):
         else:
             yield from super().read(source, out, offered, in_reasoning=in_reasoning)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         opener, closer = f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>"
         while True:
@@ -54,11 +64,15 @@ class MiniMaxM3Parser(BlockParser):
             tag = yield from source.skip(begin + len(_MARK))
             if (yield from source.starts(tag, _OPEN)):
                 behind = tag + len(_OPEN)
-                at = yield from self._block(source, out, begin, behind - len(opener), (opener, closer), offered)
+                at = yield from self._block(
+                    source, out, begin, behind - len(opener), (opener, closer), offered
+                )
             else:
                 at = begin + len(_MARK)
 
-    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+    def element(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[ToolCall, int]]:
         """See `BlockParser.element`."""
         at, marker = yield from source.until(start, ('">', "\n", _MARK))
         name = source.text[start:at]
@@ -101,7 +115,9 @@ class _Holder:
         return schema.get("items" if key == _ITEM and "items" in schema else "additionalProperties")
 
     def add(self, key: str, value: Any) -> None:
-        """Take in the value of the element `key`; of elements of one name all are kept, in a list."""
+        """Take in the value of the element `key`; of elements of one name all are kept, in a
+        list.
+        """
         self.items.append(value)
         if key not in self.members:
             self.members[key] = value
@@ -121,7 +137,9 @@ class _Holder:
 
 
 def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Put the element whose tag stands at `at` in `holder`; where its closing tag ends. Raises `Broken`."""
+    """Put the element whose tag stands at `at` in `holder`; where its closing tag ends. Raises
+    `Broken`.
+    """
     if depth >= MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
     start = at + 1
@@ -143,15 +161,24 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
         if (inner is not None or not closes) and source.text[first:at].strip():
             raise Broken(f"text stands between the elements of the argument {key} of {name}", name)
         if closes:
-            holder.add(key, _leaf(source.text[first:at], schema) if inner is None else inner.value())
+            holder.add(
+                key, _leaf(source.text[first:at], schema) if inner is None else inner.value()
+            )
             return tag + len(closes)
         inner = inner or _Holder(schema)
         first = at = yield from _element(source, tag, name, inner, depth + 1)
 
 
 def _leaf(text: str, schema: Any) -> Any:
-    """What an element's `text` stands for; one that holds nothing is an empty array or object where it must be one."""
+    """What an element's `text` stands for; one that holds nothing is an empty array or object
+    where it must be one.
+    """
     kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
-    if not text.strip() and kinds is not None and "string" not in kinds and kinds & {"array", "object"}:
+    if (
+        not text.strip()
+        and kinds is not None
+        and "string" not in kinds
+        and kinds & {"array", "object"}
+    ):
         return [] if "array" in kinds else {}
     return typed(text, schema)

@@ -1,5 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, and since Mistral Small 3.1 `[TOOL_CALLS]name[ARGS]{...}`,
-with `[CALL_ID]id` between them in some versions; nothing closes a call."""
+"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, and since Mistral Small
+3.1 `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions; nothing closes
+a call."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ class MistralParser(OpenJsonParser):
     openers = ("[TOOL_CALLS]",)
     markers = ("[TOOL_CALLS]",)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(at, (self.opener,), out.content)
             if not marker:
                 return
             at = yield from source.skip(begin + len(marker))
-            if (yield from source.char(at)) in ("[", "{") and not (yield from source.starts(at, self.opener)):
+            if (yield from source.char(at)) in ("[", "{") and not (
+                yield from source.starts(at, self.opener)
+            ):
                 at = yield from self.json_calls(source, out, begin, at, (self.opener,))
             else:
                 at = yield from self._named(source, out, begin, at)
@@ -45,7 +50,15 @@ class MistralParser(OpenJsonParser):
             call_id = source.text[first:at].strip()
         if not marker or marker == self.opener:
             problem = f"expected {_ARGS} and the arguments behind the tool's name"
-            call, stop = yield from broken_open(source, begin, start, problem, (self.opener,), incomplete=not marker, name=name[:100])
+            call, stop = yield from broken_open(
+                source,
+                begin,
+                start,
+                problem,
+                (self.opener,),
+                incomplete=not marker,
+                name=name[:100],
+            )
             out.call(call)
             return stop
         at += len(marker) if marker == _ARGS else 0
@@ -54,9 +67,17 @@ class MistralParser(OpenJsonParser):
         except Broken as broken:
             scanned = yield from scan_json(source, (yield from source.skip(at)))
             call, stop = yield from broken_open(
-                source, begin, start, str(broken), (self.opener,), incomplete=scanned.incomplete, name=name
+                source,
+                begin,
+                start,
+                str(broken),
+                (self.opener,),
+                incomplete=scanned.incomplete,
+                name=name,
             )
             out.call(call)
             return stop
-        out.call(made_call(name, arguments, source.text[start:stop], (begin, stop)).with_id(call_id))
+        out.call(
+            made_call(name, arguments, source.text[start:stop], (begin, stop)).with_id(call_id)
+        )
         return stop

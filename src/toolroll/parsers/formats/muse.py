@@ -1,4 +1,5 @@
-"""Muse Glimmer: messages `to=name<|message|>` with a block of `<atem:invoke name="...">`; `to=self` is reasoning, `to=user` is said.
+"""Muse Glimmer: messages `to=name<|message|>` with a block of `<atem:invoke name="...">`; `to=self`
+is reasoning, `to=user` is said.
 
 The prompt ends with `<|start|>assistant`, so that a reply begins inside a header.
 """
@@ -24,7 +25,14 @@ class MuseParser(TagParser):
     prose_has_no_markers = False
     name = "muse"
     reasoning = None
-    wrappers = ("<|start|>assistant", "<|start|>", "<|message|>", *_ENDS, "to=self", *(f"to={name}" for name in _SPOKEN))
+    wrappers = (
+        "<|start|>assistant",
+        "<|start|>",
+        "<|message|>",
+        *_ENDS,
+        "to=self",
+        *(f"to={name}" for name in _SPOKEN),
+    )
     shape = Shape(
         block=_BLOCK,
         call=('<atem:invoke name="', "</atem:invoke>"),
@@ -33,7 +41,9 @@ class MuseParser(TagParser):
         value=("", "</atem:parameter>"),
     )
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         thinks = False
         while True:
@@ -45,13 +55,19 @@ class MuseParser(TagParser):
                 at = stop + len(marker) if marker == "<|message|>" else stop
                 thinks = match is not None and match[1] == "self"
                 inner = yield from source.skip(at)
-                if match is not None and match[1] not in ("self", *_SPOKEN) and (yield from source.starts(inner, _BLOCK[0])):
+                if (
+                    match is not None
+                    and match[1] not in ("self", *_SPOKEN)
+                    and (yield from source.starts(inner, _BLOCK[0]))
+                ):
                     at = yield from self._block(source, out, begin, inner, _BLOCK, offered)
                     continue
                 if match is None or match[1] not in ("self", *_SPOKEN):
                     out.content(f"{header}\n".replace("<|start|>", ""))
             put = out.reasoning if thinks else out.content
-            begin, marker = yield from source.until(at, (*(() if thinks else _BLOCK[:1]), "<|start|>", *_ENDS), put)
+            begin, marker = yield from source.until(
+                at, (*(() if thinks else _BLOCK[:1]), "<|start|>", *_ENDS), put
+            )
             if not marker:
                 out.reasoning_closed = not thinks
                 return

@@ -1,4 +1,6 @@
-"""`PlainParser`: replies without a format for tool calls, where the server (or nobody) reads those. Reasoning is taken apart."""
+"""`PlainParser`: replies without a format for tool calls, where the server (or nobody) reads
+those. Reasoning is taken apart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class PlainParser(ToolCallParser):
 
     name = "plain"
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """Nothing is a call."""
         while True:
             out.content(source.text[at:])

@@ -1,7 +1,8 @@
-"""Calls as Python writes them: Llama 4's `[f(a=1), g(b="x")]` and LFM2's `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
+"""Calls as Python writes them: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
+`<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
-Llama 4 marks its calls with nothing, so a list of calls counts where it can be read, and where it cannot only at the beginning of
-a line; in a line of prose it must name a tool that was offered.
+Llama 4 marks its calls with nothing, so a list of calls counts where it can be read, and where it
+cannot only at the beginning of a line; in a line of prose it must name a tool that was offered.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _NO_CALL = re.compile(f"(?:{_TEXT})*+")
 """Text in which no list of calls and no marker begins, nor may still begin."""
 _IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
 _NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
-_NO_CALL_IN_PROSE = re.compile(rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+")
+_NO_CALL_IN_PROSE = re.compile(
+    rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+"
+)
 """The same, and lists in the middle of a line that are not calls, since no argument begins so.
 
 A line break after the parenthesis is left to the reader: what follows it may begin a line."""
@@ -43,7 +46,9 @@ class PythonicParser(ToolCallParser):
     reasoning = SAID
     markers = (_START, _END)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         marked, fresh = False, True  # behind the marker; at the beginning of a line
         while True:
@@ -56,14 +61,17 @@ class PythonicParser(ToolCallParser):
                 at, marked = begin + len(marker), marker == _START
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
-            # After a bracket that begins no call there are often more of them: all that cannot is text.
+            # After a bracket that begins no call there are often more of them: all that cannot is
+            # text.
             skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
             stop = skipped.end() if skipped is not None else at
             out.content(source.text[at:stop])
             _, line, last = source.text[at:stop].rpartition("\n")
             at, marked, fresh = stop, False, bool(line) and not last.strip()
 
-    def _list(self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool) -> Steps[int]:
+    def _list(
+        self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
+    ) -> Steps[int]:
         """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
@@ -72,12 +80,15 @@ class PythonicParser(ToolCallParser):
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
-                if not alone and offered is None:  # prose: what was read is not read again, so that reading stays linear
+                # prose: what was read is not read again, so that reading stays linear
+                if not alone and offered is None:
                     stop = max(error.at, begin + 1)
                     out.content(source.text[begin:stop])
                     return stop
                 problem = f"the call of {name} cannot be read: {error}"
-                call, stop = yield from broken_open(source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name)
+                call, stop = yield from broken_open(
+                    source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name
+                )
                 calls = [call]
             for call in calls:
                 out.call(call)
@@ -87,7 +98,9 @@ class PythonicParser(ToolCallParser):
 
 
 def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
-    """The calls in the list at `begin`, whose span they share, and where it ends. Raises `Unreadable`."""
+    """The calls in the list at `begin`, whose span they share, and where it ends. Raises
+    `Unreadable`.
+    """
     calls: list[ToolCall] = []
     at = yield from source.skip(begin + 1)
     while True:
@@ -100,7 +113,11 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
             char = yield from source.char(at)
         elif char != "]":
             raise Unreadable(
-                at, "expected ',' or ']' behind a call" if char else "the text ends in the list of calls", incomplete=not char
+                at,
+                "expected ',' or ']' behind a call"
+                if char
+                else "the text ends in the list of calls",
+                incomplete=not char,
             )
         if char == "]":
             return [replace(call, span=(begin, at + 1)) for call in calls], at + 1
@@ -113,7 +130,9 @@ class Lfm2Parser(ToolCallParser):
     openers = (_LFM_START,)
     markers = (_LFM_START, _LFM_END)
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(at, (_LFM_START,), out.content)
@@ -124,7 +143,9 @@ class Lfm2Parser(ToolCallParser):
                 calls, at = yield from self._calls(source, start)
             except (Unreadable, Broken) as broken:
                 problem = f"the tool call cannot be read: {broken}"
-                call, at = yield from broken_call(source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,))
+                call, at = yield from broken_call(
+                    source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
+                )
                 out.call(call if call.name else replace(call, name=_name_in(call.raw)))
                 continue
             behind = yield from source.skip(at)
@@ -146,7 +167,9 @@ class Lfm2Parser(ToolCallParser):
             name, arguments, stop = yield from read_call(source, at)
             calls = [ToolCall(name, arguments, source.text[at:stop])]
         behind = yield from source.skip(stop)
-        if not (yield from source.starts(behind, _LFM_END, _LFM_START, spelled=True)) and behind < len(source.text):
+        if not (
+            yield from source.starts(behind, _LFM_END, _LFM_START, spelled=True)
+        ) and behind < len(source.text):
             raise Unreadable(behind, f"text follows the calls before {_LFM_END}")
         return calls, stop
 

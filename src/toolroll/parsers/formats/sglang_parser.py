@@ -1,6 +1,8 @@
-"""`sglang:NAME`: SGLang's own tool-call parser, where SGLang is installed, with a report of what it dropped.
+"""`sglang:NAME`: SGLang's own tool-call parser, where SGLang is installed, with a report of what it
+dropped.
 
-Invariant: what SGLang's parser leaves out of both text and calls is kept as an attempt with a status, never lost.
+Invariant: what SGLang's parser leaves out of both text and calls is kept as an attempt with a
+status, never lost.
 """
 
 from __future__ import annotations
@@ -22,39 +24,64 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 class SGLangParser(ToolCallParser):
-    """SGLang's parser `sglang_name`; `ours`: the parser of the same format here, for its reasoning and its markers.
+    """SGLang's parser `sglang_name`; `ours`: the parser of the same format here, for its reasoning
+    and its markers.
 
     Raises `UnknownParserError` where SGLang is not there, or has no such parser.
     """
 
-    def __init__(self, sglang_name: str, control_tokens: Collection[str] = (), *, ours: ToolCallParser | None = None) -> None:
+    def __init__(
+        self,
+        sglang_name: str,
+        control_tokens: Collection[str] = (),
+        *,
+        ours: ToolCallParser | None = None,
+    ) -> None:
         super().__init__(control_tokens)
         try:
             from sglang.srt.entrypoints.openai.protocol import Tool
             from sglang.srt.function_call.function_call_parser import FunctionCallParser
         except ImportError as error:
-            problem = f"sglang:{sglang_name} needs SGLang in this environment, and it cannot be imported: {error}"
+            problem = (
+                f"sglang:{sglang_name} needs SGLang in this environment, and it cannot be "
+                f"imported: {error}"
+            )
             raise UnknownParserError(problem) from error
         if sglang_name not in FunctionCallParser.ToolCallParserEnum:
             known = ", ".join(FunctionCallParser.ToolCallParserEnum)
-            raise UnknownParserError(f"SGLang has no tool-call parser named {sglang_name!r}; it has {known}")
+            raise UnknownParserError(
+                f"SGLang has no tool-call parser named {sglang_name!r}; it has {known}"
+            )
         self.sglang_name = sglang_name
         self._tool, self._parser = Tool, FunctionCallParser
         self._own = ours
         if self._own is not None:
-            self.reasoning, self.openers, self.markers = self._own.reasoning, self._own.openers, self._own.markers
+            self.reasoning, self.openers, self.markers = (
+                self._own.reasoning,
+                self._own.openers,
+                self._own.markers,
+            )
 
-    def read_calls(self, source: Source, out: Collector, at: int, offered: Offered | None) -> Steps[None]:
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is certain before the end."""
         yield from source.rest()
         text = source.text[at:]
-        tools = [{"type": "function", "function": dict(function)} for function in (offered.functions if offered else {}).values()]
+        tools = [
+            {"type": "function", "function": dict(function)}
+            for function in (offered.functions if offered else {}).values()
+        ]
         try:
             parser = self._parser([self._tool(**tool) for tool in tools], self.sglang_name)
             content, items = parser.parse_non_stream(text)
         except _FAILURES as error:
             problem = f"SGLang's parser {self.sglang_name} failed: {error}"
-            out.call(ToolCall("", None, text, CallStatus.INVALID_JSON, problem, span=(at, len(source.text))))
+            out.call(
+                ToolCall(
+                    "", None, text, CallStatus.INVALID_JSON, problem, span=(at, len(source.text))
+                )
+            )
             return
         out.content(content)
         calls = [_call(item) for item in items]
@@ -63,12 +90,22 @@ class SGLangParser(ToolCallParser):
         for call in self._dropped(text, content, calls, at, tools):
             out.call(call)
 
-    def _dropped(self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]) -> list[ToolCall]:
+    def _dropped(
+        self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]
+    ) -> list[ToolCall]:
         """The attempts that SGLang's parser left out of `calls` and of the text."""
         words = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))
-            return [ToolCall("", None, text, CallStatus.INVALID_JSON, words, span=(at, at + len(text)))] if whole else []
+            return (
+                [
+                    ToolCall(
+                        "", None, text, CallStatus.INVALID_JSON, words, span=(at, at + len(text))
+                    )
+                ]
+                if whole
+                else []
+            )
         seen = [(call.name, call.arguments) for call in calls]
         dropped = []
         for call in self._own.parse(text, tools=tools or None, in_reasoning=False).tool_calls:
@@ -78,7 +115,9 @@ class SGLangParser(ToolCallParser):
                 status = CallStatus.INVALID_JSON if call.ok else call.status
                 span = (call.span[0] + at, call.span[1] + at) if call.span is not None else None
                 error = f"{words}: {call.error}" if call.error else words
-                dropped.append(ToolCall(call.name, call.arguments, call.raw, status, error, call.id, span))
+                dropped.append(
+                    ToolCall(call.name, call.arguments, call.raw, status, error, call.id, span)
+                )
         return dropped
 
 
@@ -88,5 +127,7 @@ def _call(item: Any) -> ToolCall:
     try:
         arguments = json.loads(raw)
     except ValueError:
-        return ToolCall(item.name or "", None, raw, CallStatus.INVALID_JSON, "the arguments are not valid JSON")
+        return ToolCall(
+            item.name or "", None, raw, CallStatus.INVALID_JSON, "the arguments are not valid JSON"
+        )
     return replace(made_call(item.name or "", arguments, raw, (0, 0)), span=None)

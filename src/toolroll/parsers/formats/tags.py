@@ -1,8 +1,10 @@
-"""The shape that tagged formats share: calls as elements with a name, and parameters as elements with a key and bare text.
+"""The shape that tagged formats share: calls as elements with a name, and parameters as elements
+with a key and bare text.
 
-Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and their like differ in their markers, which `Shape` names. Invariants: a value ends at
-the first closing marker behind which the format can go on, so that values may spell the format's own tags; but a value that was
-never closed ends with its call and block, so that it does not swallow the next call.
+Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and their like differ in their markers, which `Shape` names.
+Invariants: a value ends at the first closing marker behind which the format can go on, so that
+values may spell the format's own tags; but a value that was never closed ends with its call and
+block, so that it does not swallow the next call.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ _NO_NAME = re.compile(r"""[{}"'<>\n]""")
 class Shape:
     """The markers of one format.
 
-    `block`: what stands around all calls, None for nothing. `call`: what begins a call and what ends it. `name_end`: what ends the
-    name; the first is passed over, at the others the parameters begin. `key`: what begins and ends a parameter's key. `kind`: what
-    begins and ends the value's JSON type, which may stand behind the key. `value`: what begins and ends its value ("" where the key's
-    end begins it). `typed_by`: the attribute behind the key that tells whether the value is a string, and what it says then.
-    `json_body`: a JSON object may stand in place of the parameters.
+    `block`: what stands around all calls, None for nothing. `call`: what begins a call and what
+    ends it. `name_end`: what ends the name; the first is passed over, at the others the parameters
+    begin. `key`: what begins and ends a parameter's key. `kind`: what begins and ends the value's
+    JSON type, which may stand behind the key. `value`: what begins and ends its value ("" where the
+    key's end begins it). `typed_by`: the attribute behind the key that tells whether the value is a
+    string, and what it says then. `json_body`: a JSON object may stand in place of the parameters.
     """
 
     block: tuple[str, str] | None
@@ -59,13 +62,26 @@ class TagParser(BlockParser):
         shape = cls.shape
         cls.block, cls.call = shape.block, shape.call
         cls._name_ends = (*shape.name_end, *((shape.self_closing,) if shape.self_closing else ()))
-        guards = (*cls._name_ends, "\n", shape.call[1], shape.call[0], shape.key[0], *(shape.block or ()))
+        guards = (
+            *cls._name_ends,
+            "\n",
+            shape.call[1],
+            shape.call[0],
+            shape.key[0],
+            *(shape.block or ()),
+        )
         cls._name_guards = tuple(dict.fromkeys(guards))
-        ends = (shape.call[1] + shape.block[1], f"{shape.call[1]}\n{shape.block[1]}") if shape.block is not None else ()
+        ends = (
+            (shape.call[1] + shape.block[1], f"{shape.call[1]}\n{shape.block[1]}")
+            if shape.block is not None
+            else ()
+        )
         cls._ways_out = ends
         super().__init_subclass__()
 
-    def element(self, source: Source, begin: int, start: int, offered: Offered | None) -> Steps[tuple[ToolCall, int]]:
+    def element(
+        self, source: Source, begin: int, start: int, offered: Offered | None
+    ) -> Steps[tuple[ToolCall, int]]:
         """See `BlockParser.element`."""
         name, body = yield from self._name(source, start)
         arguments, end, stop = yield from self._arguments(source, body, name, offered)
@@ -78,14 +94,24 @@ class TagParser(BlockParser):
         at, marker = yield from source.until(first, self._name_guards)
         name = source.text[first:at].strip()
         if marker not in ends:
-            raise Broken(f"the tool's name is not closed with {shape.name_end[0]!r}" if marker else "the text ends in the tool's name")
+            raise Broken(
+                f"the tool's name is not closed with {shape.name_end[0]!r}"
+                if marker
+                else "the text ends in the tool's name"
+            )
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
             raise Broken(f"{name[:60]!r} is no tool's name")
-        return name, at if marker == shape.self_closing else at + len(marker) if marker == shape.name_end[0] else at
+        return name, at if marker == shape.self_closing else at + len(
+            marker
+        ) if marker == shape.name_end[0] else at
 
-    def _arguments(self, source: Source, at: int, name: str, offered: Offered | None) -> Steps[tuple[dict[str, Any], int, int]]:
-        """The arguments behind the name, where the call's inner text ends, and where the call ends."""
+    def _arguments(
+        self, source: Source, at: int, name: str, offered: Offered | None
+    ) -> Steps[tuple[dict[str, Any], int, int]]:
+        """The arguments behind the name, where the call's inner text ends, and where the call
+        ends.
+        """
         shape = self.shape
         schemas = offered.parameters(name) if offered is not None else {}
         found: dict[str, Any] = {}
@@ -101,14 +127,22 @@ class TagParser(BlockParser):
                 body, at = yield from json_arguments(source, at, name)
                 found = body if isinstance(body, dict) else {}
             else:
-                raise Broken(f"expected {shape.key[0]} or {shape.call[1]} in the call of {name}", name)
+                raise Broken(
+                    f"expected {shape.key[0]} or {shape.call[1]} in the call of {name}", name
+                )
 
-    def _parameter(self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]) -> Steps[int]:
+    def _parameter(
+        self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
+    ) -> Steps[int]:
         shape = self.shape
-        at, marker = yield from source.until(start, (shape.key[1], shape.call[1], shape.value[1], "\n"))
+        at, marker = yield from source.until(
+            start, (shape.key[1], shape.call[1], shape.value[1], "\n")
+        )
         key, is_string = source.text[start:at].strip(), None
         if marker != shape.key[1]:
-            raise Broken(f"a parameter's name in the call of {name} is not closed with {shape.key[1]}", name)
+            raise Broken(
+                f"a parameter's name in the call of {name} is not closed with {shape.key[1]}", name
+            )
         at += len(marker)
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
@@ -119,24 +153,36 @@ class TagParser(BlockParser):
         if shape.value[0]:
             at = yield from source.skip(at)
             if not (yield from source.starts(at, shape.value[0])):
-                raise Broken(f"expected {shape.value[0]} behind the parameter {key} of {name}", name)
+                raise Broken(
+                    f"expected {shape.value[0]} behind the parameter {key} of {name}", name
+                )
             at += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
-        end = yield from source.closing(at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out))
+        end = yield from source.closing(
+            at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out)
+        )
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
         found[key] = self.value(source.text[at:end], schema, is_string=is_string)
         return end + len(shape.value[1])
 
-    def _kind(self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any) -> Steps[tuple[int, Any]]:
-        """The place behind the type that may stand at `at`, and the schema for the value: the type, where `schema` leaves it open."""
+    def _kind(
+        self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
+    ) -> Steps[tuple[int, Any]]:
+        """The place behind the type that may stand at `at`, and the schema for the value: the
+        type, where `schema` leaves it open.
+        """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):
             return at, schema
         start += len(marks[0])
-        stop, marker = yield from source.until(start, (marks[1], *self.shape.value, self.shape.call[1]))
+        stop, marker = yield from source.until(
+            start, (marks[1], *self.shape.value, self.shape.call[1])
+        )
         if marker != marks[1]:
-            raise Broken(f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name)
+            raise Broken(
+                f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name
+            )
         known = kinds_of(schema) if isinstance(schema, Mapping) else None
         told = known is not None and len(known - {"null"}) <= 1
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}

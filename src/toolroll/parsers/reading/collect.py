@@ -1,7 +1,7 @@
 """`Collector`: what a reader finds, put together as a reply and as the steps of a stream.
 
-Invariant: the steps of one kind, joined, are the reply's field of that kind; so white space at an edge is held back until text
-follows it.
+Invariant: the steps of one kind, joined, are the reply's field of that kind; so white space at an
+edge is held back until text follows it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class _Trimmed:
 
 
 class Collector:
-    """Takes reasoning, content and calls in the order written. `check` completes a call: its status and its tokens."""
+    """Takes reasoning, content and calls in the order written. `check` completes a call: its
+    status and its tokens.
+    """
 
     def __init__(self, check: Callable[[ToolCall], ToolCall]) -> None:
         self._check = check

@@ -1,7 +1,8 @@
 """JSON in a text that comes in pieces: where a value ends, what it is, and a call made of it.
 
-Invariants: a value ends where `json.JSONDecoder.raw_decode` says, and what it refuses is refused (NaN, Infinity and numbers beyond a
-double too: no JSON document can hold them); a scan stops at the first character that cannot be right, so scans that fail are short.
+Invariants: a value ends where `json.JSONDecoder.raw_decode` says, and what it refuses is refused
+(NaN, Infinity and numbers beyond a double too: no JSON document can hold them); a scan stops at the
+first character that cannot be right, so scans that fail are short.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
         known = _whole(source.text, at)
         if known is not None:
             return Scanned(known)
-        source.set_absent(_DECODER, at)  # its error counts the lines of all the text before: once a reply, for linear time
+        # its error counts the lines of all the text before: once a reply, for linear time
+        source.set_absent(_DECODER, at)
     stack: list[str] = []
     expect = "value"
     while True:
@@ -62,7 +64,10 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
                 stack.pop()
                 at += 1
             else:
-                return Scanned(at, f"expected ',' or the end of the {'object' if stack[-1] == '{' else 'array'}")
+                return Scanned(
+                    at,
+                    f"expected ',' or the end of the {'object' if stack[-1] == '{' else 'array'}",
+                )
         elif expect == "colon":
             if char != ":":
                 return Scanned(at, "expected ':' behind the name")
@@ -99,7 +104,9 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Where a good value at `at` ends, found by the standard library's decoder in C; None where it must be looked at by characters."""
+    """Where a good value at `at` ends, found by the standard library's decoder in C; None where
+    it must be looked at by characters.
+    """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
     except (ValueError, RecursionError):
@@ -142,14 +149,18 @@ def _string(source: Source, at: int) -> Steps[Scanned]:
             if letter == "u":
                 last = yield from source.char(at + 5)
                 if not _HEX.match(source.text, at + 2):
-                    return Scanned(at, "expected four hexadecimal digits behind \\u" if last else INCOMPLETE)
+                    return Scanned(
+                        at, "expected four hexadecimal digits behind \\u" if last else INCOMPLETE
+                    )
                 at += 6
             elif letter in '"\\/bfnrt':
                 at += 2
             else:
                 return Scanned(at, f"\\{letter} is no escape of JSON")
         elif char < " ":
-            return Scanned(at, "a control character (a line break, say) must be escaped inside a string")
+            return Scanned(
+                at, "a control character (a line break, say) must be escaped inside a string"
+            )
 
 
 def _no_constant(name: str) -> Any:
@@ -167,8 +178,8 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text. Raises `ValueError` for what is none, for what no JSON document can hold (numbers out of range,
-    halves of a surrogate pair) and for nesting too deep."""
+    """The value of a JSON text. Raises `ValueError` for what is none, for what no JSON document can
+    hold (numbers out of range, halves of a surrogate pair) and for nesting too deep."""
     try:
         value = _DECODER.decode(text)
     except RecursionError as error:
@@ -182,7 +193,13 @@ def decode(text: str) -> Any:
 
 def _deeper(value: Any, depth: int) -> bool:
     """Whether `value` is nested more than `depth` deep."""
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    inner = (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else None
+    )
     return inner is not None and (depth == 0 or any(_deeper(one, depth - 1) for one in inner))
 
 
@@ -198,10 +215,14 @@ class Names:
 def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
     """A call from the decoded object `value`, with the status that it has by itself."""
     if not isinstance(value, dict):
-        return ToolCall("", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span)
+        return ToolCall(
+            "", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span
+        )
     name = _first(value, names.name)
     call_id = _first(value, names.call_id)
-    made = made_call(name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span)
+    made = made_call(
+        name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span
+    )
     return made.with_id(call_id) if isinstance(call_id, str) else made
 
 
@@ -211,10 +232,19 @@ def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
         try:
             arguments = decode(arguments)
         except ValueError:
-            return ToolCall(name, None, raw, CallStatus.INVALID_JSON, "arguments must be a JSON object", span=span)
+            return ToolCall(
+                name,
+                None,
+                raw,
+                CallStatus.INVALID_JSON,
+                "arguments must be a JSON object",
+                span=span,
+            )
     if not name:
         fitting = arguments if isinstance(arguments, dict) else None
-        return ToolCall("", fitting, raw, CallStatus.MISSING_NAME, 'the tool call has no "name"', span=span)
+        return ToolCall(
+            "", fitting, raw, CallStatus.MISSING_NAME, 'the tool call has no "name"', span=span
+        )
     if not isinstance(arguments, dict):
         error = f"the arguments of {name} must be a JSON object, not {type(arguments).__name__}"
         return ToolCall(name, None, raw, CallStatus.BAD_ARGUMENTS, error, span=span)
@@ -232,4 +262,8 @@ def name_in(raw: str, key: str = "name") -> str:
     """The name in a call that cannot be read, for its answer; "" where even that is not there."""
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)
-    return parts[1] if found and len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100 else ""
+    return (
+        parts[1]
+        if found and len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100
+        else ""
+    )

@@ -1,7 +1,8 @@
 """A quick yes for tool arguments that plainly fit a plain JSON schema.
 
-Invariants: a yes means that a JSON-schema validator (draft 2020-12) finds nothing wrong; whatever is not plain, in the schema or in
-the arguments, is no yes, and is left to the validator, which also has the words for what is wrong.
+Invariants: a yes means that a JSON-schema validator (draft 2020-12) finds nothing wrong; whatever
+is not plain, in the schema or in the arguments, is no yes, and is left to the validator, which also
+has the words for what is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 Fits = Callable[[Any], bool]
 
-_NOTES = frozenset(("description", "title", "default", "examples", "$schema", "$comment", "deprecated"))
+_NOTES = frozenset(
+    ("description", "title", "default", "examples", "$schema", "$comment", "deprecated")
+)
 _KNOWN = _NOTES | {"type", "enum", "properties", "required", "items", "additionalProperties"}
 
 # What JSON calls by these names, as Python decodes it; a boolean is no number.
@@ -27,7 +30,9 @@ _TYPES: dict[str, Fits] = {
 
 
 def plain_fits(schema: Any) -> Fits | None:
-    """The function that says yes to what plainly fits `schema`; None where `schema` holds anything that is not plain."""
+    """The function that says yes to what plainly fits `schema`; None where `schema` holds
+    anything that is not plain.
+    """
     if not isinstance(schema, Mapping) or not schema.keys() <= _KNOWN:
         return None
     parts = [_of_type(schema), _of_enum(schema), _of_items(schema), _of_object(schema)]
@@ -43,7 +48,9 @@ def _anything(value: Any) -> bool:
 
 def _of_type(schema: Mapping[str, Any]) -> Fits | None:
     kind = schema.get("type")
-    return _anything if "type" not in schema else _TYPES.get(kind) if isinstance(kind, str) else None
+    return (
+        _anything if "type" not in schema else _TYPES.get(kind) if isinstance(kind, str) else None
+    )
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:
@@ -60,12 +67,22 @@ def _of_items(schema: Mapping[str, Any]) -> Fits | None:
     if "items" not in schema:
         return _anything
     fits = plain_fits(schema["items"])
-    return None if fits is None else lambda value: not isinstance(value, list) or all(map(fits, value))
+    return (
+        None if fits is None else lambda value: not isinstance(value, list) or all(map(fits, value))
+    )
 
 
 def _of_object(schema: Mapping[str, Any]) -> Fits | None:
-    given, required, more = schema.get("properties", {}), schema.get("required", []), schema.get("additionalProperties", True)
-    if not isinstance(given, Mapping) or not isinstance(required, list) or not isinstance(more, bool):
+    given, required, more = (
+        schema.get("properties", {}),
+        schema.get("required", []),
+        schema.get("additionalProperties", True),
+    )
+    if (
+        not isinstance(given, Mapping)
+        or not isinstance(required, list)
+        or not isinstance(more, bool)
+    ):
         return None
     if not all(isinstance(name, str) for name in required):
         return None

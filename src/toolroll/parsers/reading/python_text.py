@@ -1,7 +1,9 @@
-"""Calls and literals as Python writes them, `f(a=1, b=['x', None])`, in a text that comes in pieces.
+"""Calls and literals as Python writes them, `f(a=1, b=['x', None])`, in a text that comes in
+pieces.
 
-Invariants: nothing is evaluated; a value ends where Python's own would, but for quotes that a template did not escape: a quote
-closes its string only where something can follow that follows a value; JSON's `true`, `false` and `null` are read too.
+Invariants: nothing is evaluated; a value ends where Python's own would, but for quotes that a
+template did not escape: a quote closes its string only where something can follow that follows a
+value; JSON's `true`, `false` and `null` are read too.
 """
 
 from __future__ import annotations
@@ -21,9 +23,30 @@ _NUMERIC = re.compile(r"[-+0-9.eE_]*")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "'\""}
-_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
-_SINGLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "\\": "\\", "'": "'", '"': '"'}
-_CONSTANTS: dict[str, Any] = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_ESCAPE = re.compile(
+    r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL
+)
+_SINGLE = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+}
+_CONSTANTS: dict[str, Any] = {
+    "True": True,
+    "true": True,
+    "False": False,
+    "false": False,
+    "None": None,
+    "null": None,
+}
 
 
 class Unreadable(Exception):
@@ -101,7 +124,11 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
         quote = yield from source.char(at + 1)
         return (yield from _string(source, at + 1, quote, raw=word in "rR"))
     cut = at + len(word) == len(source.text) and any(name.startswith(word) for name in _CONSTANTS)
-    raise Unreadable(at, "expected a value: a string in quotes, a number, a list, a dictionary, True, False or None", incomplete=cut)
+    raise Unreadable(
+        at,
+        "expected a value: a string in quotes, a number, a list, a dictionary, True, False or None",
+        incomplete=cut,
+    )
 
 
 def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
@@ -111,7 +138,9 @@ def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
 
 
 def _wrong(at: int, char: str, wanted: str) -> Unreadable:
-    return Unreadable(at, f"expected {wanted}" if char else "the text ends inside the call", incomplete=not char)
+    return Unreadable(
+        at, f"expected {wanted}" if char else "the text ends inside the call", incomplete=not char
+    )
 
 
 def _number(source: Source, at: int) -> Steps[tuple[Any, int]]:
@@ -193,7 +222,9 @@ def _dictionary(source: Source, at: int, depth: int) -> Steps[tuple[dict[str, An
         char = yield from source.char(at)
         if char != ":":
             raise _wrong(at, char, "':' behind the key")
-        found[key if isinstance(key, str) else str(key)], at = yield from read_value(source, at + 1, depth + 1)
+        found[key if isinstance(key, str) else str(key)], at = yield from read_value(
+            source, at + 1, depth + 1
+        )
         at = yield from _next(source, at, "}")
     return found, at + 1
 

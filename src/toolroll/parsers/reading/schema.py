@@ -20,10 +20,14 @@ class Offered:
     """The tools that were offered (in OpenAI's format), by name."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.functions: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self.functions: dict[str, Mapping[str, Any]] = {
+            tool["function"]["name"]: tool["function"] for tool in tools
+        }
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """The JSON schemas of the parameters of the tool `name` by their names; empty where they are not told."""
+        """The JSON schemas of the parameters of the tool `name` by their names; empty where they
+        are not told.
+        """
         schema = self.functions.get(name, {}).get("parameters")
         found = schema.get("properties") if isinstance(schema, Mapping) else None
         return found if isinstance(found, Mapping) else {}
@@ -33,7 +37,9 @@ class ToolSchemas:
     """Validators of tool parameters, compiled once per schema."""
 
     def __init__(self) -> None:
-        self._validators: OrderedDict[bytes, tuple[BoundedValidator | None, Fits | None]] = OrderedDict()
+        self._validators: OrderedDict[bytes, tuple[BoundedValidator | None, Fits | None]] = (
+            OrderedDict()
+        )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
         """`call`, with the status unknown_tool or bad_arguments where that applies."""
@@ -52,7 +58,11 @@ class ToolSchemas:
         problem = _first_problem(validator, call.arguments)
         if problem is None:
             return call
-        return replace(call, status=CallStatus.BAD_ARGUMENTS, error=f"the arguments of {call.name} do not fit: {problem}")
+        return replace(
+            call,
+            status=CallStatus.BAD_ARGUMENTS,
+            error=f"the arguments of {call.name} do not fit: {problem}",
+        )
 
     def _validator(self, schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
         if not isinstance(schema, Mapping):
@@ -66,7 +76,10 @@ class ToolSchemas:
             self._validators[key] = known
             return known
         try:
-            found: tuple[BoundedValidator | None, Fits | None] = (BoundedValidator(schema), plain_fits(schema))
+            found: tuple[BoundedValidator | None, Fits | None] = (
+                BoundedValidator(schema),
+                plain_fits(schema),
+            )
         except NotChecked:
             found = (None, None)
         self._validators[key] = found

@@ -1,9 +1,12 @@
-"""`Source`: a reply's text as it comes, with the places of its tokens, for readers written as generators.
+"""`Source`: a reply's text as it comes, with the places of its tokens, for readers written as
+generators.
 
-A reader yields where it needs more text, and goes on when there is more or when the text is closed. Invariants: what a reader
-decides never depends on where the text was cut into pieces; a marker that the vocabulary holds as one control token counts only
-where it is that token; a search that failed once is not made again, and one that waits goes on where it stopped, so that reading is
-linear in the text, however small its pieces are. For that no reader keeps a match of the text, which keeps the text, over a yield.
+A reader yields where it needs more text, and goes on when there is more or when the text is closed.
+Invariants: what a reader decides never depends on where the text was cut into pieces; a marker that
+the vocabulary holds as one control token counts only where it is that token; a search that failed
+once is not made again, and one that waits goes on where it stopped, so that reading is linear in
+the text, however small its pieces are. For that no reader keeps a match of the text, which keeps
+the text, over a yield.
 """
 
 from __future__ import annotations
@@ -35,19 +38,28 @@ class Source:
         self._absent: dict[object, int] = {}
 
     def feed(self, text: str, offsets: Sequence[Span] | None) -> None:
-        """Append `text`; `offsets`: [start, stop) of each of its tokens, counted from its own beginning."""
+        """Append `text`; `offsets`: [start, stop) of each of its tokens, counted from its own
+        beginning.
+        """
         base = len(self.text)
         if offsets is not None:
             if self._starts is None:
                 if base:
-                    raise ValueError("offsets are given for a later piece of the text but not for the first: give them for all")
+                    raise ValueError(
+                        "offsets are given for a later piece of the text but not for the first: "
+                        "give them for all"
+                    )
                 self._starts = []
             starts, stops = zip(*offsets, strict=True) if offsets else ((), ())
             self._starts += [base + start for start in starts] if base else starts
             self._stops += [base + stop for stop in stops] if base else stops
         elif text and self._starts is not None:
-            raise ValueError("offsets are missing for this piece of the text: give them for all pieces or for none")
-        # CPython lengthens a string in place where a local variable holds its only reference; else each piece would copy the whole.
+            raise ValueError(
+                "offsets are missing for this piece of the text: give them for all pieces or for "
+                "none"
+            )
+        # CPython lengthens a string in place where a local variable holds its only reference; else
+        # each piece would copy the whole.
         whole = self.text
         self.text = ""
         whole += text
@@ -58,7 +70,9 @@ class Source:
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
-        """Whether `marker`, which is spelled at `at`, is a marker there: for a control token, whether it is that token."""
+        """Whether `marker`, which is spelled at `at`, is a marker there: for a control token,
+        whether it is that token.
+        """
         if self._starts is None or marker not in self._control:
             return True
         index = bisect_left(self._starts, at)
@@ -76,15 +90,20 @@ class Source:
         return (first, last) if first < last else None
 
     def is_absent(self, key: object, start: int) -> bool:
-        """Whether a search for `key` that began at or before `start` found nothing up to the closed text's end."""
+        """Whether a search for `key` that began at or before `start` found nothing up to the
+        closed text's end.
+        """
         return self._absent.get(key, len(self.text) + 1) <= start
 
     def set_absent(self, key: object, start: int) -> None:
         """Keep that a search for `key` from `start` found nothing up to the closed text's end."""
         self._absent[key] = min(start, self._absent.get(key, start))
 
-    def until(self, start: int, markers: tuple[str, ...], put: Put | None = None) -> Steps[tuple[int, str]]:
-        """The next of `markers` at or behind `start`: its place and which; the text's end and "" for none.
+    def until(
+        self, start: int, markers: tuple[str, ...], put: Put | None = None
+    ) -> Steps[tuple[int, str]]:
+        """The next of `markers` at or behind `start`: its place and which; the text's end and ""
+        for none.
 
         `put` is given the text before it, as soon as it is certain.
         """
@@ -96,7 +115,8 @@ class Source:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            # A marker may stand in a longer one that has only begun: it counts where that can no longer be.
+            # A marker may stand in a longer one that has only begun: it counts where that can no
+            # longer be.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
@@ -116,27 +136,44 @@ class Source:
             put(self.text[start:])
         return len(self.text), ""
 
-    def _certain(self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]) -> int:
-        """Where the end of the text may be the beginning of a marker, but not all of it; the text's end where it is none."""
+    def _certain(
+        self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
+    ) -> int:
+        """Where the end of the text may be the beginning of a marker, but not all of it; the
+        text's end where it is none.
+        """
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
         for place, char in enumerate(end):
-            if char in firsts and any(len(end) - place < len(marker) and marker.startswith(end[place:]) for marker in markers):
+            if char in firsts and any(
+                len(end) - place < len(marker) and marker.startswith(end[place:])
+                for marker in markers
+            ):
                 return first + place
         return len(self.text)
 
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
-        """Which of `prefixes` stands at `at`, "" for none; the longer of two that fit. `spelled`: also as ordinary text."""
+        """Which of `prefixes` stands at `at`, "" for none; the longer of two that fit.
+        `spelled`: also as ordinary text.
+        """
         while True:
             rest = self.text[at : at + max(map(len, prefixes))]
-            fit = [prefix for prefix in prefixes if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, at))]
-            open_ones = [prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)]
+            fit = [
+                prefix
+                for prefix in prefixes
+                if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, at))
+            ]
+            open_ones = [
+                prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)
+            ]
             if self.closed or not open_ones:
                 return max(fit, key=len, default="")
             yield
 
     def skip(self, at: int) -> Steps[int]:
-        """The place of the first character at or behind `at` that is no white space; the text's end for none."""
+        """The place of the first character at or behind `at` that is no white space; the text's
+        end for none.
+        """
         while True:
             if at < len(self.text) and not self.text[at].isspace():
                 return at  # as nearly always, and cheaper than a match
@@ -146,7 +183,9 @@ class Source:
             yield
 
     def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
-        """Where the characters end, from `at` on, that `pattern` matches: any number of those of one class (`[...]*`)."""
+        """Where the characters end, from `at` on, that `pattern` matches: any number of those of
+        one class (`[...]*`).
+        """
         while True:
             at = _end(pattern, self.text, at)
             if at < len(self.text) or self.closed:
@@ -159,9 +198,12 @@ class Source:
             yield
         return self.text[at : at + 1]
 
-    def closing(self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()) -> Steps[int]:
-        """The place of the first `close` behind which, white space aside, one of `followers` stands; -1 for none before the next
-        of `stops`. Where `close` is known from the tokens, the first one counts: a value may spell the format's own tags."""
+    def closing(
+        self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
+    ) -> Steps[int]:
+        """The place of the first `close` behind which, white space aside, one of `followers`
+        stands; -1 for none before the next of `stops`. Where `close` is known from the tokens, the
+        first one counts: a value may spell the format's own tags."""
         key = (close, followers, stops)
         if self.is_absent(key, start):
             return -1
@@ -192,7 +234,9 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @lru_cache(maxsize=512)
 def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
-    """A pattern for any of `markers`, the longest first; the longest's length; their first characters."""
+    """A pattern for any of `markers`, the longest first; the longest's length; their first
+    characters.
+    """
     ordered = sorted(markers, key=len, reverse=True)
     firsts = frozenset(one[:1] for one in markers)
     return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), firsts

@@ -1,8 +1,9 @@
-"""Values that a format writes as bare text (`<parameter=n>3</parameter>`), read by the parameter's JSON schema.
+"""Values that a format writes as bare text (`<parameter=n>3</parameter>`), read by the parameter's
+JSON schema.
 
-Such formats write strings as they are and everything else as JSON (some templates: as Python writes it), so that only the schema
-tells `3` from `"3"`. Invariant: reading never fails; what fits no type of the schema comes out as it reads best, and the check
-against the schema says so.
+Such formats write strings as they are and everything else as JSON (some templates: as Python writes
+it), so that only the schema tells `3` from `"3"`. Invariant: reading never fails; what fits no type
+of the schema comes out as it reads best, and the check against the schema says so.
 """
 
 from __future__ import annotations
@@ -15,16 +16,25 @@ from toolroll.parsers.reading.json_text import decode
 from toolroll.parsers.reading.python_text import python_value
 
 _SPELLED = {
-    "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number", "double": "number", "bool": "boolean",
+    "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
+    "double": "number", "bool": "boolean",
     "dict": "object", "map": "object", "list": "array", "tuple": "array",
 }  # fmt: skip
 _KINDS = frozenset("string integer number boolean object array null".split())
-_CONSTANTS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_CONSTANTS: dict[str, Any] = {
+    "true": True,
+    "True": True,
+    "false": False,
+    "False": False,
+    "null": None,
+    "None": None,
+}
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
 def typed(text: str, schema: Any) -> Any:
-    """The value that `text` stands for under `schema` (None, or anything that is no schema: not known).
+    """The value that `text` stands for under `schema` (None, or anything that is no schema: not
+    known).
 
     Of several types that a schema allows the most special one that fits is taken, a string last.
     """
@@ -45,7 +55,9 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def guessed(text: str) -> Any:
-    """`text` as a number, a constant, an object or an array where it is one, else the text itself."""
+    """`text` as a number, a constant, an object or an array where it is one, else the text
+    itself.
+    """
     bare = text.strip()
     if bare in _CONSTANTS:
         return _CONSTANTS[bare]
@@ -71,17 +83,26 @@ def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
         return _known(names)
     for word in ("enum", "const"):
         if word in schema:
-            values = schema[word] if word == "enum" and isinstance(schema[word], list) else [schema[word]]
+            values = (
+                schema[word]
+                if word == "enum" and isinstance(schema[word], list)
+                else [schema[word]]
+            )
             return frozenset(_kind(value) for value in values)
     for word in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(word)
         if isinstance(branches, list) and branches:
-            return _union([kinds_of(branch) if isinstance(branch, Mapping) else None for branch in branches], every=word != "allOf")
+            return _union(
+                [kinds_of(branch) if isinstance(branch, Mapping) else None for branch in branches],
+                every=word != "allOf",
+            )
     return None
 
 
 def _known(names: list[Any]) -> frozenset[str] | None:
-    kinds = [_SPELLED.get(name.lower(), name.lower()) if isinstance(name, str) else "" for name in names]
+    kinds = [
+        _SPELLED.get(name.lower(), name.lower()) if isinstance(name, str) else "" for name in names
+    ]
     return frozenset(kinds) if kinds and all(kind in _KINDS for kind in kinds) else None
 
 
@@ -97,5 +118,11 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "boolean"
-    kinds: tuple[tuple[type, str], ...] = ((str, "string"), (int, "integer"), (float, "number"), (dict, "object"), (list, "array"))
+    kinds: tuple[tuple[type, str], ...] = (
+        (str, "string"),
+        (int, "integer"),
+        (float, "number"),
+        (dict, "object"),
+        (list, "array"),
+    )
     return next((name for kind, name in kinds if isinstance(value, kind)), "")

@@ -1,4 +1,6 @@
-"""The command line: `toolroll run`, `serve`, `envs`, `tasks`, `check-template`, `engine`, `demo`."""
+"""The command line: `toolroll run`, `serve`, `envs`, `tasks`, `check-template`, `engine`,
+`demo`.
+"""
 
 from toolroll.rollout.cli.app import main
 

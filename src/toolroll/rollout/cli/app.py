@@ -24,21 +24,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Processes = Annotated[
-    int | None, typer.Option(help=f"of this machine; each plays its share of --concurrency; default {default('processes')}")
+    int | None,
+    typer.Option(
+        help=f"of this machine; each plays its share of --concurrency; default "
+        f"{default('processes')}"
+    ),
 ]
 _EngineTimeout = Annotated[
     float | None,
-    typer.Option(help=f"seconds to wait for a server that does not answer at all; default {default('engine_timeout'):g}"),
+    typer.Option(
+        help=f"seconds to wait for a server that does not answer at all; default "
+        f"{default('engine_timeout'):g}"
+    ),
 ]
 _Sync = Annotated[
-    str | None, typer.Option(help=f"when episodes are forced to the disk: always (each one) or end; default {default('sync')}")
+    str | None,
+    typer.Option(
+        help=f"when episodes are forced to the disk: always (each one) or end; default "
+        f"{default('sync')}"
+    ),
 ]
-_Bytes = Annotated[int | None, typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}")]
+_Bytes = Annotated[
+    int | None,
+    typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}"),
+]
 _Mismatch = Annotated[
-    bool | None, typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model")
+    bool | None,
+    typer.Option(
+        "--allow-model-mismatch", help="only warn if the engine serves another model than --model"
+    ),
 ]
 
-app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Token-exact multi-turn tool rollouts for SGLang.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 console = Console()
 app.command(name="serve")(serve_endpoint)
 
@@ -54,13 +75,21 @@ def main() -> None:
     try:
         app()
     except ToolrollError as error:
-        Console(stderr=True).print(f"[bold red]toolroll:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[bold red]toolroll:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 
 @app.callback()
 def _root(
-    *, show: Annotated[bool, typer.Option("--version", help="print the version and exit", callback=_version, is_eager=True)] = False
+    *,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="print the version and exit", callback=_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Token-exact multi-turn tool rollouts for SGLang."""
 
@@ -68,59 +97,144 @@ def _root(
 @app.command()
 def run(
     env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
-    engine: Annotated[str | None, typer.Option(help=f"address of SGLang or its router; default {default('engine')}")] = None,
-    model: Annotated[str | None, typer.Option(help="required: folder or name of the served model's tokenizer")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help=f"address of SGLang or its router; default {default('engine')}"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="required: folder or name of the served model's tokenizer")
+    ] = None,
     split: Annotated[str | None, typer.Option()] = None,
-    tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
-    samples: Annotated[int | None, typer.Option(help=f"episodes of each task; default {default('samples')}")] = None,
-    max_steps: Annotated[int | None, typer.Option(help=f"turns of the model in one episode; default {default('max_steps')}")] = None,
-    concurrency: Annotated[int | None, typer.Option(help=f"episodes at once; default {default('concurrency')}")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help=f"episodes of each task; default {default('samples')}")
+    ] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help=f"turns of the model in one episode; default {default('max_steps')}"),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help=f"episodes at once; default {default('concurrency')}")
+    ] = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[float | None, typer.Option(help=f"default {default('temperature')}")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help=f"default {default('temperature')}")
+    ] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
     frequency_penalty: Annotated[float | None, typer.Option()] = None,
     presence_penalty: Annotated[float | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help=f"tokens in one turn; default {default('max_new_tokens')}")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="a stop string; may be given several times")] = None,
-    parser: Annotated[str | None, typer.Option(help=f"as SGLang's --tool-call-parser names it; default {default('parser')}")] = None,
-    agent: Annotated[str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")] = None,
-    chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
-    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
-    history: Annotated[str | None, typer.Option(help="fork or preserve, where the template rewrites history")] = None,
-    verify: Annotated[str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help=f"tokens in one turn; default {default('max_new_tokens')}")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="a stop string; may be given several times")
+    ] = None,
+    parser: Annotated[
+        str | None,
+        typer.Option(help=f"as SGLang's --tool-call-parser names it; default {default('parser')}"),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON: the template's switches")
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option(help="fork or preserve, where the template rewrites history")
+    ] = None,
+    verify: Annotated[
+        str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")
+    ] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
     parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
-    on_length: Annotated[str | None, typer.Option(help="stop or continue, after a turn cut by length")] = None,
-    user_model: Annotated[str | None, typer.Option(help="who plays the user: a model's name")] = None,
-    user_url: Annotated[str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")] = None,
-    user_strategy: Annotated[str | None, typer.Option(help="llm, react, verify or reflection")] = None,
-    user_api_key_env: Annotated[str | None, typer.Option(help="the variable that holds its key")] = None,
-    context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="a baseline: an OpenAI-compatible address; --model is its model")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the baseline's key")] = None,
-    episode_timeout: Annotated[float | None, typer.Option(help="seconds for one attempt at an episode")] = None,
-    step_timeout: Annotated[float | None, typer.Option(help="seconds for one step of the environment")] = None,
+    on_length: Annotated[
+        str | None, typer.Option(help="stop or continue, after a turn cut by length")
+    ] = None,
+    user_model: Annotated[
+        str | None, typer.Option(help="who plays the user: a model's name")
+    ] = None,
+    user_url: Annotated[
+        str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")
+    ] = None,
+    user_strategy: Annotated[
+        str | None, typer.Option(help="llm, react, verify or reflection")
+    ] = None,
+    user_api_key_env: Annotated[
+        str | None, typer.Option(help="the variable that holds its key")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="where the engine does not tell it")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="a baseline: an OpenAI-compatible address; --model is its model"),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="the variable that holds the baseline's key")
+    ] = None,
+    episode_timeout: Annotated[
+        float | None, typer.Option(help="seconds for one attempt at an episode")
+    ] = None,
+    step_timeout: Annotated[
+        float | None, typer.Option(help="seconds for one step of the environment")
+    ] = None,
     max_observation_bytes: _Bytes = None,
-    reruns: Annotated[int | None, typer.Option(help="how often an episode that infrastructure failed is played again")] = None,
-    give_up_after: Annotated[int | None, typer.Option(help="so many failed attempts in a row end the run")] = None,
+    reruns: Annotated[
+        int | None,
+        typer.Option(help="how often an episode that infrastructure failed is played again"),
+    ] = None,
+    give_up_after: Annotated[
+        int | None, typer.Option(help="so many failed attempts in a row end the run")
+    ] = None,
     engine_timeout: _EngineTimeout = None,
-    sampling_seed: Annotated[bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")] = None,
+    sampling_seed: Annotated[
+        bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")
+    ] = None,
     processes: _Processes = None,
-    ray: Annotated[str | None, typer.Option(help="spread the episodes over a Ray cluster: its address, or local")] = None,
-    ray_workers: Annotated[int | None, typer.Option(help="processes on the cluster; each plays its share of --concurrency")] = None,
-    floor: Annotated[bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")] = None,
-    gc: Annotated[bool | None, typer.Option("--gc/--no-gc", help="run Python's garbage collector less often; default: --gc")] = None,
-    allow_unequal: Annotated[bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="spread the episodes over a Ray cluster: its address, or local"),
+    ] = None,
+    ray_workers: Annotated[
+        int | None,
+        typer.Option(help="processes on the cluster; each plays its share of --concurrency"),
+    ] = None,
+    floor: Annotated[
+        bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")
+    ] = None,
+    gc: Annotated[
+        bool | None,
+        typer.Option(
+            "--gc/--no-gc", help="run Python's garbage collector less often; default: --gc"
+        ),
+    ] = None,
+    allow_unequal: Annotated[
+        bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")
+    ] = None,
     allow_model_mismatch: _Mismatch = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of the run; the same command goes on where it stopped")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder of the run; the same command goes on where it stopped"),
+    ] = None,
     sync: _Sync = None,
 ) -> None:
-    """Play an environment against an engine, and print what it came to; with --out, a run that was stopped goes on."""
-    given = {name: value for name, value in locals().items() if name not in ("config", "chat_template_kwargs")}
+    """Play an environment against an engine, and print what it came to; with --out, a run that
+    was stopped goes on.
+    """
+    given = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("config", "chat_template_kwargs")
+    }
     kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
     given |= {"stop": given["stop"] or None, "chat_template_kwargs": kwargs}
     settings = load_config(config, given)
@@ -140,10 +254,14 @@ def envs() -> None:
 def tasks(
     env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
     split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
-    tasks: Annotated[str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
-    """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt data."""
+    """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
+    data.
+    """
     from toolroll.rollout.cli.tasks import task_lines, write_lines
 
     lines = task_lines(env, split, tasks)
@@ -156,13 +274,22 @@ def tasks(
 
 @app.command()
 def check_template(
-    model: Annotated[str, typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package")],
-    template: Annotated[Path | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
-    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
+    ],
+    template: Annotated[
+        Path | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON: the template's switches")
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where they cannot be exact."""
+    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where
+    they cannot be exact.
+    """
     from toolroll.rollout.cli.check_template import report, show
 
     found = report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
@@ -174,28 +301,47 @@ def check_template(
 @app.command()
 def view(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    out: Annotated[Path | None, typer.Option(help="the page; default: view.html in the folder")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="in place of the run's own model: folder, name or `embedded`")] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="of so many episodes the tokens are in the page")] = 500,
+    out: Annotated[
+        Path | None, typer.Option(help="the page; default: view.html in the folder")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="in place of the run's own model: folder, name or `embedded`")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="of so many episodes the tokens are in the page")
+    ] = 500,
 ) -> None:
-    """Write a page that shows a run: a table of episodes, their conversations, and their tokens. It needs no network."""
+    """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
+    It needs no network.
+    """
     from toolroll.rollout.cli.view import view as view_run
 
     page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     size = page.stat().st_size / 1e6
-    console.print(f"{page}: {count} episodes, {size:.1f} MB; open it in a browser", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"{page}: {count} episodes, {size:.1f} MB; open it in a browser",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    out: Annotated[Path, typer.Option(help="what is written: a folder for parquet, a file for tau-bench")],
-    kind: Annotated[str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")] = "parquet",
+    out: Annotated[
+        Path, typer.Option(help="what is written: a folder for parquet, a file for tau-bench")
+    ],
+    kind: Annotated[
+        str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
+    ] = "parquet",
     env: Annotated[str | None, typer.Option(help="of this environment only")] = None,
 ) -> None:
-    """Write a run in another format: training samples as a Parquet data set, or results as tau-bench writes them."""
+    """Write a run in another format: training samples as a Parquet data set, or results as
+    tau-bench writes them.
+    """
     from toolroll.rollout.cli.export import export as export_run
 
     for line in export_run(folder, kind, out, env):
@@ -207,12 +353,15 @@ def new_env(
     name: Annotated[str, typer.Argument(help="its name: small letters, digits and hyphens")],
     at: Annotated[Path, typer.Option(help="the folder in which its own is made")] = Path(),
 ) -> None:
-    """Write a working package with an environment of your own, an entry point and a test, to be changed."""
+    """Write a working package with an environment of your own, an entry point and a test, to be
+    changed.
+    """
     from toolroll.rollout.cli.new_env import new_env as write_new_env
 
     folder = write_new_env(name, at)
     console.print(
-        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll envs lists {name}",
+        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll "
+        f"envs lists {name}",
         highlight=False,
         soft_wrap=True,
     )
@@ -220,17 +369,30 @@ def new_env(
 
 @app.command()
 def engine(
-    tokenizer: Annotated[str, typer.Option(help="folder or name; `embedded` for the one in the package")] = "embedded",
+    tokenizer: Annotated[
+        str, typer.Option(help="folder or name; `embedded` for the one in the package")
+    ] = "embedded",
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 30000,
-    script: Annotated[Path | None, typer.Option(help='JSON: {"routing key": ["reply", ...]}; default: an echo')] = None,
+    script: Annotated[
+        Path | None, typer.Option(help='JSON: {"routing key": ["reply", ...]}; default: an echo')
+    ] = None,
     context_length: Annotated[int, typer.Option()] = 32768,
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
 ) -> None:
     """Serve the embedded engine: SGLang's /generate without weights, for trying things out."""
     from toolroll.rollout.testing.serve import serve
 
-    _run(serve(tokenizer, host=host, port=port, script_file=script, context_length=context_length, latency=latency))
+    _run(
+        serve(
+            tokenizer,
+            host=host,
+            port=port,
+            script_file=script,
+            context_length=context_length,
+            latency=latency,
+        )
+    )
 
 
 @app.command()
@@ -239,7 +401,9 @@ def demo(
     samples: Annotated[int, typer.Option(help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted: no weights are needed."""
+    """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted:
+    no weights are needed.
+    """
     from toolroll.rollout.cli.demo import run_demo
 
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
@@ -268,21 +432,34 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
         for line in remarks(outcome.summary.env, outcome.report):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
-        console.print(f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}", highlight=False, soft_wrap=True)
+        console.print(
+            f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}",
+            highlight=False,
+            soft_wrap=True,
+        )
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
-        console.print("Stopped early; the same command goes on from here." if out is not None and resumes else "Stopped early.")
+        console.print(
+            "Stopped early; the same command goes on from here."
+            if out is not None and resumes
+            else "Stopped early."
+        )
         raise typer.Exit(128 + stopped)
     empty = [outcome for outcome in outcomes if not outcome.summary.graded]
     for outcome in empty:
-        line = f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last one by: {outcome.failure}"
+        line = (
+            f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last "
+            f"one by: {outcome.failure}"
+        )
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if empty:
         raise typer.Exit(1)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; a group of errors that are all the same kind is raised as the first of them."""
+    """Run to the end; a group of errors that are all the same kind is raised as the first of
+    them.
+    """
     try:
         return run_loop(main)
     except* ToolrollError as group:

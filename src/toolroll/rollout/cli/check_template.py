@@ -1,4 +1,6 @@
-"""`toolroll check-template`: what a chat template does to the tokens of tool-calling episodes, as a table or as JSON."""
+"""`toolroll check-template`: what a chat template does to the tokens of tool-calling episodes,
+as a table or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """The report on the tokenizer `model` with its own chat template, or with the one in the file `template`."""
+    """The report on the tokenizer `model` with its own chat template, or with the one in the
+    file `template`.
+    """
     if Path(model).suffix in (".jinja", ".jinja2"):
-        raise UsageError(f"a template is checked with its tokenizer: toolroll check-template MODEL --template {model}")
+        raise UsageError(
+            f"a template is checked with its tokenizer: toolroll check-template MODEL --template "
+            f"{model}"
+        )
     if template is not None and not template.is_file():
         raise UsageError(f"--template {template}: there is no such file")
     source = read_template(str(template)) if template is not None else None
@@ -32,14 +39,18 @@ def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> 
 def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     """Print the report."""
     if as_json:
-        console.out(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode(), highlight=False)
+        console.out(
+            orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode(), highlight=False
+        )
         return
     stops = ", ".join(f"{text} ({index})" for text, index in found.stop_tokens.items()) or "none"
     facts = {
         "stop tokens": stops,
         "generation prompt": repr(found.generation_prompt),
         "opens a thought": "yes" if found.opens_reasoning else "no",
-        "arguments": {"dict": "as an object", "text": "as JSON text"}.get(found.arguments, found.arguments),
+        "arguments": {"dict": "as an object", "text": "as JSON text"}.get(
+            found.arguments, found.arguments
+        ),
         "reads the clock": "yes: one time serves a whole session" if found.dated else "no",
         "tools change": found.tools_change,
         "fingerprint": found.fingerprint,
@@ -55,6 +66,9 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     for line in found.remarks():
         console.print(f"- {escape(line)}", highlight=False)
     if found.exact:
-        console.print("[green]Tool calling is exact: each tool result is appended to what was served and sampled.[/]")
+        console.print(
+            "[green]Tool calling is exact: each tool result is appended to what was served and "
+            "sampled.[/]"
+        )
     else:
         console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

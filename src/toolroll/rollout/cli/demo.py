@@ -1,4 +1,6 @@
-"""`toolroll demo`: the main job on embedded defaults: real benchmarks, a scripted engine, no weights."""
+"""`toolroll demo`: the main job on embedded defaults: real benchmarks, a scripted engine, no
+weights.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ MISTAKES = 0.3
 
 
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[Outcome]:
-    """Play every demo environment that is installed; the episodes of an earlier demo in `out` are replaced."""
+    """Play every demo environment that is installed; the episodes of an earlier demo in `out`
+    are replaced.
+    """
     console.print(
-        f"The engine is scripted: it plays each task's reference actions, with a mistake in {MISTAKES:.0%} of the episodes. "
+        f"The engine is scripted: it plays each task's reference actions, with a mistake in "
+        f"{MISTAKES:.0%} of the episodes. "
         "Everything else is real.",
         highlight=False,
     )
@@ -43,12 +48,28 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
             continue
         tasks = choose_tasks(factory, None, None)
         lines = play_references(factory, tasks, samples=samples, mistakes=MISTAKES, seed=seed)
-        async with EmbeddedEngine(tokenizer, reference_policy(lines), context_length=131072) as engine:
+        async with EmbeddedEngine(
+            tokenizer, reference_policy(lines), context_length=131072
+        ) as engine:
             config = RunConfig(
-                env=name, engine=engine.url, model="embedded", parser="hermes", samples=samples, max_steps=60, seed=seed, out=out
+                env=name,
+                engine=engine.url,
+                model="embedded",
+                parser="hermes",
+                samples=samples,
+                max_steps=60,
+                seed=seed,
+                out=out,
             )
             async with Model.from_args(rollout_args(config), tokenizer=tokenizer) as served:
-                plan = Plan(config, factory, tasks, served_agents(config, served), EnvironmentOptions(), config.identity)
+                plan = Plan(
+                    config,
+                    factory,
+                    tasks,
+                    served_agents(config, served),
+                    EnvironmentOptions(),
+                    config.identity,
+                )
                 results.append(await play(plan, console))
         if results[-1].stopped is not None:
             break

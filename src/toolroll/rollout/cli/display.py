@@ -1,4 +1,6 @@
-"""What a run shows: a live progress bar in a terminal, plain lines elsewhere, and the table at the end."""
+"""What a run shows: a live progress bar in a terminal, plain lines elsewhere, and the table at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from toolroll.rollout.runs.summary import Summary
@@ -21,8 +30,8 @@ _LINES = 20  # without a terminal: one line for each twentieth of the run
 
 
 class RunDisplay:
-    """Shows the episodes of one environment as they finish. `summary` holds those of earlier runs, and takes the new ones in before
-    `show`. A context manager."""
+    """Shows the episodes of one environment as they finish. `summary` holds those of earlier runs,
+    and takes the new ones in before `show`. A context manager."""
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
         self.summary = summary
@@ -43,13 +52,20 @@ class RunDisplay:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(summary.env, total=total, completed=summary.episodes, state="")
+        self._task = self._progress.add_task(
+            summary.env, total=total, completed=summary.episodes, state=""
+        )
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.seconds = time.perf_counter() - self._began
         self._progress.stop()
 
@@ -59,17 +75,30 @@ class RunDisplay:
         self._shown += 1
         state = self._state()
         self._progress.update(self._task, advance=1, state=state)
-        if not self._console.is_terminal and (self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0):
-            self._console.print(f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}", highlight=False, soft_wrap=True)
+        if not self._console.is_terminal and (
+            self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
+        ):
+            self._console.print(
+                f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def _state(self) -> str:
         summary = self.summary
         seconds = max(time.perf_counter() - self._began, 1e-9)
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
-        left = "" if self._console.is_terminal else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
+        left = (
+            ""
+            if self._console.is_terminal
+            else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
+        )
         reward = f"reward {_number(summary.mean_reward)}"
-        speeds = [f"  {self._shown / seconds:,.1f} episodes/s", f"  {self._tokens / seconds:,.0f} tok/s"]
+        speeds = [
+            f"  {self._shown / seconds:,.1f} episodes/s",
+            f"  {self._tokens / seconds:,.0f} tok/s",
+        ]
         if self._console.is_terminal:
             room = self._console.width - len(summary.env) - 2 * len(str(self._total)) - 1 - _TIMES
             while speeds and len(reward) + len("".join(speeds)) + len(errors) > room:
@@ -78,7 +107,9 @@ class RunDisplay:
 
 
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The table at the end of a run: one column for each environment, so that it fits into 80 characters."""
+    """The table at the end of a run: one column for each environment, so that it fits into 80
+    characters.
+    """
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in reports:
@@ -99,7 +130,10 @@ _MORE_ROWS: tuple[tuple[str, Read], ...] = (
     ("do-nothing floor", lambda found: _floor(found["do_nothing_floor"])),
     ("turns (mean)", lambda found: f"{found['turns']['mean']:.1f}"),
     ("tokens sampled (mean)", lambda found: _tokens(found, "completion")),
-    ("tokens trained (mean)", lambda found: _tokens(found, "trained") if found["trainable"] else "not trainable"),
+    (
+        "tokens trained (mean)",
+        lambda found: _tokens(found, "trained") if found["trainable"] else "not trainable",
+    ),
     ("prompt tokens cached", lambda found: f"{found['tokens']['cached_share']:.0%}"),
     ("tool calls", lambda found: str(found["tool_calls"]["attempted"])),
     ("invalid calls", lambda found: _invalid(found["invalid_calls"])),
@@ -111,11 +145,15 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
-    """pass@k and pass^k for the usual k, as far as any environment has them; at k = 1 they are the same."""
+    """pass@k and pass^k for the usual k, as far as any environment has them; at k = 1 they are
+    the same.
+    """
     found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
     rows: list[tuple[str, Read]] = []
     for k in (k for k in _SHOWN_K if k in found):
-        rows.append((f"pass^{k}" if k > 1 else "pass^1 = pass@1", partial(_rate, kind="pass_hat_k", k=k)))
+        rows.append(
+            (f"pass^{k}" if k > 1 else "pass^1 = pass@1", partial(_rate, kind="pass_hat_k", k=k))
+        )
         if k > 1:
             rows.append((f"pass@{k}", partial(_rate, kind="pass_at_k", k=k)))
     return rows
@@ -126,7 +164,9 @@ def _rate(found: Mapping[str, Any], *, kind: str, k: int) -> str:
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:
-    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+    return (
+        "-" if value is None else f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+    )
 
 
 def _floor(found: Mapping[str, Any] | None) -> str:
@@ -142,10 +182,17 @@ def _invalid(found: Mapping[str, Any]) -> str:
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table must also know: how episodes ended, which calls could not be read, and every warning."""
-    ends = ", ".join(f"{reason} {count}" for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1]))
+    """What a reader of the table must also know: how episodes ended, which calls could not be
+    read, and every warning.
+    """
+    ends = ", ".join(
+        f"{reason} {count}"
+        for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1])
+    )
     lines = [f"{name}: ended by {ends}"] if ends else []
-    kinds = ", ".join(f"{kind} {part['count']}" for kind, part in found["invalid_calls"]["by_kind"].items())
+    kinds = ", ".join(
+        f"{kind} {part['count']}" for kind, part in found["invalid_calls"]["by_kind"].items()
+    )
     if kinds:
         lines.append(f"{name}: invalid calls: {kinds}")
     return lines + [f"{name}: WARNING: {warning}" for warning in found["warnings"]]
@@ -162,7 +209,9 @@ def _number(value: float | None) -> str:
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
-    """The environments as a table; under it, whole and on one line each, the commands that install what is missing."""
+    """The environments as a table; under it, whole and on one line each, the commands that
+    install what is missing.
+    """
     table = Table()
     table.add_column("environment", no_wrap=True)
     table.add_column("splits", overflow="fold")
@@ -177,4 +226,6 @@ def show_environments(factories: Sequence[EnvironmentFactory], console: Console)
         table.add_row(factory.name, ", ".join(factory.splits), factory.description, ready)
     console.print(table)
     for command, names in missing.items():
-        console.print(f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True
+        )

@@ -17,11 +17,15 @@ FORMATS = ("parquet", "tau-bench")
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
-    """Write the run in `folder` as `kind` to `out`; what is to be said of it. `env`: of this environment only."""
+    """Write the run in `folder` as `kind` to `out`; what is to be said of it. `env`: of this
+    environment only.
+    """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: there are {', '.join(FORMATS)}")
     if not (folder / FILE_NAME).is_file():
-        raise UsageError(f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)")
+        raise UsageError(
+            f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
+        )
     if kind == "parquet":
         count = write_dataset(_episodes(folder, env), out)
         return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
@@ -32,7 +36,9 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     episodes = list(_episodes(folder, env))
     names = {episode.env for episode in episodes}
     if len(names) > 1:
-        raise UsageError(f"tau-bench's format holds one environment: --env, of {', '.join(sorted(names))}")
+        raise UsageError(
+            f"tau-bench's format holds one environment: --env, of {', '.join(sorted(names))}"
+        )
     results, left_out = tau_bench_results(episodes)
     if out.exists():
         raise UsageError(f"{out} is there already")
@@ -40,7 +46,9 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     text = orjson.dumps(results, option=options, default=repr)
     with written_whole(out) as file:
         file.write(text)
-    said = [f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"]
+    said = [
+        f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"
+    ]
     if left_out:
         said.append(f"left out, since a trial is missing: {', '.join(left_out)}")
     return said

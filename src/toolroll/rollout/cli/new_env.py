@@ -1,6 +1,8 @@
-"""`toolroll new-env NAME`: a working package with an environment of one's own, to be changed into the real one.
+"""`toolroll new-env NAME`: a working package with an environment of one's own, to be changed into
+the real one.
 
-Invariant: what is written passes its own test and mypy --strict as it stands, and `toolroll envs` lists it once it is installed.
+Invariant: what is written passes its own test and mypy --strict as it stands, and `toolroll envs`
+lists it once it is installed.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class @CLASS@Factory:
 
 
 @CONSTANT@ = @CLASS@Factory()
-'''
+'''  # noqa: E501
 
 TEST = '''\
 """The reference actions earn 1.0 in a whole episode, tokens included; doing nothing earns 0.0; a mistake is told."""
@@ -148,7 +150,7 @@ def test_a_mistake_is_told_to_the_model() -> None:
 
 def test_it_is_known_by_name() -> None:
     assert load_environment("@NAME@") is @CONSTANT@
-'''
+'''  # noqa: E501
 
 
 def new_env(name: str, at: Path) -> Path:
@@ -159,7 +161,12 @@ def new_env(name: str, at: Path) -> Path:
     if folder.exists():
         raise UsageError(f"{folder} is there already")
     class_name = "".join(part.capitalize() for part in name.split("-"))
-    words = {"@NAME@": name, "@PACKAGE@": package, "@CLASS@": class_name, "@CONSTANT@": package.upper()}
+    words = {
+        "@NAME@": name,
+        "@PACKAGE@": package,
+        "@CLASS@": class_name,
+        "@CONSTANT@": package.upper(),
+    }
     files = {
         "pyproject.toml": PYPROJECT,
         f"src/{package}/__init__.py": ENVIRONMENT,
@@ -177,8 +184,17 @@ def new_env(name: str, at: Path) -> Path:
 
 def _check_name(name: str, package: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise UsageError(f"{name!r} is no name for an environment: small letters, digits and single hyphens, as in my-bench")
-    if keyword.iskeyword(package) or package in sys.stdlib_module_names or find_spec(package) is not None:
+        raise UsageError(
+            f"{name!r} is no name for an environment: small letters, digits and single hyphens, as "
+            f"in my-bench"
+        )
+    if (
+        keyword.iskeyword(package)
+        or package in sys.stdlib_module_names
+        or find_spec(package) is not None
+    ):
         raise UsageError(f"{package!r} is the name of something else in Python: choose another one")
     if name in environment_names():
-        raise UsageError(f"there is an environment named {name!r} already (toolroll envs lists them)")
+        raise UsageError(
+            f"there is an environment named {name!r} already (toolroll envs lists them)"
+        )

@@ -34,8 +34,8 @@ from toolroll.rollout.types import Episode, Status, Task
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it early. `failure`: why the last
-    episode that was aborted in this run was, in one line."""
+    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it
+    early. `failure`: why the last episode that was aborted in this run was, in one line."""
 
     summary: Summary
     report: dict[str, Any]
@@ -57,23 +57,39 @@ async def run(config: RunConfig, console: Console) -> Outcome:
 
 
 async def play(plan: Plan, console: Console) -> Outcome:
-    """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and SIGTERM end it early."""
+    """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and
+    SIGTERM end it early.
+    """
     env, out = plan.config.env, plan.config.out
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset())
-    with RunDirectory(out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync) as folder:
+    with RunDirectory(
+        out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync
+    ) as folder:
         if folder.done:
-            console.print(f"{env}: {len(folder.done)} episodes are in {out} already", highlight=False, soft_wrap=True)
+            console.print(
+                f"{env}: {len(folder.done)} episodes are in {out} already",
+                highlight=False,
+                soft_wrap=True,
+            )
         if folder.dropped:
-            console.print(f"{env}: {folder.dropped} aborted episodes are played again", highlight=False, soft_wrap=True)
+            console.print(
+                f"{env}: {folder.dropped} aborted episodes are played again",
+                highlight=False,
+                soft_wrap=True,
+            )
         outcome = await _play(plan, console, folder.summary, folder.append, folder.done)
         write_summary(out, {env: outcome.report})
         return outcome
 
 
 async def _play(
-    plan: Plan, console: Console, summary: Summary, keep: Callable[[Episode], None], done: Collection[EpisodeKey]
+    plan: Plan,
+    console: Console,
+    summary: Summary,
+    keep: Callable[[Episode], None],
+    done: Collection[EpisodeKey],
 ) -> Outcome:
     config = plan.config
     runner = runner_of(plan)
@@ -101,7 +117,10 @@ async def _play(
             max_num_steps=config.max_steps,
             episode_timeout=config.episode_timeout,
             pace_gc=config.gc,
-            limits={"step_timeout": config.step_timeout, "max_observation_bytes": config.max_observation_bytes},
+            limits={
+                "step_timeout": config.step_timeout,
+                "max_observation_bytes": config.max_observation_bytes,
+            },
         )
     found = report(
         summary,
@@ -115,9 +134,13 @@ async def _play(
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:
-    """The tasks that the result is about: those of `plan`, and what the folder holds of earlier runs besides."""
+    """The tasks that the result is about: those of `plan`, and what the folder holds of earlier
+    runs besides.
+    """
     names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
-    return [task for task in choose_tasks(plan.factory, plan.config.split, None) if task.id in names]
+    return [
+        task for task in choose_tasks(plan.factory, plan.config.split, None) if task.id in names
+    ]
 
 
 def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
@@ -135,28 +158,45 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 class EpisodeRunner(Protocol):
     """What plays the episodes that are left: `Runner`, `ProcessRunner` or `RayRunner`."""
 
-    async def run(self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey]) -> None:
+    async def run(
+        self,
+        tasks: Sequence[Task],
+        on_episode: Callable[[Episode], None],
+        *,
+        done: Collection[EpisodeKey],
+    ) -> None:
         """Play every (task, sample) that is not in `done`."""
         ...
 
 
 def runner_of(plan: Plan) -> EpisodeRunner:
-    """The runner in this process, or one that spreads over several of this machine or of a Ray cluster."""
+    """The runner in this process, or one that spreads over several of this machine or of a Ray
+    cluster.
+    """
     config = plan.config
     if config.ray is not None:
         return RayRunner(config)
     if config.processes > 1:
         opened = partial(_open_worker, config)
-        return ProcessRunner(opened, processes=config.processes, concurrency=config.concurrency, samples=config.samples)
+        return ProcessRunner(
+            opened,
+            processes=config.processes,
+            concurrency=config.concurrency,
+            samples=config.samples,
+        )
     return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
 
 
-async def _open_worker(config: RunConfig, share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def _open_worker(
+    config: RunConfig, share: int, stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     return await open_runner(worker_settings(config, share), stack)
 
 
 async def _check_addresses(config: RunConfig) -> None:
-    """Raise `UsageError` if nothing answers at the baseline's address, or at that of who plays the user."""
+    """Raise `UsageError` if nothing answers at the baseline's address, or at that of who plays
+    the user.
+    """
     user_url = config.user_url if config.user_model is not None else None
     for option, url in (("--endpoint", config.endpoint), ("--user-url", user_url)):
         if url is None:

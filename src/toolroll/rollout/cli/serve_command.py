@@ -30,36 +30,76 @@ _FLAGS = {
 }
 """Settings whose flag has another name."""
 
-_EngineTimeout = Annotated[float, typer.Option(help="seconds to wait for an engine that does not answer at all")]
+_EngineTimeout = Annotated[
+    float, typer.Option(help="seconds to wait for an engine that does not answer at all")
+]
 _NoGc = Annotated[bool, typer.Option("--no-gc", help="leave Python's garbage collector as it is")]
 _Mismatch = Annotated[
     bool,
-    typer.Option("--allow-model-mismatch", help="only warn if the engine serves another model than --model"),
+    typer.Option(
+        "--allow-model-mismatch", help="only warn if the engine serves another model than --model"
+    ),
 ]
 
 
 def serve(
-    model: Annotated[str, typer.Option(help="folder or name of the served model's tokenizer; `embedded` for the one in the package")],
-    engine: Annotated[str, typer.Option(help="address of SGLang or its router")] = "http://127.0.0.1:30000",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="folder or name of the served model's tokenizer; `embedded` for the one in the "
+            "package"
+        ),
+    ],
+    engine: Annotated[
+        str, typer.Option(help="address of SGLang or its router")
+    ] = "http://127.0.0.1:30000",
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
-    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the key; needed where host is no loopback")] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="the variable that holds the key; needed where host is no loopback"),
+    ] = None,
     parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "qwen25",
-    chat_template: Annotated[str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")] = None,
-    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON: the template's switches")] = None,
-    history: Annotated[str, typer.Option(help="fork or preserve, where the template rewrites history")] = "fork",
-    sampling_params: Annotated[str | None, typer.Option(help="JSON, SGLang's names: for what a request leaves open")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="where a request names none; default: the room that is left")] = None,
-    context_length: Annotated[int | None, typer.Option(help="where the engine does not tell it")] = None,
-    max_resumes: Annotated[int, typer.Option(help="how often a turn that the engine aborted is resumed")] = 3,
+    chat_template: Annotated[
+        str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON: the template's switches")
+    ] = None,
+    history: Annotated[
+        str, typer.Option(help="fork or preserve, where the template rewrites history")
+    ] = "fork",
+    sampling_params: Annotated[
+        str | None, typer.Option(help="JSON, SGLang's names: for what a request leaves open")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="where a request names none; default: the room that is left")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="where the engine does not tell it")
+    ] = None,
+    max_resumes: Annotated[
+        int, typer.Option(help="how often a turn that the engine aborted is resumed")
+    ] = 3,
     verify: Annotated[str, typer.Option(help="check sequences: off, sample or always")] = "sample",
-    seed: Annotated[str, typer.Option(help="best_effort or refuse, if the engine is not deterministic")] = "best_effort",
-    model_names: Annotated[str, typer.Option(help="any, or own: refuse requests that name another model")] = "any",
-    grace: Annotated[float, typer.Option(help="seconds that a request lives on after its client hung up")] = 30.0,
-    idle: Annotated[float, typer.Option(help="seconds after which an unused session is dropped")] = 3600.0,
+    seed: Annotated[
+        str, typer.Option(help="best_effort or refuse, if the engine is not deterministic")
+    ] = "best_effort",
+    model_names: Annotated[
+        str, typer.Option(help="any, or own: refuse requests that name another model")
+    ] = "any",
+    grace: Annotated[
+        float, typer.Option(help="seconds that a request lives on after its client hung up")
+    ] = 30.0,
+    idle: Annotated[
+        float, typer.Option(help="seconds after which an unused session is dropped")
+    ] = 3600.0,
     max_sessions: Annotated[int, typer.Option()] = 10_000,
-    max_body: Annotated[int, typer.Option(help="bytes of one request's body, decompressed")] = 32 * 2**20,
-    max_text: Annotated[int, typer.Option(help="bytes of one text of it: a message, a tool result, a prompt")] = 2**20,
+    max_body: Annotated[int, typer.Option(help="bytes of one request's body, decompressed")] = 32
+    * 2**20,
+    max_text: Annotated[
+        int, typer.Option(help="bytes of one text of it: a message, a tool result, a prompt")
+    ] = 2**20,
     engine_timeout: _EngineTimeout = 0.0,
     *,
     no_gc: _NoGc = False,
@@ -75,7 +115,8 @@ def serve(
         hf_checkpoint=model,
         tool_call_parser=parser,
         chat_template=chat_template,
-        apply_chat_template_kwargs=json_object(chat_template_kwargs, "--chat-template-kwargs") or {},
+        apply_chat_template_kwargs=json_object(chat_template_kwargs, "--chat-template-kwargs")
+        or {},
         history=history,
         context_length=context_length,
         max_resumes=max_resumes,
@@ -119,7 +160,11 @@ def _key(variable: str | None) -> str | None:
 
 
 def _ready(url: str) -> None:
-    console.print(f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1", highlight=False, soft_wrap=True)
+    console.print(
+        f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _log_requests() -> None:
@@ -132,7 +177,9 @@ def _valid(kind: Any, **values: Any) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise UsageError("; ".join(_said(found["loc"], found["msg"]) for found in error.errors())) from error
+        raise UsageError(
+            "; ".join(_said(found["loc"], found["msg"]) for found in error.errors())
+        ) from error
 
 
 def _said(loc: tuple[int | str, ...], message: str) -> str:

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM end a run gracefully: what is running is aborted at the engine and not recorded, what is finished is kept."""
+"""SIGINT and SIGTERM end a run gracefully: what is running is aborted at the engine and not
+recorded, what is finished is kept.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class StoppedError(Exception):
 
 
 async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """What `awaitable` gives; at the first signal it is cancelled, and `StoppedError` raised when it has ended."""
+    """What `awaitable` gives; at the first signal it is cancelled, and `StoppedError` raised
+    when it has ended.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)
     received: list[int] = []

@@ -1,7 +1,8 @@
-"""`toolroll tasks`: a benchmark's tasks as a file that a trainer reads its prompts from, one JSON object a line.
+"""`toolroll tasks`: a benchmark's tasks as a file that a trainer reads its prompts from, one JSON
+object a line.
 
-Invariants: `index` is the task's place in its split, `metadata` says which environment and split that is; the file is written as a
-whole or not at all.
+Invariants: `index` is the task's place in its split, `metadata` says which environment and split
+that is; the file is written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,18 +21,27 @@ from toolroll.rollout.types import Task
 
 
 def task_lines(env: str, split: str | None, wanted: str | None) -> list[bytes]:
-    """The lines for the tasks of `env` that `split` (default: the first) and `wanted` ("0-9", "3,5") name.
+    """The lines for the tasks of `env` that `split` (default: the first) and `wanted` ("0-9",
+    "3,5") name.
 
-    Raises `UsageError` for an unknown environment, split or task, and where what the environment needs is not installed.
+    Raises `UsageError` for an unknown environment, split or task, and where what the environment
+    needs is not installed.
     """
     factory = load_environment(env)
     chosen = split or factory.splits[0]
-    return [orjson.dumps(task_row(env, chosen, task)) for task in choose_tasks(factory, chosen, wanted)]
+    return [
+        orjson.dumps(task_row(env, chosen, task)) for task in choose_tasks(factory, chosen, wanted)
+    ]
 
 
 def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
-    """One task: its index, and as metadata the benchmark's own data, with what identifies the task beside them."""
-    return {"index": task.index, "metadata": {**task.data, "env": env, "split": split, "task_id": task.id}}
+    """One task: its index, and as metadata the benchmark's own data, with what identifies the
+    task beside them.
+    """
+    return {
+        "index": task.index,
+        "metadata": {**task.data, "env": env, "split": split, "task_id": task.id},
+    }
 
 
 def write_lines(lines: Iterable[bytes], out: Path) -> None:

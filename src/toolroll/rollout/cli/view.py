@@ -19,13 +19,19 @@ from toolroll.rollout.runs.viewer.pieces import Pieces
 PAGE_NAME = "view.html"
 
 
-def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int) -> tuple[Path, int, list[str]]:
-    """Write the page of the run in `folder`; where it is, how many episodes it has, and what must be said.
+def view(
+    folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int
+) -> tuple[Path, int, list[str]]:
+    """Write the page of the run in `folder`; where it is, how many episodes it has, and what must
+    be said.
 
-    `tokenizer`: default, each environment's own model as `run.json` names it. `tokens`: of so many episodes the tokens are shown.
+    `tokenizer`: default, each environment's own model as `run.json` names it. `tokens`: of so many
+    episodes the tokens are shown.
     """
     if not (folder / FILE_NAME).is_file():
-        raise UsageError(f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)")
+        raise UsageError(
+            f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
+        )
     out = out or folder / PAGE_NAME
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder: the page is a file")
@@ -43,11 +49,16 @@ def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int) 
         tokens_of=tokens,
     )
     if count > tokens:
-        said.append(f"the tokens of the first {tokens} episodes are in the page, of the others the conversation only (--tokens)")
+        said.append(
+            f"the tokens of the first {tokens} episodes are in the page, of the others the "
+            f"conversation only (--tokens)"
+        )
     return out, count, said
 
 
-def _pieces_by_model(settings: dict[str, dict[str, Any]], tokenizer: str | None, said: list[str]) -> Callable[[str], Pieces | None]:
+def _pieces_by_model(
+    settings: dict[str, dict[str, Any]], tokenizer: str | None, said: list[str]
+) -> Callable[[str], Pieces | None]:
     known: dict[str, Pieces | None] = {}
 
     def of(env: str) -> Pieces | None:

@@ -3,8 +3,8 @@
 Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills
 the engine, the second opens a router's circuit breaker); each attempt has a fresh rid of fixed
 length (the engine aborts by prefix, and refuses a duplicate); only what can succeed is tried again,
-within a deadline; a request that may still run is aborted at the engine before its next attempt, and
-when its call is cancelled; no answer disables a check.
+within a deadline; a request that may still run is aborted at the engine before its next attempt,
+and when its call is cancelled; no answer disables a check.
 """
 
 from __future__ import annotations
@@ -77,14 +77,27 @@ class _ProgressGuard:
 
 
 class Engine:
-    """One engine or router. An async context manager; its calls share keep-alive connections without a limit."""
+    """One engine or router. An async context manager; its calls share keep-alive connections
+    without a limit.
+    """
 
-    def __init__(self, config: EngineConfig | str, *, facts: ModelInfo | None = None, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | str,
+        *,
+        facts: ModelInfo | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
         self._fleet = Fleet(self.config, self._transport, facts=facts)
-        self._outage = Outage(f"the engine at {self.url}", self._fleet.probe, timeout=self.config.engine_timeout, sleep=sleep)
+        self._outage = Outage(
+            f"the engine at {self.url}",
+            self._fleet.probe,
+            timeout=self.config.engine_timeout,
+            sleep=sleep,
+        )
         self._closings = 0
         self._in_flight: set[str] = set()
         # Ids of rows that no tokenizer names: a random or early policy samples them.
@@ -103,7 +116,9 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Finish the aborts under way and close the connections; what is under way is not tried again."""
+        """Finish the aborts under way and close the connections; what is under way is not tried
+        again.
+        """
         self._closings += 1
         await self._outage.aclose()
         while self._aborts:  # one that begins meanwhile opens the connections again
@@ -113,15 +128,20 @@ class Engine:
             await asyncio.gather(*self._aborts, return_exceptions=True)
             await self._transport.close()
 
-    # --- generate ----------------------------------------------------------------------------------------------------
+    # --- generate ---------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
-        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks off after that is an error.
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks
+        off after that is an error.
 
-        An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until then. Raises
-        `ContextOverflowError`, `TokenError` (an id outside the vocabulary), `UsageError` (a sampling parameter that does not exist, a
-        session id that is not one line of text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
-        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the attempts that could help).
+        An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until
+        then. Raises `ContextOverflowError`, `TokenError` (an id outside the vocabulary),
+        `UsageError` (a sampling parameter that does not exist, a session id that is not one line of
+        text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
+        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the
+        attempts that could help).
         """
         facts = await self._check(request)
         began, deaths = perf_counter(), 0
@@ -134,7 +154,9 @@ class Engine:
             if not isinstance(outcome, Failure):
                 self._outage.answered()
                 latency = perf_counter() - began
-                return self._completion(outcome, request, facts, latency=latency, attempts=attempt, rid=rid)
+                return self._completion(
+                    outcome, request, facts, latency=latency, attempts=attempt, rid=rid
+                )
             over = told is not None and told.begun
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
@@ -146,13 +168,19 @@ class Engine:
                     words = f"the engine went away {deaths} times during this request"
                     raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
             if self._closings != closings:
-                raise EngineError(f"{self.url}: the client was closed during the request", attempts=attempt)
+                raise EngineError(
+                    f"{self.url}: the client was closed during the request", attempts=attempt
+                )
             server_faults += outcome.server_fault
-            again = outcome.retry or (outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES)
+            again = outcome.retry or (
+                outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES
+            )
             pause = None if over or not again else self._pause(outcome, attempt)
             if pause is None or pause >= deadline.left:
                 raise _raised(outcome, attempt, self.url)
-            logger.info("attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause)
+            logger.info(
+                "attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause
+            )
             await self._sleep(pause)
             attempt += 1
 
@@ -197,21 +225,28 @@ class Engine:
             raise TokenError("the prompt is empty: there is nothing to generate from")
         known = np.iinfo(np.int32).max if facts.vocab_size is None else facts.vocab_size
         highest = request.highest_id
-        if highest is None:  # as unsigned numbers the negative ones are the highest: one pass over the prompt
+        # as unsigned numbers the negative ones are the highest: one pass over the prompt
+        if highest is None:
             highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
             outside = np.flatnonzero((ids < 0) | (ids >= known)).tolist()
             at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
             if at is not None:
                 raise TokenError(
-                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine would die of it. "
+                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine "
+                    f"would die of it. "
                     "Is this the served model's tokenizer?"
                 )
         limit = facts.prompt_limit
         if limit is not None and len(ids) >= limit:
-            raise ContextOverflowError(f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}")
+            raise ContextOverflowError(
+                f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}"
+            )
         if _NO_HEADER.search(request.session_id):
-            raise UsageError(f"the session id {request.session_id!r} cannot be sent as a header: it must be one line of text")
+            raise UsageError(
+                f"the session id {request.session_id!r} cannot be sent as a header: it must be one "
+                f"line of text"
+            )
         check_names(request.sampling_params, through_router=self._fleet.routed)
         return facts
 
@@ -229,11 +264,18 @@ class Engine:
         )
         ids = request.input_ids_json
         if ids is None:
-            ids = orjson.dumps(np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            ids = orjson.dumps(
+                np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY
+            )[1:-1]
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
-        self, request: GenerateRequest, rid: str, deadline: _Deadline, told: _ProgressGuard | None, facts: ModelInfo
+        self,
+        request: GenerateRequest,
+        rid: str,
+        deadline: _Deadline,
+        told: _ProgressGuard | None,
+        facts: ModelInfo,
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
@@ -244,7 +286,9 @@ class Engine:
                 outcome = await self._posted(sent, request, seconds)
             else:
                 check = lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit)
-                outcome = await self._streamed(sent, request, seconds, EventReader(told, rid, check))
+                outcome = await self._streamed(
+                    sent, request, seconds, EventReader(told, rid, check)
+                )
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
@@ -258,7 +302,9 @@ class Engine:
             self._in_flight.discard(rid)
         return outcome
 
-    async def _posted(self, sent: bytes, request: GenerateRequest, seconds: float) -> Mapping[str, Any] | Failure:
+    async def _posted(
+        self, sent: bytes, request: GenerateRequest, seconds: float
+    ) -> Mapping[str, Any] | Failure:
         try:
             answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
         except NETWORK_ERRORS as error:
@@ -292,10 +338,14 @@ class Engine:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
         pause = backoff * random.uniform(0.5, 1.5)
-        return max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
+        return (
+            max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
+        )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError` for any other status."""
+        """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError`
+        for any other status.
+        """
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
@@ -310,7 +360,7 @@ class Engine:
         """Return the JSON at `url`, None if there is none."""
         return (await self._fleet.ask(url))[0]
 
-    # --- aborts ------------------------------------------------------------------------------------------------------
+    # --- aborts -----------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
         """Abort one request at every worker (routers do not pass aborts on).
@@ -329,7 +379,7 @@ class Engine:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    # --- the fleet ---------------------------------------------------------------------------------------------------
+    # --- the fleet --------------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: those that a router lists, or the engine's own."""
@@ -340,7 +390,9 @@ class Engine:
         return await self.workers() != [self.url]
 
     async def facts(self) -> ModelInfo:
-        """Return context length, vocabulary and weight version: the engine's, else the configuration's."""
+        """Return context length, vocabulary and weight version: the engine's, else the
+        configuration's.
+        """
         return await self._fleet.facts()
 
     async def health(self) -> Health:
@@ -370,4 +422,9 @@ def _decoded(body: bytes) -> Mapping[str, Any]:
 def _raised(failure: Failure, attempts: int, url: str) -> EngineError:
     kind = ContextOverflowError if failure.overflow else EngineError
     tries = f" after {attempts} attempts" if attempts > 1 else ""
-    return kind(f"{url}: {failure.message}{tries}", status=failure.status, body=failure.body, attempts=attempts)
+    return kind(
+        f"{url}: {failure.message}{tries}",
+        status=failure.status,
+        body=failure.body,
+        attempts=attempts,
+    )

@@ -23,7 +23,9 @@ class EngineConfig(BaseModel):
     url: str
     authorization: SecretStr | None = Field(None, description="header of every request to `url`")
     connect_timeout: float = Field(10.0, gt=0)
-    attempt_timeout: float = Field(1800.0, gt=0, description="one /generate; routers use 1800 s too")
+    attempt_timeout: float = Field(
+        1800.0, gt=0, description="one /generate; routers use 1800 s too"
+    )
     deadline: float = Field(3600.0, gt=0, description="one generate with all its attempts")
     attempts: int = Field(6, ge=1)
     backoff: float = Field(0.25, ge=0, description="before the second attempt; then it doubles")
@@ -39,9 +41,13 @@ class EngineConfig(BaseModel):
     )
     context_length: int | None = Field(None, ge=1)
     vocab_size: int | None = Field(None, ge=1)
-    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves another model than at first")
+    allow_model_mismatch: bool = Field(
+        False, description="only warn if the engine serves another model than at first"
+    )
     use_http2: bool = False
-    return_routed_experts: bool = Field(False, description="MoE; the server needs --enable-return-routed-experts")
+    return_routed_experts: bool = Field(
+        False, description="MoE; the server needs --enable-return-routed-experts"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +62,9 @@ class EngineConfig(BaseModel):
     def _url(cls, value: str) -> str:
         url = value.rstrip("/").removesuffix("/generate")
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the engine's address must begin with http:// or https://, not {value!r}")
+            raise ValueError(
+                f"the engine's address must begin with http:// or https://, not {value!r}"
+            )
         try:
             host = URL(url).raw_host or ""
             host.encode("idna")
@@ -69,7 +77,8 @@ class EngineConfig(BaseModel):
     def model_post_init(self, context: Any, /) -> None:
         if self.use_http2:
             warnings.warn(
-                "use_http2 has no effect: SGLang's HTTP/1.1 with one shared connection pool is faster",
+                "use_http2 has no effect: SGLang's HTTP/1.1 with one shared connection pool is "
+                "faster",
                 UserWarning,
                 stacklevel=3,
             )

@@ -1,7 +1,8 @@
 """Every way in which the engine or its router says no, classified in one place.
 
-SGLang 0.5.23 has four shapes of error bodies, the routers two of their own (seen on the wire): the status decides, the message
-only tells a context overflow from other 400s. Retried is only what can succeed.
+SGLang 0.5.23 has four shapes of error bodies, the routers two of their own (seen on the wire): the
+status decides, the message only tells a context overflow from other 400s. Retried is only what can
+succeed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
 """What a router says if all its workers are down."""
 _UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
-"""What it says if the worker's connection broke: with other workers, another attempt may succeed."""
+"""What it says if the worker's connection broke: with other workers, another attempt may
+succeed.
+"""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
-    r"longer than the model's context length|exceeds the model's maximum context length|exceeds the maximum allowed length"
+    r"longer than the model's context length|exceeds the model's maximum context length|exceeds "
+    r"the maximum allowed length"
 )
 
 
@@ -106,12 +110,15 @@ def reason(error: Exception) -> str:
     elif isinstance(error.os_error, ssl.SSLError) or not error.os_error.errno:
         words = str(error.os_error)
     else:
-        words = os.strerror(error.os_error.errno) if error.os_error.errno > 0 else str(error.os_error)
+        words = (
+            os.strerror(error.os_error.errno) if error.os_error.errno > 0 else str(error.os_error)
+        )
     return f"no connection to {error.host}:{error.port}: {words}"
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
-    """Return the failure if `answer` is that to another request than `rid`; None if it does not say.
+    """Return the failure if `answer` is that to another request than `rid`; None if it does not
+    say.
 
     Another attempt can succeed: proxies were seen to give one request's answer to the next one.
     """
@@ -124,7 +131,9 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
 
 
 def message_of(text: str) -> str:
-    """The words in an error body of any of the shapes: {"error": {"message"}}, {"error": "..."}, {"message"}, plain text."""
+    """The words in an error body of any of the shapes: {"error": {"message"}}, {"error": "..."},
+    {"message"}, plain text.
+    """
     try:
         data: Any = orjson.loads(text)
     except orjson.JSONDecodeError:

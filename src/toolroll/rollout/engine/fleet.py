@@ -31,7 +31,9 @@ class Fleet:
     `facts`: those of the model; if None, the engine is asked for them.
     """
 
-    def __init__(self, config: EngineConfig, transport: Transport, *, facts: ModelInfo | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, transport: Transport, *, facts: ModelInfo | None = None
+    ) -> None:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
@@ -56,7 +58,11 @@ class Fleet:
             url = self._config.url
             listed, told = await self.ask(f"{url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
-            urls = [entry["url"] for entry in entries or () if isinstance(entry, dict) and entry.get("url")]
+            urls = [
+                entry["url"]
+                for entry in entries or ()
+                if isinstance(entry, dict) and entry.get("url")
+            ]
             if not told or (not urls and listed is not None):
                 return [url]  # nobody answered, or the router has no worker yet: ask again
             self._workers = urls or [url]
@@ -120,7 +126,9 @@ class Fleet:
             raise UsageError(self._other_model)
 
     async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
-        """Return the `/model_info`, and False if it may be had later. Raise as `check_model` does."""
+        """Return the `/model_info`, and False if it may be had later. Raise as `check_model`
+        does.
+        """
         self._questions += 1
         question = self._questions
         url = f"{(await self.workers())[0]}/model_info"
@@ -145,7 +153,8 @@ class Fleet:
         self._other_model = ""
         if self._model not in (None, path) and not updated:
             words = (
-                f"the engine at {self._config.url} came back with another model: it serves {path!r}, and served {self._model!r} before"
+                f"the engine at {self._config.url} came back with another model: it serves "
+                f"{path!r}, and served {self._model!r} before"
             )
             if not self._config.allow_model_mismatch:
                 self._other_model = words
@@ -165,7 +174,9 @@ class Fleet:
                 continue
             if answer.status != 200:
                 body = answer.body[:200]
-                logger.warning("request %s was not aborted: %s answers %d: %r", rid, url, answer.status, body)
+                logger.warning(
+                    "request %s was not aborted: %s answers %d: %r", rid, url, answer.status, body
+                )
 
     async def ask(self, url: str) -> tuple[Any, bool]:
         """Return the JSON at `url`, None if there is none.

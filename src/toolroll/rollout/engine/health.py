@@ -62,6 +62,9 @@ async def check_health(transport: Transport, url: str) -> Health:
     text = answer.body.decode("utf-8", "replace")
     words = message_of(text)[:300]
     if "no_available_workers" in text or "circuits" in text:
-        words += " (a router whose workers are all unhealthy, or whose circuit breaker is open: --disable-circuit-breaker)"
+        words += (
+            " (a router whose workers are all unhealthy, or whose circuit breaker is open: "
+            "--disable-circuit-breaker)"
+        )
     why = f"{url}/health answers {answer.status}: {words or 'without a message'}"
     return Health(False, why, down=answer.status in _DOWN)

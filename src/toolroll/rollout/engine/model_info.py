@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 _PADDING = 4096
-"""The most rows that a model has beyond its tokenizer's last token. Published models have up to 2,100."""
+"""The most rows that a model has beyond its tokenizer's last token. Published models have up to
+2,100.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """`context_length`: prompt and answer together, in tokens; None if it is unknown.
 
-    `vocab_size`: the tokenizer's; an id at or above it kills the engine (SGLang 0.5.23 does not check),
-    unless the engine sampled it: models have more rows than tokenizers have tokens.
+    `vocab_size`: the tokenizer's; an id at or above it kills the engine (SGLang 0.5.23 does not
+    check), unless the engine sampled it: models have more rows than tokenizers have tokens.
     `max_input_length`: the longest prompt that the engine's token pool takes.
     """
 
@@ -34,22 +36,29 @@ class ModelInfo:
 
     @property
     def prompt_limit(self) -> int | None:
-        """The first prompt length that the engine refuses: it wants room for at least one token of answer."""
+        """The first prompt length that the engine refuses: it wants room for at least one token
+        of answer.
+        """
         context, prompt = self.context_length, self.max_input_length
         if prompt is None:
             return context
         return prompt + 1 if context is None else min(context, prompt + 1)
 
 
-def read_model_info(model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]) -> ModelInfo:
-    """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there is None.
+def read_model_info(
+    model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]
+) -> ModelInfo:
+    """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there
+    is None.
 
-    `/server_info` holds `context_length` only where it was set on the command line; `/v1/models` always has `max_model_len`.
+    `/server_info` holds `context_length` only where it was set on the command line; `/v1/models`
+    always has `max_model_len`.
     """
     cards = models.get("data")
     card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], Mapping) else {}
     return ModelInfo(
-        context_length=_integer(card.get("max_model_len")) or _integer(server_info.get("context_length")),
+        context_length=_integer(card.get("max_model_len"))
+        or _integer(server_info.get("context_length")),
         weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
         max_input_length=_integer(server_info.get("max_req_input_len")),

@@ -85,7 +85,10 @@ class Outage:
                 return False
             state = probing.result()
         if state is _State.LOST:
-            raise EngineUnreachableError(f"{self._server} has not answered for {self._timeout:g} s: {why.removeprefix(NO_ANSWER)}")
+            raise EngineUnreachableError(
+                f"{self._server} has not answered for {self._timeout:g} s: "
+                f"{why.removeprefix(NO_ANSWER)}"
+            )
         return state is _State.BACK
 
     async def aclose(self) -> None:
@@ -106,7 +109,9 @@ class Outage:
             )
         while self._waited < self._timeout:
             # After what was waited already: a router may be well, and have no worker each time.
-            pause = min(max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited)
+            pause = min(
+                max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited
+            )
             await self._sleep(pause)
             began = perf_counter()
             health = await self._probe()

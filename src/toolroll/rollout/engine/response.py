@@ -1,10 +1,10 @@
 """SGLang's answer to `/generate` -> a checked `Completion`.
 
-Invariants: every id is one that the model can sample, and there are no more than were asked for; ids
-and logprobs are aligned one to one; their number is what the engine counted; every logprob is finite
-and not above zero (but for rounding); the reason of the end is known, and a stop token that it names
-is the last id; the weight versions cover the
-sampled tokens. Anything else raises `CompletionError`: nothing is corrected.
+Invariants: every id is one that the model can sample, and there are no more than were asked for;
+ids and logprobs are aligned one to one; their number is what the engine counted; every logprob is
+finite and not above zero (but for rounding); the reason of the end is known, and a stop token that
+it names is the last id; the weight versions cover the sampled tokens. Anything else raises
+`CompletionError`: nothing is corrected.
 """
 
 from __future__ import annotations
@@ -45,23 +45,41 @@ def parse_completion(
     `vocab_size`: the number of ids that the model can sample, None if it is unknown.
     """
     try:
-        return _parsed(body, request, latency=latency, attempts=attempts, rid=rid, vocab_size=vocab_size)
+        return _parsed(
+            body, request, latency=latency, attempts=attempts, rid=rid, vocab_size=vocab_size
+        )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CompletionError(f"the engine's answer cannot be read: {error}: {str(body)[:300]}") from error
+        raise CompletionError(
+            f"the engine's answer cannot be read: {error}: {str(body)[:300]}"
+        ) from error
 
 
 def _parsed(
-    body: Mapping[str, Any], request: GenerateRequest, *, latency: float, attempts: int, rid: str, vocab_size: int | None
+    body: Mapping[str, Any],
+    request: GenerateRequest,
+    *,
+    latency: float,
+    attempts: int,
+    rid: str,
+    vocab_size: int | None,
 ) -> Completion:
-    if not isinstance(body, _OBJECT) or "output_ids" not in body or not isinstance(body.get("meta_info"), _OBJECT):
-        raise CompletionError(f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}")
+    if (
+        not isinstance(body, _OBJECT)
+        or "output_ids" not in body
+        or not isinstance(body.get("meta_info"), _OBJECT)
+    ):
+        raise CompletionError(
+            f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}"
+        )
     meta: Mapping[str, Any] = body["meta_info"]
     other = foreign(body, rid)
     if other is not None:
         raise CompletionError(other.message)
     text = body.get("text")
     if not isinstance(text, str | None):
-        raise CompletionError(f"the engine's text is {str(text)[:100]!r} ({type(text).__name__}), expected a string")
+        raise CompletionError(
+            f"the engine's text is {str(text)[:100]!r} ({type(text).__name__}), expected a string"
+        )
     sampled = () if body["output_ids"] is None else body["output_ids"]
     output_ids = check_ids(sampled, request, vocab_size=vocab_size)
     finish_reason, matched = _finish(meta, request, output_ids)
@@ -93,38 +111,58 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
         return ids
     wanted = request.sampling_params.get("max_new_tokens")
     if wanted is not None and len(ids) > wanted:
-        raise CompletionError(f"the engine sent {len(ids)} output_ids, expected at most max_new_tokens = {wanted}")
+        raise CompletionError(
+            f"the engine sent {len(ids)} output_ids, expected at most max_new_tokens = {wanted}"
+        )
     least, highest = ids[ids.argmin()], ids[ids.argmax()]
     if least < 2:  # True and False are packed as 1 and 0
         wrong = next((item for item in given if type(item) is not int), None)
         if wrong is not None:
-            raise CompletionError(f"output_ids is no list of token ids: {wrong!r} is of type {type(wrong).__name__}")
+            raise CompletionError(
+                f"output_ids is no list of token ids: {wrong!r} is of type {type(wrong).__name__}"
+            )
     limit = _ANY_ID if vocab_size is None else vocab_size
     if least < 0 or highest >= limit:
         at = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-        raise CompletionError(f"output_ids[{at}] is {ids[at]}, expected an id from 0 to {limit - 1}, the model's vocabulary")
+        raise CompletionError(
+            f"output_ids[{at}] is {ids[at]}, expected an id from 0 to {limit - 1}, the model's "
+            f"vocabulary"
+        )
     return ids
 
 
-def _finish(meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray) -> tuple[str, int | str | None]:
+def _finish(
+    meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray
+) -> tuple[str, int | str | None]:
     """Return the reason of the end, and the stop token or stop string."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
     kind, matched = finish["type"], finish.get("matched")
     if kind not in _FINISHES:
-        raise CompletionError(f"the engine's finish_reason is {kind!r}, expected one of {', '.join(_FINISHES)}")
+        raise CompletionError(
+            f"the engine's finish_reason is {kind!r}, expected one of {', '.join(_FINISHES)}"
+        )
     if kind != "stop":
         return kind, None
     if not len(ids):
-        raise CompletionError(f"the engine's finish_reason is {dict(finish)}, but there are no output_ids: the stop token is one")
+        raise CompletionError(
+            f"the engine's finish_reason is {dict(finish)}, but there are no output_ids: the stop "
+            f"token is one"
+        )
     if type(matched) is int:
         if ids[-1] != matched:
-            raise CompletionError(f"the engine stopped at token {matched}, but output_ids end with {ids[-1]}")
-    elif matched is not None and not (isinstance(matched, str) and matched in _stop_strings(request)):
-        # SGLang stops with "NaN happened" after it has replaced a sampled id outside the vocabulary.
+            raise CompletionError(
+                f"the engine stopped at token {matched}, but output_ids end with {ids[-1]}"
+            )
+    elif matched is not None and not (
+        isinstance(matched, str) and matched in _stop_strings(request)
+    ):
+        # SGLang stops with "NaN happened" after it has replaced a sampled id outside the
+        # vocabulary.
         raise CompletionError(
-            f"the engine stopped at {matched!r}, expected the last id or one of the requested stop strings {_stop_strings(request)}"
+            f"the engine stopped at {matched!r}, expected the last id or one of the requested stop "
+            f"strings {_stop_strings(request)}"
         )
     return kind, matched
 
@@ -137,21 +175,35 @@ def _stop_strings(request: GenerateRequest) -> list[str]:
     return found
 
 
-def _top_logprobs(meta: Mapping[str, Any], sampled: int, vocab_size: int | None) -> tuple[tuple[tuple[float, int], ...], ...] | None:
+def _top_logprobs(
+    meta: Mapping[str, Any], sampled: int, vocab_size: int | None
+) -> tuple[tuple[tuple[float, int], ...], ...] | None:
     places = meta.get("output_top_logprobs")
     if not places:
         return None
     if len(places) != sampled:
-        raise CompletionError(f"{sampled} sampled ids came with {len(places)} lists of top logprobs")
+        raise CompletionError(
+            f"{sampled} sampled ids came with {len(places)} lists of top logprobs"
+        )
     limit = _ANY_ID if vocab_size is None else vocab_size
     for item in (item for place in places for item in place or ()):
-        if type(item[1]) is not int or not 0 <= item[1] < limit or not float(item[0]) <= _ABOVE_ZERO:
-            raise CompletionError(f"a top logprob is {item!r}, expected [logprob, id, text] with an id below {limit}")
+        if (
+            type(item[1]) is not int
+            or not 0 <= item[1] < limit
+            or not float(item[0]) <= _ABOVE_ZERO
+        ):
+            raise CompletionError(
+                f"a top logprob is {item!r}, expected [logprob, id, text] with an id below {limit}"
+            )
     return tuple(tuple((float(item[0]), item[1]) for item in place or ()) for place in places)
 
 
-def _routed_experts(meta: Mapping[str, Any], tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-    """The experts of the first `tokens` tokens: base64 of int32 [tokens, layers, top_k] (SGLang 0.5.23, io_struct)."""
+def _routed_experts(
+    meta: Mapping[str, Any], tokens: int
+) -> np.ndarray[Any, np.dtype[np.int32]] | None:
+    """The experts of the first `tokens` tokens: base64 of int32 [tokens, layers, top_k] (SGLang
+    0.5.23, io_struct).
+    """
     encoded = meta.get("routed_experts")
     if not encoded:
         return None
@@ -159,16 +211,22 @@ def _routed_experts(meta: Mapping[str, Any], tokens: int) -> np.ndarray[Any, np.
         flat = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
         return flat.reshape(tokens, -1)
     except (ValueError, TypeError) as error:
-        raise CompletionError(f"the engine's routed_experts are no base64 of int32 for {tokens} tokens: {error}") from error
+        raise CompletionError(
+            f"the engine's routed_experts are no base64 of int32 for {tokens} tokens: {error}"
+        ) from error
 
 
 def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
     counted = meta.get("completion_tokens")
     if counted is not None and (type(counted) is not int or counted != sampled):
-        raise CompletionError(f"the engine counts {counted!r} sampled tokens and sent {sampled} output_ids")
+        raise CompletionError(
+            f"the engine counts {counted!r} sampled tokens and sent {sampled} output_ids"
+        )
     read = meta.get("prompt_tokens")
     if read is not None and (type(read) is not int or read != prompt):
-        raise CompletionError(f"the engine read a prompt of {read!r} tokens where {prompt} were sent")
+        raise CompletionError(
+            f"the engine read a prompt of {read!r} tokens where {prompt} were sent"
+        )
 
 
 def _ids(given: Any) -> IdArray:
@@ -193,8 +251,13 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         return np.zeros(0, dtype=np.float32)
     values = np.empty(count, dtype=np.float64)
     try:
-        # One pass over items of three, as SGLang's are. Where an item is none, or its id another one, too few are left to pack.
-        found = [value for (value, index, _), output_id in zip(items, output_ids, strict=True) if index == output_id]
+        # One pass over items of three, as SGLang's are. Where an item is none, or its id another
+        # one, too few are left to pack.
+        found = [
+            value
+            for (value, index, _), output_id in zip(items, output_ids, strict=True)
+            if index == output_id
+        ]
         pack_into(f"{count}d", values.data, 0, *found)
     except (TypeError, ValueError, StructError):
         values = _logprobs_one_by_one(items, output_ids)
@@ -203,13 +266,17 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
     if math.isnan(top) or top > _ABOVE_ZERO:
         raise CompletionError(f"a logprob is not a number or above zero (largest: {top})")
     if least < _LEAST:
-        raise CompletionError(f"a logprob is {least}, expected a finite number of at least {_LEAST:g}")
+        raise CompletionError(
+            f"a logprob is {least}, expected a finite number of at least {_LEAST:g}"
+        )
     if top >= 0.0 and any(item[0] is False for item in items):  # packed as 0.0
         raise CompletionError("a logprob is False, expected a number")
     return values.astype(np.float32)
 
 
-def _logprobs_one_by_one(items: Sequence[Sequence[Any]], output_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _logprobs_one_by_one(
+    items: Sequence[Sequence[Any]], output_ids: Sequence[int]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the logprobs of items of any length from two on.
 
     Raise `CompletionError` for an item that is none, or is of another token.
@@ -218,10 +285,14 @@ def _logprobs_one_by_one(items: Sequence[Sequence[Any]], output_ids: Sequence[in
         values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
         ids = [item[1] for item in items]
     except (TypeError, ValueError, LookupError, OverflowError) as error:
-        raise CompletionError(f"a logprob is no [logprob, id, text] with a number first: {error}") from error
+        raise CompletionError(
+            f"a logprob is no [logprob, id, text] with a number first: {error}"
+        ) from error
     for at, (index, output_id) in enumerate(zip(ids, output_ids, strict=True)):
         if index != output_id:
-            raise CompletionError(f"logprob {at} belongs to token {index}, output_ids has {output_id} there")
+            raise CompletionError(
+                f"logprob {at} belongs to token {index}, output_ids has {output_id} there"
+            )
     return values
 
 
@@ -237,13 +308,23 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
         try:
             version, start, stop = str(span["version"]), span["start"], span["end"]
         except (TypeError, LookupError) as error:
-            raise CompletionError(f"a weight version is no span with version, start and end: {span!r}") from error
+            raise CompletionError(
+                f"a weight version is no span with version, start and end: {span!r}"
+            ) from error
         if type(start) is not int or type(stop) is not int:
-            raise CompletionError(f"a weight version is no span with version, start and end: {span!r}")
+            raise CompletionError(
+                f"a weight version is no span with version, start and end: {span!r}"
+            )
         if start != expected or stop < start:
-            raise CompletionError(f"the engine's weight_versions have a gap or overlap at token {expected}: {list(spans)}")
+            raise CompletionError(
+                f"the engine's weight_versions have a gap or overlap at token {expected}: "
+                f"{list(spans)}"
+            )
         found.append(WeightVersion(version, start, stop))
         expected = stop
     if expected != sampled:
-        raise CompletionError(f"the engine's weight_versions cover {expected} of {sampled} sampled tokens: {list(spans)}")
+        raise CompletionError(
+            f"the engine's weight_versions cover {expected} of {sampled} sampled tokens: "
+            f"{list(spans)}"
+        )
     return tuple(found)

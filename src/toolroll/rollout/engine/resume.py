@@ -1,7 +1,8 @@
-"""Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output are sent again.
+"""Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output
+are sent again.
 
-Invariants: the weight versions stay per token, so a trainer sees which tokens come from which weights; a grammar begins anew with each
-request, so a turn under one is not resumed in its middle.
+Invariants: the weight versions stay per token, so a trainer sees which tokens come from which
+weights; a grammar begins anew with each request, so a turn under one is not resumed in its middle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 class Turns(Protocol):
     """What is resumed: `Engine`, or what stands before one."""
 
-    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
         """One call of `/generate`."""
         ...
 
@@ -39,14 +42,19 @@ async def generate_resumed(
 ) -> Completion:
     """`engine.generate`, resumed after an abort at most `max_resumes` times.
 
-    The joined completion has finish_reason "abort" if the last attempt was aborted too, or where a grammar forbids to go on in the
-    middle. `max_new_tokens` and `min_new_tokens` count over all parts.
+    The joined completion has finish_reason "abort" if the last attempt was aborted too, or where a
+    grammar forbids to go on in the middle. `max_new_tokens` and `min_new_tokens` count over all
+    parts.
     """
     whole = await engine.generate(request, progress=progress)
     limit = int(request.sampling_params.get("max_new_tokens", 0))
     for resume in range(max_resumes):
         left = limit - len(whole.output_ids)
-        if whole.finish_reason != "abort" or left <= 0 or (len(whole.output_ids) and _constrained(request.sampling_params)):
+        if (
+            whole.finish_reason != "abort"
+            or left <= 0
+            or (len(whole.output_ids) and _constrained(request.sampling_params))
+        ):
             break
         await sleep(min(_BACKOFF * 2**resume, _BACKOFF_LIMIT))
         part = await engine.generate(
@@ -70,7 +78,9 @@ def _constrained(params: Mapping[str, Any]) -> bool:
 def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
     """`params` for what is `left` of a turn of which `sampled` tokens are there."""
     least = params.get("min_new_tokens")
-    return {**params, "max_new_tokens": left} | ({"min_new_tokens": max(least - sampled, 0)} if least else {})
+    return {**params, "max_new_tokens": left} | (
+        {"min_new_tokens": max(least - sampled, 0)} if least else {}
+    )
 
 
 def _behind(progress: Progress | None, before: IdArray) -> Progress | None:
@@ -80,7 +90,10 @@ def _behind(progress: Progress | None, before: IdArray) -> Progress | None:
 def join(first: Completion, second: Completion) -> Completion:
     """Two parts of one turn as one completion."""
     shift = len(first.output_ids)
-    moved = (WeightVersion(span.version, span.start + shift, span.stop + shift) for span in second.weight_versions)
+    moved = (
+        WeightVersion(span.version, span.start + shift, span.stop + shift)
+        for span in second.weight_versions
+    )
     logprobs = None
     if first.logprobs is not None and second.logprobs is not None:
         logprobs = np.concatenate([first.logprobs, second.logprobs])
@@ -94,7 +107,9 @@ def join(first: Completion, second: Completion) -> Completion:
         cached_tokens=first.cached_tokens,
         latency=first.latency + second.latency,
         attempts=first.attempts + second.attempts,
-        top_logprobs=[*first.top_logprobs, *second.top_logprobs] if first.top_logprobs and second.top_logprobs else None,
+        top_logprobs=[*first.top_logprobs, *second.top_logprobs]
+        if first.top_logprobs and second.top_logprobs
+        else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Sampling parameters: known by name, clamped to the context, complete.
 
-SGLang answers a misspelt name with a 400, but its routers drop it without a word: so names are checked here.
+SGLang answers a misspelt name with a 400, but its routers drop it without a word: so names are
+checked here.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from toolroll.rollout.errors import ContextOverflowError, UsageError
 # SGLang 0.5.23's own list, as its 400 for an unknown field prints it.
 KNOWN = frozenset(
     (
-        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
-        "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
-        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width "
+        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p "
+        "frequency_penalty presence_penalty "
+        "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos "
+        "skip_special_tokens "
+        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed "
+        "custom_params beam_width "
         "watermark choice "
     ).split()
 )
 
 # Dropped without a word by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
 DROPPED_BY_ROUTERS = frozenset(
-    ("stop_regex beam_width structural_tag spaces_between_special_tokens stream_interval logit_bias custom_params ").split()
+    (
+        "stop_regex beam_width structural_tag spaces_between_special_tokens stream_interval "
+        "logit_bias custom_params "
+    ).split()
 )
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -32,27 +39,40 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 
 def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = False) -> None:
-    """Raise `UsageError` for a name that SGLang does not know, or that a router would drop on the way."""
+    """Raise `UsageError` for a name that SGLang does not know, or that a router would drop on
+    the way.
+    """
     for name in sampling_params:
         if name not in KNOWN:
             close = difflib.get_close_matches(name, KNOWN, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it knows {', '.join(sorted(KNOWN))}"
+            hint = (
+                f"; did you mean {close[0]!r}?"
+                if close
+                else f"; it knows {', '.join(sorted(KNOWN))}"
+            )
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
         if through_router and name in DROPPED_BY_ROUTERS:
-            raise UsageError(f"the router drops the sampling parameter {name!r} without a word: call the worker directly for it")
+            raise UsageError(
+                f"the router drops the sampling parameter {name!r} without a word: call the worker "
+                f"directly for it"
+            )
 
 
-def effective_params(sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelInfo) -> dict[str, Any]:
+def effective_params(
+    sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelInfo
+) -> dict[str, Any]:
     """`sampling_params` as they are to be sent for a prompt of `prompt_length` tokens.
 
-    `max_new_tokens` is always there and never more than the context still holds (SGLang answers 400, it does not clamp). Raises
-    `ContextOverflowError` where there is no room for a single token: such a prompt must not be sent, since ten of those 400s
-    open the circuit breaker of router 0.3.2 for everybody.
+    `max_new_tokens` is always there and never more than the context still holds (SGLang answers
+    400, it does not clamp). Raises `ContextOverflowError` where there is no room for a single
+    token: such a prompt must not be sent, since ten of those 400s open the circuit breaker of
+    router 0.3.2 for everybody.
     """
     limit = facts.prompt_limit
     if limit is not None and prompt_length >= limit:
         raise ContextOverflowError(
-            f"the prompt of {prompt_length} tokens leaves no room to answer: the model's context holds {facts.context_length}, "
+            f"the prompt of {prompt_length} tokens leaves no room to answer: the model's context "
+            f"holds {facts.context_length}, "
             f"its engine takes prompts of at most {limit - 1}"
         )
     wanted = sampling_params.get("max_new_tokens")

@@ -1,10 +1,11 @@
-"""The event stream of `/generate` with `stream: true`: progress while it runs, the last event as the answer.
+"""The event stream of `/generate` with `stream: true`: progress while it runs, the last event as
+the answer.
 
-Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is checked
-like any other, and of those before it only the ids are read (their logprobs would make a stream
-quadratic); the ids that progress is told are checked, belong to this request, and are never taken
-back; an event that holds an error is a failure; a stream that ends without its last event is a broken
-connection.
+Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is
+checked like any other, and of those before it only the ids are read (their logprobs would make a
+stream quadratic); the ids that progress is told are checked, belong to this request, and are never
+taken back; an event that holds an error is a failure; a stream that ends without its last event is
+a broken connection.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Progress = Callable[[Sequence[int]], None]
 """Called with all ids sampled so far, whenever there are more."""
 
 _DONE = b"[DONE]"
-# Neither is found in a JSON string: there the quote that ends the name would have a backslash before it.
+# Neither is found in a JSON string: there the quote that ends the name would have a backslash
+# before it.
 _IDS = re.compile(rb'"output_ids"\s*:\s*(\[[\d,\s]*\])')
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 
@@ -49,10 +51,15 @@ class EventReader:
         last: Mapping[str, Any] | None = None
         async for chunk in chunks:
             *events, buffer = (buffer + chunk).split(b"\n\n")
-            data = [event.partition(b"data:")[2].strip() for event in events if event.lstrip().startswith(b"data:")]
+            data = [
+                event.partition(b"data:")[2].strip()
+                for event in events
+                if event.lstrip().startswith(b"data:")
+            ]
             fresh = [item for item in data if item != _DONE]
             if fresh:
-                found = self._take(fresh[-1])  # cumulative: those before it say nothing that it does not
+                # cumulative: those before it say nothing that it does not
+                found = self._take(fresh[-1])
                 if isinstance(found, Failure):
                     return found
                 last = found
@@ -78,10 +85,19 @@ class EventReader:
     def _tell(self, ids: list[int]) -> None:
         self._check(ids)
         if ids[: len(self._told)] != self._told:
-            at = next((at for at, (old, new) in enumerate(zip(self._told, ids, strict=False)) if old != new), len(ids))
+            at = next(
+                (
+                    at
+                    for at, (old, new) in enumerate(zip(self._told, ids, strict=False))
+                    if old != new
+                ),
+                len(ids),
+            )
             raise CompletionError(
-                f"the engine's stream takes ids back: output_ids[{at}] was {self._told[at]}, now it is "
-                f"{ids[at] if at < len(ids) else 'missing'} ({len(self._told)} ids before, {len(ids)} now)"
+                f"the engine's stream takes ids back: output_ids[{at}] was {self._told[at]}, now "
+                f"it is "
+                f"{ids[at] if at < len(ids) else 'missing'} ({len(self._told)} ids before, "
+                f"{len(ids)} now)"
             )
         self._told = ids
         self._progress(ids)
@@ -90,7 +106,9 @@ class EventReader:
 def _event(data: bytes) -> Mapping[str, Any]:
     event = _decoded(data)
     if not (
-        isinstance(event, dict) and isinstance(event.get("meta_info") or {}, dict) and isinstance(event.get("output_ids") or [], list)
+        isinstance(event, dict)
+        and isinstance(event.get("meta_info") or {}, dict)
+        and isinstance(event.get("output_ids") or [], list)
     ):
         raise CompletionError(f"an event of the engine's stream is no answer: {data[:200]!r}")
     return event
@@ -100,7 +118,9 @@ def _decoded(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise CompletionError(f"an event of the engine's stream is no JSON: {error}: {data[:200]!r}") from error
+        raise CompletionError(
+            f"an event of the engine's stream is no JSON: {error}: {data[:200]!r}"
+        ) from error
 
 
 def _ended(event: Mapping[str, Any]) -> bool:
@@ -109,14 +129,20 @@ def _ended(event: Mapping[str, Any]) -> bool:
 
 
 def _failure(event: Mapping[str, Any]) -> Failure | None:
-    """Errors come as events under a 200: `{"error": {..., "code": 400}}`, or an abort with a status code."""
+    """Errors come as events under a 200: `{"error": {..., "code": 400}}`, or an abort with a
+    status code.
+    """
     if "error" in event:
         error = event["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
         return from_response(code if isinstance(code, int) else 400, orjson.dumps(event))
     meta: Mapping[str, Any] = event.get("meta_info") or {}
     finish = meta.get("finish_reason")
-    status = finish.get("status_code") if isinstance(finish, Mapping) and finish.get("type") == "abort" else None
+    status = (
+        finish.get("status_code")
+        if isinstance(finish, Mapping) and finish.get("type") == "abort"
+        else None
+    )
     if isinstance(finish, Mapping) and isinstance(status, int) and status >= 400:
         return from_response(status, orjson.dumps({"error": {"message": finish.get("message")}}))
     return None

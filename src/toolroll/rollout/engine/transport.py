@@ -66,7 +66,9 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells each request how many connections have been made. A `TraceConfig` costs 15 us a request."""
+    """Tells each request how many connections have been made. A `TraceConfig` costs 15 us a
+    request.
+    """
 
     def __init__(self, numbers: Iterator[int], **options: Any) -> None:
         super().__init__(**options)
@@ -84,7 +86,9 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Transport:
-    """The session opens with the first request, and again in another event loop or after `close`."""
+    """The session opens with the first request, and again in another event loop or after
+    `close`.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -99,18 +103,24 @@ class Transport:
         async with await self.generating(body, session_id, seconds=seconds) as response:
             return await whole(response)
 
-    async def generating(self, body: bytes, session_id: str, *, seconds: float) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    async def generating(
+        self, body: bytes, session_id: str, *, seconds: float
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return the context in which the answer to `body` is read as it comes."""
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
         headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
         session = await self._opened()
-        return session.post(self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False)
+        return session.post(
+            self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False
+        )
 
     async def post(self, url: str, body: bytes, *, seconds: float) -> Answer:
         """Post JSON to any address. Raise one of `NETWORK_ERRORS`."""
         limits, headers = self._limits(seconds), self._authorized(url)
         session = await self._opened()
-        async with session.post(url, data=body, headers=headers, timeout=limits, allow_redirects=False) as response:
+        async with session.post(
+            url, data=body, headers=headers, timeout=limits, allow_redirects=False
+        ) as response:
             return await whole(response)
 
     async def get(self, url: str, *, seconds: float) -> Answer:

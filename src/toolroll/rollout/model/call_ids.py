@@ -1,7 +1,7 @@
 """Ids for tool calls that the model's format does not number.
 
-Nine characters of [A-Za-z0-9], the only ids that Mistral's chat template takes, derived from the session, the turn's place and
-the call's index: the same episode played again gets the same ids.
+Nine characters of [A-Za-z0-9], the only ids that Mistral's chat template takes, derived from the
+session, the turn's place and the call's index: the same episode played again gets the same ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _LENGTH = 9
 
 def call_id(place: str, index: int) -> str:
     """The id of call `index` of the turn at `place`."""
-    number = int.from_bytes(hashlib.blake2b(f"{place}/{index}".encode(), digest_size=8).digest(), "big")
+    number = int.from_bytes(
+        hashlib.blake2b(f"{place}/{index}".encode(), digest_size=8).digest(), "big"
+    )
     characters = []
     for _ in range(_LENGTH):
         number, digit = divmod(number, len(_ALPHABET))
@@ -29,5 +31,8 @@ def with_call_ids(reply: ParsedReply, place: str) -> ParsedReply:
     """`reply` with an id for every call that has none."""
     if all(call.id for call in reply.tool_calls):
         return reply
-    calls = tuple(call if call.id else call.with_id(call_id(place, index)) for index, call in enumerate(reply.tool_calls))
+    calls = tuple(
+        call if call.id else call.with_id(call_id(place, index))
+        for index, call in enumerate(reply.tool_calls)
+    )
     return replace(reply, tool_calls=calls)

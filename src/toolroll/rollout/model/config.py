@@ -1,7 +1,8 @@
 """`RolloutArgs`: where the engine is and how its model is to be driven.
 
-The published example's names (`sglang_router_ip`, `sglang_router_port`, `use_http2`, `hf_checkpoint`) and ours, as one model; any
-Namespace or mapping that holds them is read, and further attributes of a Namespace (a trainer's own) are left alone.
+The published example's names (`sglang_router_ip`, `sglang_router_port`, `use_http2`,
+`hf_checkpoint`) and ours, as one model; any Namespace or mapping that holds them is read, and
+further attributes of a Namespace (a trainer's own) are left alone.
 """
 
 from __future__ import annotations
@@ -21,22 +22,38 @@ class RolloutArgs(BaseModel):
 
     sglang_router_ip: str = "127.0.0.1"
     sglang_router_port: int = Field(30000, ge=1, le=65535)
-    engine_url: str | None = Field(None, description="the address as a whole; takes the place of ip and port")
+    engine_url: str | None = Field(
+        None, description="the address as a whole; takes the place of ip and port"
+    )
     use_http2: bool = False
     hf_checkpoint: str | None = Field(None, description="folder or name of the tokenizer")
-    chat_template: str | None = Field(None, description="a Jinja file, or Jinja text, in the tokenizer's template's place")
+    chat_template: str | None = Field(
+        None, description="a Jinja file, or Jinja text, in the tokenizer's template's place"
+    )
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tool_call_parser: str = "qwen25"
     context_length: int | None = Field(None, ge=1, description="where the engine does not tell it")
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
-    max_observation_bytes: int = Field(1_000_000, ge=1, description="of all text that one reset or step returns; more is a failure")
-    max_resumes: int = Field(3, ge=0, description="how often a turn that the engine aborted is resumed")
-    return_routed_experts: bool = Field(False, description="MoE: carry the experts that the engine chose for each token")
-    engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")
+    max_observation_bytes: int = Field(
+        1_000_000, ge=1, description="of all text that one reset or step returns; more is a failure"
+    )
+    max_resumes: int = Field(
+        3, ge=0, description="how often a turn that the engine aborted is resumed"
+    )
+    return_routed_experts: bool = Field(
+        False, description="MoE: carry the experts that the engine chose for each token"
+    )
+    engine_timeout: float = Field(
+        0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
+    )
     concurrency: int = Field(64, ge=1)
-    pace_gc: bool = Field(True, description="let Python's garbage collector come seldom while the model is open")
-    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
+    pace_gc: bool = Field(
+        True, description="let Python's garbage collector come seldom while the model is open"
+    )
+    allow_model_mismatch: bool = Field(
+        False, description="only warn if the engine serves a model with another tokenizer"
+    )
 
     @property
     def url(self) -> str:
@@ -45,7 +62,8 @@ class RolloutArgs(BaseModel):
 
 
 def read_args(value: Any) -> RolloutArgs:
-    """`value` (None, a mapping, a Namespace or any object with such attributes, `RolloutArgs`) as `RolloutArgs`.
+    """`value` (None, a mapping, a Namespace or any object with such attributes, `RolloutArgs`) as
+    `RolloutArgs`.
 
     A mapping may hold only known keys; a Namespace may hold anything else besides.
     """
@@ -62,7 +80,11 @@ def read_args(value: Any) -> RolloutArgs:
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a trainer's Namespace that are ours; None stands for "not set" there."""
-    return {name: attributes[name] for name in RolloutArgs.model_fields if attributes.get(name) is not None}
+    return {
+        name: attributes[name]
+        for name in RolloutArgs.model_fields
+        if attributes.get(name) is not None
+    }
 
 
 def _words(error: ValidationError) -> str:

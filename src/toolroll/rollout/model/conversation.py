@@ -1,4 +1,5 @@
-"""`Conversation`: one episode's conversation with a served model, message by message and token by token.
+"""`Conversation`: one episode's conversation with a served model, message by message and token by
+token.
 
 Invariants: every prompt is the session's own ids, never text (I3); each environment message
 becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
@@ -37,7 +38,9 @@ LONG_REPLY = 4096
 """The same for a reply that is parsed, in tokens."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
-"""When sequences are checked: never, each once when its episode has ended, or after every turn as well."""
+"""When sequences are checked: never, each once when its episode has ended, or after every turn
+as well.
+"""
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
 """Given the conversation and the ids that would be served, gives the ids to serve."""
@@ -47,9 +50,10 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 class Conversation:
     """The conversation that begins with `messages` and `tools`.
 
-    `messages` grows as the conversation does, without the surrogates that no tokenizer reads; `session` holds its tokens.
-    `prompt_hook` and `delta_hook` replace the ids of the first prompt and of the deltas (published hooks of the agent mixin): what
-    they give is served, compared and counted.
+    `messages` grows as the conversation does, without the surrogates that no tokenizer reads;
+    `session` holds its tokens. `prompt_hook` and `delta_hook` replace the ids of the first prompt
+    and of the deltas (published hooks of the agent mixin): what they give is served, compared and
+    counted.
     """
 
     def __init__(
@@ -90,10 +94,12 @@ class Conversation:
         self._finished: list[ServedSequence] = []  # sequences that a fork left
         self._checks: set[asyncio.Task[None]] = set()
 
-    # --- the environment's side ----------------------------------------------------------------------------------------
+    # --- the environment's side -------------------------------------------------------------------
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add what the environment said; `tools` where the list changed. It becomes tokens with the next `reply`."""
+        """Add what the environment said; `tools` where the list changed. It becomes tokens with
+        the next `reply`.
+        """
         new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
         self._pending += new
@@ -104,13 +110,14 @@ class Conversation:
                 self._new_tools = wanted
                 self._size += text_size(wanted)
 
-    # --- the model's side ----------------------------------------------------------------------------------------------
+    # --- the model's side -------------------------------------------------------------------------
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn.
 
-        Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then), `TemplateError` where the
-        template refuses the conversation, `EngineError` where the engine fails.
+        Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then),
+        `TemplateError` where the template refuses the conversation, `EngineError` where the engine
+        fails.
         """
         if not self._observed:
             await call_of_size(self._observe_pending, large=self._size > LONG)
@@ -118,7 +125,9 @@ class Conversation:
             reason = "messages were added after a request that failed"
             await call_of_size(self._fork, reason, large=self._size > LONG)
         self._observed = True
-        params = await self.served.effective_params(sampling_params, len(self.session), self.template)
+        params = await self.served.effective_params(
+            sampling_params, len(self.session), self.template
+        )
         request = GenerateRequest(
             input_ids=self.session.input_ids,
             sampling_params=params,
@@ -166,7 +175,7 @@ class Conversation:
             node,
         )
 
-    # --- tokens of what is new -------------------------------------------------------------------------------------------
+    # --- tokens of what is new --------------------------------------------------------------------
 
     def _observe_pending(self) -> None:
         if self._last is None:
@@ -177,13 +186,21 @@ class Conversation:
         if self._new_tools is not None:
             tools, self._new_tools = self._new_tools, None
             if self._tools_reach_prompt(before[:-1], tools):
-                self._fork("the tool list changed, and the template shows it in what was already served", tools)
+                self._fork(
+                    "the tool list changed, and the template shows it in what was already served",
+                    tools,
+                )
                 return
             self.tools = tools
         sampled, sampled_ids = self._last
         try:
             delta = self.template.delta_after(
-                before, new, tools=self.tools, sampled=sampled, sampled_ids=sampled_ids, served=self._served_text
+                before,
+                new,
+                tools=self.tools,
+                sampled=sampled,
+                sampled_ids=sampled_ids,
+                served=self._served_text,
             )
         except HistoryRewrittenError as error:
             self._fork(error.reason)
@@ -234,7 +251,7 @@ class Conversation:
         assert turn.node is not None
         self.session.exclude(reason, [turn.node])
 
-    # --- verification ----------------------------------------------------------------------------------------------------
+    # --- verification -----------------------------------------------------------------------------
 
     def _sequence(self) -> ServedSequence:
         """Return the current sequence, up to its last sampled turn, as the verifier wants it."""
@@ -249,7 +266,9 @@ class Conversation:
 
     @property
     def _is_checked(self) -> bool:
-        """False if hooks replaced tokens: those were compared, and the samples are excluded already."""
+        """False if hooks replaced tokens: those were compared, and the samples are excluded
+        already.
+        """
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
@@ -262,7 +281,9 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the sequences of the episode, and wait for the result; called once, when it has ended."""
+        """Check the sequences of the episode, and wait for the result; called once, when it has
+        ended.
+        """
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:

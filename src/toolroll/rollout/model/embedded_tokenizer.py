@@ -19,7 +19,9 @@ CONTROL_TOKENS = (
     "<think>",
     "</think>",
 )
-"""`<|end|>` ends a turn. The first three are special tokens; the rest show in decoded text, as Qwen's do."""
+"""`<|end|>` ends a turn. The first three are special tokens; the rest show in decoded text, as
+Qwen's do.
+"""
 
 
 def embedded_tokenizer_path() -> Path:
@@ -28,11 +30,15 @@ def embedded_tokenizer_path() -> Path:
 
 
 def load_embedded_tokenizer() -> Any:
-    """The embedded tokenizer, as `transformers`' `PreTrainedTokenizerFast`, with its chat template."""
+    """The embedded tokenizer, as `transformers`' `PreTrainedTokenizerFast`, with its chat
+    template.
+    """
     from transformers import PreTrainedTokenizerFast  # 1-2 s: not at import
 
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
     del settings["tokenizer_class"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"), name_or_path="embedded", **settings)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(FOLDER / "tokenizer.json"), name_or_path="embedded", **settings
+    )
     tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     return tokenizer

@@ -20,21 +20,30 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 
 _PROBE = (
-    "The quick brown fox can't jump over 13 lazy dogs, 3.14159 or 1,234,567 times; naïve façade Straße.\n"
+    "The quick brown fox can't jump over 13 lazy dogs, 3.14159 or 1,234,567 times; naïve façade "
+    "Straße.\n"
     "Unfortunately the assistant's international information could not be retrieved successfully. "
-    '{"name": "get_current_weather", "arguments": {"location": "San Francisco", "unit": "celsius"}}\n'
+    '{"name": "get_current_weather", "arguments": {"location": "San Francisco", "unit": '
+    '"celsius"}}\n'
     "def f(x):\n\treturn {'a': [x ** 2,  0x7F]}  # 100%\n\n\n"
     "Съешь же ещё этих булок. 我能吞下玻璃而不伤身体。 いろはにほへと 다람쥐 헌 쳇바퀴 "
     "नमस्ते दुनिया السلام عليكم שלום ไทย Ελληνικά 👩‍🚀🙂 ½ ∑ → €"
 )
 _CONTROLS = 16
 _SECONDS = 60.0
-_GENERATED = {"max_new_tokens": 8, "temperature": 0.0, "skip_special_tokens": False, "no_stop_trim": True}
+_GENERATED = {
+    "max_new_tokens": 8,
+    "temperature": 0.0,
+    "skip_special_tokens": False,
+    "no_stop_trim": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """The model's names at `url`, and the ids of the probe text there (None if they are unknown)."""
+    """The model's names at `url`, and the ids of the probe text there (None if they are
+    unknown).
+    """
 
     url: str
     names: tuple[str, ...]
@@ -43,12 +52,16 @@ class _Answered:
 
 def probe_text(tokenizer: Any, chat_template: str) -> str:
     """Return a text that tokenizers encode differently: scripts, digits, spaces, control tokens."""
-    added = sorted(tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token))
+    added = sorted(
+        tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token)
+    )
     shown = [token for token in added if token == tokenizer.eos_token or token in chat_template]
     return f"{_PROBE} {' x '.join(shown[:_CONTROLS])}\n"
 
 
-async def check_identity(engine: Engine, template: ChatTemplate, *, name: str, allow_mismatch: bool = False) -> list[str]:
+async def check_identity(
+    engine: Engine, template: ChatTemplate, *, name: str, allow_mismatch: bool = False
+) -> list[str]:
     """Return warnings, each in one line.
 
     Raise `UsageError` if `engine` serves a model with another tokenizer.
@@ -59,21 +72,44 @@ async def check_identity(engine: Engine, template: ChatTemplate, *, name: str, a
     tokenizer = template.tokenizer
     text = probe_text(tokenizer, template.renderer.source)
     ours = list(tokenizer.encode(text, add_special_tokens=False))
-    answers = await asyncio.gather(*(_ask(engine, worker, text) for worker in await engine.workers()))
+    answers = await asyncio.gather(
+        *(_ask(engine, worker, text) for worker in await engine.workers())
+    )
     names = tuple(found for answer in answers for found in answer.names)
-    wrong = [difference for answer in answers if (difference := _difference(ours, answer, name)) is not None]
+    wrong = [
+        difference
+        for answer in answers
+        if (difference := _difference(ours, answer, name)) is not None
+    ]
     if all(answer.ids is None for answer in answers):
         generated = await _generate(engine, text)
         if generated is None or not _tells(generated):
-            return [f"{engine.url} does not say how it encodes text: whether it serves {name!r} was not checked"]
-        wrong = _compare_generated(tokenizer, text, generated, _Answered(engine.url, names, None), name)
+            return [
+                f"{engine.url} does not say how it encodes text: whether it serves {name!r} was "
+                f"not checked"
+            ]
+        wrong = _compare_generated(
+            tokenizer, text, generated, _Answered(engine.url, names, None), name
+        )
     if wrong:
         if not allow_mismatch:
-            raise UsageError(f"{wrong[0]}; to run all the same, allow the mismatch (--allow-model-mismatch)")
+            raise UsageError(
+                f"{wrong[0]}; to run all the same, allow the mismatch (--allow-model-mismatch)"
+            )
         return wrong[:1]
-    others = sorted({found for answer in answers for found in answer.names[:1] if not any(map(_same(name), answer.names))})
+    others = sorted(
+        {
+            found
+            for answer in answers
+            for found in answer.names[:1]
+            if not any(map(_same(name), answer.names))
+        }
+    )
     if others:
-        return [f"the engine serves {', '.join(map(repr, others))}, the tokenizer is from {name!r}: they encode text alike"]
+        return [
+            f"the engine serves {', '.join(map(repr, others))}, the tokenizer is from {name!r}: "
+            f"they encode text alike"
+        ]
     return []
 
 
@@ -83,14 +119,21 @@ async def _ask(engine: Engine, worker: str, text: str) -> _Answered:
     info = info if isinstance(info, Mapping) else {}
     found = [info.get(key) for key in ("model_path", "served_model_name", "tokenizer_path")]
     names = tuple(value for value in found if isinstance(value, str) and value)
-    answer = await _posted(engine, f"{worker}/tokenize", {"prompt": text, "add_special_tokens": False})
+    answer = await _posted(
+        engine, f"{worker}/tokenize", {"prompt": text, "add_special_tokens": False}
+    )
     tokens = None if answer is None else answer.get("tokens")
     return _Answered(worker, names, tokens if _are_ids(tokens) else None)
 
 
 async def _generate(engine: Engine, text: str) -> Mapping[str, Any] | None:
     """Return the answer with a few tokens after `text`; the logprobs of the prompt name its ids."""
-    asked = {"text": text, "sampling_params": _GENERATED, "return_logprob": True, "logprob_start_len": 0}
+    asked = {
+        "text": text,
+        "sampling_params": _GENERATED,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
     return await _posted(engine, f"{engine.url}/generate", asked)
 
 
@@ -98,15 +141,22 @@ async def _posted(engine: Engine, url: str, payload: Mapping[str, Any]) -> Mappi
     try:
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)
-    except (EngineError, TimeoutError):  # it has no such path, or is out of reach: the caller says so
+    except (EngineError, TimeoutError):
+        # it has no such path, or is out of reach: the caller says so
         return None
 
 
-def _compare_generated(tokenizer: Any, text: str, answer: Mapping[str, Any], said: _Answered, name: str) -> list[str]:
+def _compare_generated(
+    tokenizer: Any, text: str, answer: Mapping[str, Any], said: _Answered, name: str
+) -> list[str]:
     """Return the difference of the prompt's ids, else of the sampled ids' text, in a list."""
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
-    theirs = [item[1] for item in items if isinstance(item, list) and len(item) > 1] if isinstance(items, list) else None
+    theirs = (
+        [item[1] for item in items if isinstance(item, list) and len(item) > 1]
+        if isinstance(items, list)
+        else None
+    )
     if theirs and _are_ids(theirs):
         plain = list(tokenizer.encode(text, add_special_tokens=False))
         if theirs == list(tokenizer.encode(text)):
@@ -119,7 +169,10 @@ def _compare_generated(tokenizer: Any, text: str, answer: Mapping[str, Any], sai
     shown = str(answer.get("text") or "")
     if _settled(decoded) == _settled(shown):
         return []
-    return [f"{_served(said, name)}: it sampled the ids {ids} as {shown!r}, which decode to {decoded!r} here"]
+    return [
+        f"{_served(said, name)}: it sampled the ids {ids} as {shown!r}, which decode to "
+        f"{decoded!r} here"
+    ]
 
 
 def _tells(answer: Mapping[str, Any]) -> bool:
@@ -130,7 +183,9 @@ def _tells(answer: Mapping[str, Any]) -> bool:
 
 
 def _settled(text: str) -> str:
-    """Return `text` without an unfinished character and outer spaces: correct decoders differ there."""
+    """Return `text` without an unfinished character and outer spaces: correct decoders differ
+    there.
+    """
     return text.replace("\ufffd", "").strip()
 
 
@@ -143,13 +198,17 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
     at = next((at for at in range(length) if ours[at] != theirs[at]), length)
     there, here = (str(ids[at]) if at < len(ids) else "the end" for ids in (theirs, ours))
     return (
-        f"{_served(answer, name)}: token {at} of a probe text is {there} there and {here} here ({len(theirs)} and {len(ours)} tokens)"
+        f"{_served(answer, name)}: token {at} of a probe text is {there} there and {here} here "
+        f"({len(theirs)} and {len(ours)} tokens)"
     )
 
 
 def _served(answer: _Answered, name: str) -> str:
     model = repr(answer.names[0]) if answer.names else "a model that it does not name"
-    return f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (hf_checkpoint, --model)"
+    return (
+        f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (hf_checkpoint, "
+        f"--model)"
+    )
 
 
 def _same(name: str) -> Any:

@@ -1,6 +1,8 @@
-"""`Model`: a model as it is served: its engine, its chat template, its parser, and threads for blocking work.
+"""`Model`: a model as it is served: its engine, its chat template, its parser, and threads for
+blocking work.
 
-One per process and model, shared by all episodes. Made from `rollout_args` in any form (a Namespace, a mapping, `RolloutArgs`).
+One per process and model, shared by all episodes. Made from `rollout_args` in any form (a
+Namespace, a mapping, `RolloutArgs`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ import jinja2
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo, Progress, effective_params, generate_resumed
+from toolroll.rollout.engine import (
+    Engine,
+    EngineConfig,
+    ModelInfo,
+    Progress,
+    effective_params,
+    generate_resumed,
+)
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.identity import check_identity
@@ -53,8 +62,9 @@ class EngineClient(Protocol):
 
 
 class Model:
-    """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before the partial turn is given
-    back. `threads`: how many blocking calls of environments and users run at once, one per concurrent episode."""
+    """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before
+    the partial turn is given back. `threads`: how many blocking calls of environments and users run
+    at once, one per concurrent episode."""
 
     def __init__(
         self,
@@ -72,7 +82,9 @@ class Model:
         self.name = name
         self._max_resumes = max_resumes
         self.args: RolloutArgs | None = None
-        """The settings that it was opened with by `from_args`: an agent's, if it has none of its own."""
+        """The settings that it was opened with by `from_args`: an agent's, if it has none of its
+        own.
+        """
         self._threads = Threads(threads)
         self._closing = ExitStack()
 
@@ -80,7 +92,8 @@ class Model:
     def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> Model:
         """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
 
-        `tool_call_parser="auto"` takes the parser that reads what the chat template writes; `UnknownParserError` where none does.
+        `tool_call_parser="auto"` takes the parser that reads what the chat template writes;
+        `UnknownParserError` where none does.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -103,7 +116,10 @@ class Model:
         served = cls(
             Engine(config),
             template,
-            get_parser(infer_parser(tokenizer, source) if parser == "auto" else parser, template.encoder.control),
+            get_parser(
+                infer_parser(tokenizer, source) if parser == "auto" else parser,
+                template.encoder.control,
+            ),
             name=args.hf_checkpoint or "",
             max_resumes=args.max_resumes,
             threads=args.concurrency,
@@ -118,22 +134,35 @@ class Model:
         return self.engine.url
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a whole payload and return the engine's JSON (the published `_call_llm`; `generate` is the faster way)."""
+        """Post a whole payload and return the engine's JSON (the published `_call_llm`;
+        `generate` is the faster way).
+        """
         return await self.engine.post(url, payload)
 
-    async def effective_params(self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate) -> dict[str, Any]:
-        """`sampling_params` as they will be sent: the template's stop tokens added, `max_new_tokens` clamped to the room left.
+    async def effective_params(
+        self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
+    ) -> dict[str, Any]:
+        """`sampling_params` as they will be sent: the template's stop tokens added,
+        `max_new_tokens` clamped to the room left.
 
         Raises `ContextOverflowError` where there is none.
         """
         params = dict(sampling_params)
-        params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *template.stop_token_ids})
+        params["stop_token_ids"] = sorted(
+            {*(params.get("stop_token_ids") or ()), *template.stop_token_ids}
+        )
         return effective_params(params, prompt_length, await self.engine.facts())
 
-    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
-        """One turn; an abort by the engine is resumed up to `max_resumes` times. `progress` hears of the ids as they are sampled."""
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """One turn; an abort by the engine is resumed up to `max_resumes` times. `progress`
+        hears of the ids as they are sampled.
+        """
         if isinstance(self.engine, Engine):
-            return await generate_resumed(self.engine, request, max_resumes=self._max_resumes, progress=progress)
+            return await generate_resumed(
+                self.engine, request, max_resumes=self._max_resumes, progress=progress
+            )
         completion = await self.engine.generate(request)
         if progress is not None:
             progress(completion.output_ids.tolist())
@@ -145,11 +174,20 @@ class Model:
         `allow_mismatch`: return that as a warning, too.
         """
         if not isinstance(self.engine, Engine):
-            return [f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was not checked"]
-        return await check_identity(self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch)
+            return [
+                f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was "
+                f"not checked"
+            ]
+        return await check_identity(
+            self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
+        )
 
     async def run_in_thread(
-        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        begun: Callable[[], None] | None = None,
+        what: str = "",
     ) -> T:
         """Run blocking `function` in a thread, as `Threads.run_in_thread` does."""
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
@@ -173,15 +211,23 @@ class Model:
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer `name`: a folder, a hub's model name, or `embedded` for the small one in this package."""
+    """The tokenizer `name`: a folder, a hub's model name, or `embedded` for the small one in
+    this package.
+    """
     if not name:
-        raise UsageError("no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's folder or name")
+        raise UsageError(
+            "no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's "
+            "folder or name"
+        )
     if name == "embedded":
         from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 
         return load_embedded_tokenizer()
-    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():  # no hub's name: none is asked
-        raise UsageError(f"no tokenizer can be loaded from {name!r} (--model): there is no such folder")
+    # no hub's name: none is asked
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
+        )
     from transformers import AutoTokenizer  # 1-2 s: not at import
 
     try:
@@ -191,15 +237,23 @@ def load_tokenizer(name: str | None) -> Any:
 
 
 def check_syntax(template: ChatTemplate, given: str | None) -> None:
-    """Raises `UsageError` with the line where the Jinja of `template` cannot be read; `given`: a file or Jinja text, as in
-    `read_template`, None for the tokenizer's own."""
+    """Raises `UsageError` with the line where the Jinja of `template` cannot be read; `given`: a
+    file or Jinja text, as in `read_template`, None for the tokenizer's own."""
     try:
         template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
     except TemplateError as error:  # a template may refuse this conversation for its own reasons
         if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-            what = "the tokenizer's own" if given is None else "the given Jinja text" if "{%" in given or "{{" in given else given
+            what = (
+                "the tokenizer's own"
+                if given is None
+                else "the given Jinja text"
+                if "{%" in given or "{{" in given
+                else given
+            )
             said = error.__cause__
-            raise UsageError(f"the chat template ({what}) is no Jinja: line {said.lineno}: {said.message}") from error
+            raise UsageError(
+                f"the chat template ({what}) is no Jinja: line {said.lineno}: {said.message}"
+            ) from error
 
 
 def read_template(value: str | None) -> str | None:

@@ -1,6 +1,8 @@
-"""A completion read as a turn of the conversation: its text, its calls, and the message that stands for it.
+"""A completion read as a turn of the conversation: its text, its calls, and the message that stands
+for it.
 
-Used by everything that talks to a served model, so that the same tokens always become the same message.
+Used by everything that talks to a served model, so that the same tokens always become the same
+message.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What one completion says: `sampled` as the template needs it for what comes next, `said` the text without the stop token (and
-    without a stop string), `message` in OpenAI's format with every attempted call."""
+    """What one completion says: `sampled` as the template needs it for what comes next, `said` the
+    text without the stop token (and without a stop string), `message` in OpenAI's format with every
+    attempted call."""
 
     sampled: Sampled
     said: str
@@ -61,10 +64,15 @@ def parse_turn(
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
 ) -> ParsedTurn:
-    """Take `completion` apart. `place` seeds the ids of its calls. `tools` None: none were offered, so that text which looks like a
-    call is text. Behind one of `stop_strings` nothing is read, nor is the stop string itself."""
+    """Take `completion` apart. `place` seeds the ids of its calls. `tools` None: none were offered,
+    so that text which looks like a call is text. Behind one of `stop_strings` nothing is read, nor
+    is the stop string itself."""
     ids = completion.output_ids
-    sampled = template.sampled(ids, finish_reason=completion.finish_reason, stop_token_ids=stop_ids(completion, sampling_params))
+    sampled = template.sampled(
+        ids,
+        finish_reason=completion.finish_reason,
+        stop_token_ids=stop_ids(completion, sampling_params),
+    )
     said = sampled.said
     if isinstance(completion.matched, str) and completion.matched in stop_strings:
         said = said.partition(completion.matched)[0]
@@ -73,9 +81,12 @@ def parse_turn(
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.said)
-        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all the same.
+        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all
+        # the same.
         opened = template.opens_reasoning or None
-        parsed = served.parser.parse(said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened)
+        parsed = served.parser.parse(
+            said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened
+        )
     if tools is None:
         parsed = _as_text(parsed, said)
     parsed = with_call_ids(parsed, place)

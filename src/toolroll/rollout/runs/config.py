@@ -21,7 +21,9 @@ class RunConfig(BaseModel):
 
     env: str
     engine: str = "http://127.0.0.1:30000"
-    model: str = Field(description="folder or name of the tokenizer; `embedded` for the one in the package")
+    model: str = Field(
+        description="folder or name of the tokenizer; `embedded` for the one in the package"
+    )
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     parser: str = "qwen25"
@@ -60,20 +62,27 @@ class RunConfig(BaseModel):
     give_up_after: int | None = Field(100, ge=1)
     engine_timeout: float = Field(600.0, ge=0)
     sampling_seed: bool = False
-    processes: int = Field(1, ge=1, description="of this machine; each plays its share of the concurrency")
+    processes: int = Field(
+        1, ge=1, description="of this machine; each plays its share of the concurrency"
+    )
     ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
     ray_workers: int = Field(4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
     gc: bool = True
-    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
+    allow_model_mismatch: bool = Field(
+        False, description="only warn if the engine serves a model with another tokenizer"
+    )
     out: Path | None = None
     sync: Literal["always", "end"] = "end"
 
     @model_validator(mode="after")
     def _one_spread(self) -> RunConfig:
         if self.ray is not None and self.processes > 1:
-            raise ValueError("--processes is for this machine and --ray for a cluster, with its own --ray-workers: give one of them")
+            raise ValueError(
+                "--processes is for this machine and --ray for a cluster, with its own "
+                "--ray-workers: give one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -85,7 +94,10 @@ class RunConfig(BaseModel):
     @property
     def sampling_params(self) -> dict[str, Any]:
         """What goes to the engine."""
-        names = "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty max_new_tokens stop".split()
+        names = (
+            "temperature top_p top_k min_p frequency_penalty presence_penalty "
+            "repetition_penalty max_new_tokens stop"
+        ).split()
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
@@ -98,22 +110,33 @@ class RunConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that the episodes follow from: those in which a run that goes on must agree with its folder."""
-        return {name: value for name, value in self.model_dump(mode="json").items() if name not in FREE}
+        """The settings that the episodes follow from: those in which a run that goes on must
+        agree with its folder.
+        """
+        return {
+            name: value for name, value in self.model_dump(mode="json").items() if name not in FREE
+        }
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The default of every setting of `identity` that has one."""
         fields = cls.model_fields.items()
-        return {name: field.get_default() for name, field in fields if name not in FREE and not field.is_required()}
+        return {
+            name: field.get_default()
+            for name, field in fields
+            if name not in FREE and not field.is_required()
+        }
 
 
 FREE = frozenset(
-    "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env episode_timeout step_timeout reruns "
+    "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env "
+    "episode_timeout step_timeout reruns "
     "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers floor gc "
     "allow_unequal allow_model_mismatch out sync".split()
 )
-"""What may differ when a run goes on: where things are served, how much is played, how failures are met, what is shown."""
+"""What may differ when a run goes on: where things are served, how much is played, how failures
+are met, what is shown.
+"""
 
 
 def default(name: str) -> Any:
@@ -130,18 +153,25 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        words = "; ".join(f"--{name.replace('_', '-')}: {said}" if name else said for name, said in complaints(error))
+        words = "; ".join(
+            f"--{name.replace('_', '-')}: {said}" if name else said
+            for name, said in complaints(error)
+        )
         raise UsageError(words) from error
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
-    """What the file --config holds. Raises `UsageError` where it is none, cannot be read, or names a setting that is unknown."""
+    """What the file --config holds. Raises `UsageError` where it is none, cannot be read, or
+    names a setting that is unknown.
+    """
     if not path.is_file():
         raise UsageError(f"--config {path}: there is no such file")
     try:
         loaded = yaml.safe_load(path.read_bytes()) or {}
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"--config {path} cannot be read: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must hold a mapping of settings")
     for name in loaded:

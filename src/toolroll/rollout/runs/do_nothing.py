@@ -1,7 +1,7 @@
 """The do-nothing floor: what an agent scores that says goodbye and calls nothing.
 
-On some benchmarks that is a good part of the tasks (tau-bench airline: 19 of 50), and training finds it; so it stands beside each
-result.
+On some benchmarks that is a good part of the tasks (tau-bench airline: 19 of 50), and training
+finds it; so it stands beside each result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ async def play_floor(
     pace_gc: bool = True,
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """Play one do-nothing episode of each task; no engine is asked. `limits`: the agent's settings."""
+    """Play one do-nothing episode of each task; no engine is asked. `limits`: the agent's
+    settings.
+    """
     summary = Summary(factory.name)
     settings = RunSettings(
         concurrency=_CONCURRENCY,

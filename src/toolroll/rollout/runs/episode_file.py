@@ -1,7 +1,9 @@
-"""The episode file: one JSON object a line, written so that a killed run loses at most the line in flight.
+"""The episode file: one JSON object a line, written so that a killed run loses at most the line in
+flight.
 
-Invariants: a line is written whole and flushed before the next episode is taken in; a torn last line is found and cut off when the
-file is opened again; what is read back equals what was written, arrays and NaN included (NaN is null in JSON).
+Invariants: a line is written whole and flushed before the next episode is taken in; a torn last
+line is found and cut off when the file is opened again; what is read back equals what was written,
+arrays and NaN included (NaN is null in JSON).
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from pydantic import BaseModel, ConfigDict
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import as_text, to_jsonable
-from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, Trajectory, Turn, WeightVersion
+from toolroll.rollout.types import (
+    Episode,
+    InteractionResult,
+    Status,
+    StopReason,
+    Trajectory,
+    Turn,
+    WeightVersion,
+)
 
 Sync = Literal["always", "end"]
 
@@ -49,7 +59,9 @@ class TurnRecord(BaseModel):
 
 
 class TrajectoryRecord(BaseModel):
-    """One training sequence: three lists of equal length; logprobs null where the token was not sampled."""
+    """One training sequence: three lists of equal length; logprobs null where the token was not
+    sampled.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,7 +100,9 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON; what JSON cannot hold becomes text (`to_jsonable`)."""
+    """Return the episode as one line of JSON; what JSON cannot hold becomes text
+    (`to_jsonable`).
+    """
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -148,11 +162,15 @@ def _turn_data(turn: Turn) -> dict[str, Any]:
 
 
 def from_line(line: bytes) -> Episode:
-    """The episode in one line. Raises `UsageError` for a line of another schema version, `pydantic.ValidationError` else."""
+    """The episode in one line. Raises `UsageError` for a line of another schema version,
+    `pydantic.ValidationError` else.
+    """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
-        raise UsageError(f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}")
+        raise UsageError(
+            f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}"
+        )
     record = EpisodeRecord.model_validate(data)
     trajectories = tuple(_trajectory(item) for item in record.trajectories)
     result = InteractionResult.of(
@@ -166,11 +184,21 @@ def from_line(line: bytes) -> Episode:
         step_rewards=tuple(record.step_rewards),
         tools=record.tools,
     )
-    return Episode(record.env, record.task_id, record.task_index, record.sample, record.seed, result, record.model)
+    return Episode(
+        record.env,
+        record.task_id,
+        record.task_index,
+        record.sample,
+        record.seed,
+        result,
+        record.model,
+    )
 
 
 def _trajectory(record: TrajectoryRecord) -> Trajectory:
-    logprobs = np.array([np.nan if value is None else value for value in record.logprobs], dtype=np.float32)
+    logprobs = np.array(
+        [np.nan if value is None else value for value in record.logprobs], dtype=np.float32
+    )
     return Trajectory(
         np.array(record.input_ids, dtype=np.int32),
         np.array(record.loss_mask, dtype=np.uint8),
@@ -179,7 +207,9 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         record.prompt_length,
         record.source,
         record.fork_reason,
-        routed_experts=None if record.routed_experts is None else np.array(record.routed_experts, dtype=np.int32),
+        routed_experts=None
+        if record.routed_experts is None
+        else np.array(record.routed_experts, dtype=np.int32),
     )
 
 
@@ -242,7 +272,12 @@ class EpisodeStore:
     def __enter__(self) -> EpisodeStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -286,5 +321,6 @@ def read_episodes(path: Path) -> Iterator[Episode]:
             seen.add(digest)
             try:
                 yield from_line(line)
-            except ValueError as error:  # no JSON, or no episode (pydantic's ValidationError is one)
+            except ValueError as error:
+                # no JSON, or no episode (pydantic's ValidationError is one)
                 raise UsageError(f"{file}, line {number}, is no episode: {error}") from error

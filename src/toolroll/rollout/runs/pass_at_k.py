@@ -1,7 +1,8 @@
 """pass@k and pass^k, without bias, each with a 95 % interval.
 
-Invariants: the estimates are those of n samples of each task, C(n, k) ways to choose among them; intervals come from resampling
-tasks (a benchmark's tasks are what varies; samples of one task are no independent draws); the same rewards give the same interval.
+Invariants: the estimates are those of n samples of each task, C(n, k) ways to choose among them;
+intervals come from resampling tasks (a benchmark's tasks are what varies; samples of one task are
+no independent draws); the same rewards give the same interval.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _SEED = 20311
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks; [low, high] is its 95 % interval, NaN-free: with one task both equal the value."""
+    """A mean over tasks; [low, high] is its 95 % interval, NaN-free: with one task both equal
+    the value.
+    """
 
     value: float
     low: float
@@ -34,11 +37,15 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Tasks have different numbers of graded samples, so that pass@k and pass^k would weigh them differently."""
+    """Tasks have different numbers of graded samples, so that pass@k and pass^k would weigh them
+    differently.
+    """
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """The mean of one number for each task, with its bootstrap interval. Raises `ValueError` where there is none."""
+    """The mean of one number for each task, with its bootstrap interval. Raises `ValueError`
+    where there is none.
+    """
     if not values:
         raise ValueError("there is no graded task")
     data = np.asarray(values, dtype=np.float64)
@@ -47,29 +54,38 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     block = max(1, 2**22 // len(data))  # some 32 MB at a time
     for begin in range(0, RESAMPLES, block):
         size = min(block, RESAMPLES - begin)
-        means[begin : begin + size] = data[rng.integers(0, len(data), size=(size, len(data)))].mean(axis=1)
+        means[begin : begin + size] = data[rng.integers(0, len(data), size=(size, len(data)))].mean(
+            axis=1
+        )
     low, high = np.percentile(means, [2.5, 97.5])
     return Estimate(float(data.mean()), float(low), float(high))
 
 
 def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass^k: the chance that k samples of a task all pass, averaged over tasks: mean of C(c, k) / C(n, k).
+    """pass^k: the chance that k samples of a task all pass, averaged over tasks: mean of C(c, k) /
+    C(n, k).
 
-    `rewards[task]` are the task's graded rewards; tasks with fewer than k of them raise `ValueError`.
+    `rewards[task]` are the task's graded rewards; tasks with fewer than k of them raise
+    `ValueError`.
     """
     return _mean(_by_task(rewards, k, _all_pass))
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass@k: the chance that at least one of k samples passes, averaged over tasks: mean of 1 - C(n - c, k) / C(n, k)."""
+    """pass@k: the chance that at least one of k samples passes, averaged over tasks: mean of 1 -
+    C(n - c, k) / C(n, k).
+    """
     return _mean(_by_task(rewards, k, _any_passes))
 
 
-def pass_estimates(rewards: Mapping[str, Sequence[float]], *, allow_unequal: bool = False) -> dict[str, dict[int, Estimate]]:
-    """`{"pass@k": {k: Estimate}, "pass^k": {k: Estimate}}` for every k up to the fewest samples of a task.
+def pass_estimates(
+    rewards: Mapping[str, Sequence[float]], *, allow_unequal: bool = False
+) -> dict[str, dict[int, Estimate]]:
+    """`{"pass@k": {k: Estimate}, "pass^k": {k: Estimate}}` for every k up to the fewest samples of
+    a task.
 
-    Raises `UnequalSamplesError` where tasks have different numbers of graded samples, unless `allow_unequal`; `ValueError` where
-    there is no graded task.
+    Raises `UnequalSamplesError` where tasks have different numbers of graded samples, unless
+    `allow_unequal`; `ValueError` where there is no graded task.
     """
     tasks = [list(found) for found in rewards.values() if len(found)]
     if not tasks:
@@ -78,8 +94,10 @@ def pass_estimates(rewards: Mapping[str, Sequence[float]], *, allow_unequal: boo
     if len(counts) > 1 and not allow_unequal:
         few = sum(len(found) < counts[-1] for found in tasks)
         raise UnequalSamplesError(
-            f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of {len(tasks)} have fewer than {counts[-1]}): "
-            "play the missing ones (the same command goes on), or say --allow-unequal to take each task with the samples it has"
+            f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of "
+            f"{len(tasks)} have fewer than {counts[-1]}): "
+            "play the missing ones (the same command goes on), or say --allow-unequal to take each "
+            "task with the samples it has"
         )
     steps = range(1, counts[0] + 1)
     return {
@@ -100,12 +118,16 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _by_task(rewards: Sequence[Sequence[float]], k: int, estimate: Callable[[int, int, int], float]) -> list[float]:
+def _by_task(
+    rewards: Sequence[Sequence[float]], k: int, estimate: Callable[[int, int, int], float]
+) -> list[float]:
     if not rewards:
         raise ValueError("there is no graded task")
     values = []
     for task in rewards:
         if len(task) < k or k < 1:
-            raise ValueError(f"k = {k} needs at least {k} graded samples of every task, one has {len(task)}")
+            raise ValueError(
+                f"k = {k} needs at least {k} graded samples of every task, one has {len(task)}"
+            )
         values.append(estimate(len(task), sum(reward >= PASSED for reward in task), k))
     return values

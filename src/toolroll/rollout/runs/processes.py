@@ -1,9 +1,11 @@
-"""`ProcessRunner`: the episodes of a run spread over processes of this machine, for where one event loop is not enough.
+"""`ProcessRunner`: the episodes of a run spread over processes of this machine, for where one event
+loop is not enough.
 
-Each process has an event loop, an engine client, a template and environments of its own; finished episodes come back to the one that
-began the run, which alone writes. Invariants: as in `play_on_workers`; a process that died is started anew; the processes end with the one
-that began them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is aborted there first
-(SIGKILL of the processes themselves aside).
+Each process has an event loop, an engine client, a template and environments of its own; finished
+episodes come back to the one that began the run, which alone writes. Invariants: as in
+`play_on_workers`; a process that died is started anew; the processes end with the one that began
+them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is
+aborted there first (SIGKILL of the processes themselves aside).
 """
 
 from __future__ import annotations
@@ -24,15 +26,20 @@ from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_on_workers, remaining, split_concurrency
+from toolroll.rollout.runs.worker_pool import (
+    WorkerDiedError,
+    play_on_workers,
+    remaining,
+    split_concurrency,
+)
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
-"""Opens what one process plays with: of the number of its episodes at once, and of a stack that closes it. It is pickled: a function
-of a module, or a `functools.partial` of one."""
+"""Opens what one process plays with: of the number of its episodes at once, and of a stack that
+closes it. It is pickled: a function of a module, or a `functools.partial` of one."""
 
 _GRACE, _LATE = 10.0, 1.0
 _LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
@@ -41,7 +48,9 @@ _QUIET = (signal.SIGINT, signal.SIGTERM)
 
 
 class ProcessRunner:
-    """Plays a run in `processes` processes, with `concurrency` episodes at once in all of them together."""
+    """Plays a run in `processes` processes, with `concurrency` episodes at once in all of them
+    together.
+    """
 
     def __init__(self, open_: Open, *, processes: int, concurrency: int, samples: int) -> None:
         self._open = open_
@@ -49,7 +58,11 @@ class ProcessRunner:
         self._samples = samples
 
     async def run(
-        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+        self,
+        tasks: Sequence[Task],
+        on_episode: Callable[[Episode], None],
+        *,
+        done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
         """As `Runner.run`; raises `RolloutError` where processes keep dying."""
         todo = remaining(tasks, self._samples, done)
@@ -61,14 +74,18 @@ class ProcessRunner:
 
 
 class _Process:
-    """One of the processes, seen from the one that began them. It is started at its first episode, and anew where it died."""
+    """One of the processes, seen from the one that began them. It is started at its first
+    episode, and anew where it died.
+    """
 
     def __init__(self, open_: Open, share: int) -> None:
         self.share = share
         self._open = open_
         self._waiting: dict[EpisodeKey, asyncio.Future[Episode]] = {}
         self._life: asyncio.Task[None] | None = None
-        self._writer: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+        self._writer: asyncio.Future[asyncio.StreamWriter] = (
+            asyncio.get_running_loop().create_future()
+        )
 
     async def play(self, key: EpisodeKey) -> Episode:
         """One episode."""
@@ -87,12 +104,15 @@ class _Process:
     async def close(self) -> None:
         """End it: it cancels what it plays, and is given a time to tell the engine."""
         if self._life is not None:
-            with contextlib.suppress(Exception):  # that it could not be started was told to whoever played
+            # that it could not be started was told to whoever played
+            with contextlib.suppress(Exception):
                 (await asyncio.shield(self._writer)).close()
             await self._life
 
     async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
-        """One process, from its start to its end, which is seen by waiting for it: what it has forked may keep its socket open."""
+        """One process, from its start to its end, which is seen by waiting for it: what it has
+        forked may keep its socket open.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -120,7 +140,8 @@ class _Process:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
-        with contextlib.suppress(ValueError):  # where somebody else has reaped it, it seems to be running for ever
+        # where somebody else has reaped it, it seems to be running for ever
+        with contextlib.suppress(ValueError):
             process.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -130,7 +151,9 @@ class _Process:
                 key, outcome = await _receive(reader)
                 future = self._waiting.get(key)
                 if future is not None and not future.done():
-                    future.set_result(outcome) if isinstance(outcome, Episode) else future.set_exception(outcome)
+                    future.set_result(outcome) if isinstance(
+                        outcome, Episode
+                    ) else future.set_exception(outcome)
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
@@ -148,8 +171,12 @@ def _ending(process: Any) -> asyncio.Future[None]:
 
 
 def _start(open_: Open, share: int, channel: socket.socket) -> Any:
-    """Begin a process. A terminal's signals, and a scheduler's, reach all processes of a run: they are for the first one to heed."""
-    process = multiprocessing.get_context("spawn").Process(target=_main, args=(open_, share, channel), name="toolroll")
+    """Begin a process. A terminal's signals, and a scheduler's, reach all processes of a run:
+    they are for the first one to heed.
+    """
+    process = multiprocessing.get_context("spawn").Process(
+        target=_main, args=(open_, share, channel), name="toolroll"
+    )
     resource_tracker.ensure_running()  # which ends by unblocking these signals (Python 3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
@@ -160,7 +187,9 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
 
 
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
-    """The process. Its own children get the signals as usual: neither a mask nor an ignored signal may be left to them."""
+    """The process. Its own children get the signals as usual: neither a mask nor an ignored
+    signal may be left to them.
+    """
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _QUIET)
@@ -190,26 +219,33 @@ async def _opened(open_: Open, share: int, stack: AsyncExitStack) -> tuple[Runne
     return runner, {task.id: task for task in tasks}
 
 
-async def _answer(key: EpisodeKey, opening: asyncio.Task[tuple[Runner, dict[str, Task]]], writer: asyncio.StreamWriter) -> None:
+async def _answer(
+    key: EpisodeKey,
+    opening: asyncio.Task[tuple[Runner, dict[str, Task]]],
+    writer: asyncio.StreamWriter,
+) -> None:
     task_id, sample = key
     try:
         runner, tasks = await asyncio.shield(opening)
         outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
     except asyncio.CancelledError:
-        _send(writer, (key, RolloutError("the episode was cancelled in its process")))  # heard only if nobody wanted that
+        # heard only if nobody wanted that
+        _send(writer, (key, RolloutError("the episode was cancelled in its process")))
         raise
     except UsageError as error:
         outcome = UsageError(str(error))
     except RunStoppedError as error:
         outcome = RunStoppedError(str(error), plain(error.failure))
     except Exception as error:  # noqa: BLE001 - the process's border: the one that began it ends the run
-        outcome = RolloutError(str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}")
+        outcome = RolloutError(
+            str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}"
+        )
     _send(writer, (key, outcome))
 
 
 def _plain(episode: Episode) -> Episode:
-    """The episode with everything that an environment put into it as the episode file will have it: what is none of ours may be
-    impossible to send, or to take in on the other side."""
+    """The episode with everything that an environment put into it as the episode file will have it:
+    what is none of ours may be impossible to send, or to take in on the other side."""
     result = episode.result
     sent = replace(
         result,
@@ -226,11 +262,14 @@ def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
     try:
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001 - silence would be waited for for ever
-        data = pickle.dumps((message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}")))
+        data = pickle.dumps(
+            (message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}"))
+        )
     if not writer.is_closing():  # else the other side is gone, which is said where this one reads
         writer.write(_LENGTH.pack(len(data)) + data)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return pickle.loads(await reader.readexactly(length))  # from a process of our own, over a pair of sockets
+    # from a process of our own, over a pair of sockets
+    return pickle.loads(await reader.readexactly(length))

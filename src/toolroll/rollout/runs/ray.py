@@ -1,8 +1,9 @@
 """`RayRunner`: the episodes of a run spread over a Ray cluster.
 
-Each worker is an actor with an engine client, a template and environments of its own, and plays its share of the concurrency; episodes
-come back as lines of the episode file, which the driver alone writes. Invariants: as in `play_on_workers`; workers come back on what is left of
-the cluster; a cancelled run cancels what is running, and with it the requests at the engine.
+Each worker is an actor with an engine client, a template and environments of its own, and plays its
+share of the concurrency; episodes come back as lines of the episode file, which the driver alone
+writes. Invariants: as in `play_on_workers`; workers come back on what is left of the cluster; a
+cancelled run cancels what is running, and with it the requests at the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
 from toolroll.rollout.runs.setup import open_runner, worker_settings
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_on_workers, remaining, split_concurrency
+from toolroll.rollout.runs.worker_pool import (
+    WorkerDiedError,
+    play_on_workers,
+    remaining,
+    split_concurrency,
+)
 from toolroll.rollout.types import Episode, Task
 
 _GRACE, _TURNS_OF_GRACE = 5.0, 50
@@ -44,7 +50,9 @@ class Worker:
             self._playing -= 1
 
     async def close(self) -> None:
-        """Close the connections, once the episodes that are being cancelled have told the engine."""
+        """Close the connections, once the episodes that are being cancelled have told the
+        engine.
+        """
         for _ in range(_TURNS_OF_GRACE):
             if not self._playing:
                 break
@@ -60,8 +68,9 @@ class Worker:
 
 
 class RayRunner:
-    """Plays a run on the cluster at `config.ray` (`local`: one on this machine) with `config.ray_workers` workers. Raises `UsageError`
-    where ray is not installed or no cluster is there."""
+    """Plays a run on the cluster at `config.ray` (`local`: one on this machine) with
+    `config.ray_workers` workers. Raises `UsageError` where ray is not installed or no cluster is
+    there."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -69,7 +78,11 @@ class RayRunner:
         self._shares = split_concurrency(config.concurrency, config.ray_workers)
 
     async def run(
-        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+        self,
+        tasks: Sequence[Task],
+        on_episode: Callable[[Episode], None],
+        *,
+        done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
         """As `Runner.run`; raises `RolloutError` where workers keep dying."""
         todo = remaining(tasks, self._config.samples, done)
@@ -96,9 +109,15 @@ class RayRunner:
             return
         address = None if self._config.ray == "local" else self._config.ray
         try:
-            self._ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+            self._ray.init(
+                address=address,
+                log_to_driver=False,
+                include_dashboard=False if address is None else None,
+            )
         except (ConnectionError, ValueError) as error:
-            raise UsageError(f"--ray {self._config.ray}: there is no Ray cluster: {error}") from error
+            raise UsageError(
+                f"--ray {self._config.ray}: there is no Ray cluster: {error}"
+            ) from error
 
 
 class _Actor:
@@ -107,7 +126,9 @@ class _Actor:
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share
         self._ray = ray
-        actor = ray.remote(Worker).options(max_concurrency=share, max_restarts=-1, num_cpus=0.01, scheduling_strategy="SPREAD")
+        actor = ray.remote(Worker).options(
+            max_concurrency=share, max_restarts=-1, num_cpus=0.01, scheduling_strategy="SPREAD"
+        )
         self.worker = actor.remote(worker_settings(config, share))
 
     async def play(self, key: EpisodeKey) -> Episode:
@@ -127,7 +148,11 @@ class _Actor:
 def _cause(error: Any) -> Exception:
     """What was raised in the worker, as far as it is one of ours."""
     cause = error.cause
-    return cause if isinstance(cause, UsageError | RolloutError) else RolloutError(f"a worker failed: {cause!r}")
+    return (
+        cause
+        if isinstance(cause, UsageError | RolloutError)
+        else RolloutError(f"a worker failed: {cause!r}")
+    )
 
 
 def _import_ray() -> Any:

@@ -1,4 +1,6 @@
-"""Environments by name, through the entry-point group `toolroll.environments`: a third party adds a benchmark without touching us."""
+"""Environments by name, through the entry-point group `toolroll.environments`: a third party
+adds a benchmark without touching us.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name: str) -> EnvironmentFactory:
-    """The factory of that name. Raises `UsageError` for an unknown name, or where what it needs is not installed."""
+    """The factory of that name. Raises `UsageError` for an unknown name, or where what it needs
+    is not installed.
+    """
     factory = find_environment(name)
     command = factory.missing()
     if command is not None:
@@ -43,13 +47,16 @@ def _loaded(entry: EntryPoint) -> EnvironmentFactory:
 
 
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
-    """The tasks of `split` (default: the first one) that `wanted` names: "3", "0-9", "0-4,7"; None for all of them.
+    """The tasks of `split` (default: the first one) that `wanted` names: "3", "0-9", "0-4,7"; None
+    for all of them.
 
     Raises `UsageError` for an unknown split, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
     if split not in factory.splits:
-        raise UsageError(f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}")
+        raise UsageError(
+            f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}"
+        )
     tasks = list(factory.tasks(split))
     if wanted is None:
         return tasks
@@ -59,10 +66,14 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
         if not first.isdigit() or (dash and not last.isdigit()):
             raise UsageError(f"--tasks {wanted!r}: {part!r} is no number and no range such as 0-9")
         if dash and int(last) < int(first):
-            raise UsageError(f"--tasks {wanted!r}: {part.strip()!r} is an empty range; {last}-{first} is meant?")
+            raise UsageError(
+                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; {last}-{first} is meant?"
+            )
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
-                raise UsageError(f"--tasks {wanted!r}: {factory.name} ({split}) has tasks 0 to {len(tasks) - 1}")
+                raise UsageError(
+                    f"--tasks {wanted!r}: {factory.name} ({split}) has tasks 0 to {len(tasks) - 1}"
+                )
             chosen.append(tasks[index])
     return list({task.id: task for task in chosen}.values())
 
@@ -72,7 +83,9 @@ USERS = "toolroll.users"
 
 
 def agent_maker(name: str) -> Any:
-    """The function `(served, settings) -> Agent` of that name (entry-point group `toolroll.agents`)."""
+    """The function `(served, settings) -> Agent` of that name (entry-point group
+    `toolroll.agents`).
+    """
     return _by_name(AGENTS, name, "agent")
 
 
@@ -84,5 +97,7 @@ def user_maker(name: str) -> Any:
 def _by_name(group: str, name: str, what: str) -> Any:
     entries = {entry.name: entry for entry in entry_points(group=group)}
     if name not in entries:
-        raise UsageError(f"there is no {what} named {name!r}; there are {', '.join(sorted(entries)) or 'none'}")
+        raise UsageError(
+            f"there is no {what} named {name!r}; there are {', '.join(sorted(entries)) or 'none'}"
+        )
     return entries[name].load()

@@ -1,7 +1,7 @@
 """`summary.json`: everything that a table in a paper needs, from a `Summary`.
 
-Invariants: what was excluded is counted and warned of; a number that cannot be given without bias is null, and `warnings` says why;
-the same episodes give the same file.
+Invariants: what was excluded is counted and warned of; a number that cannot be given without bias
+is null, and `warnings` says why; the same episodes give the same file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.runs.pass_at_k import Estimate, UnequalSamplesError, mean_over_tasks, pass_estimates
+from toolroll.rollout.runs.pass_at_k import (
+    Estimate,
+    UnequalSamplesError,
+    mean_over_tasks,
+    pass_estimates,
+)
 from toolroll.rollout.runs.run_directory import write_whole
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason, status_of
@@ -32,9 +37,11 @@ def report(
     expected: int | None = None,
     allow_unequal: bool = False,
 ) -> dict[str, Any]:
-    """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on the same tasks.
+    """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on
+    the same tasks.
 
-    `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a finished run has.
+    `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a
+    finished run has.
     """
     warnings = _warnings(summary)
     if expected is not None and summary.episodes < expected:
@@ -75,23 +82,31 @@ def usage(summary: Summary) -> dict[str, Any]:
     return {
         "turns": _total(summary, "turns"),
         "tokens": {
-            name: _total(summary, f"{name}_tokens") for name in ("prompt", "completion", "trained") if f"{name}_tokens" in totals
+            name: _total(summary, f"{name}_tokens")
+            for name in ("prompt", "completion", "trained")
+            if f"{name}_tokens" in totals
         }
         | {"cached_share": summary.cached_share},
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
             "total": int(totals["invalid_calls"]),
             "rate": _share(totals["invalid_calls"], attempts),
-            "by_kind": {kind: {"count": n, "rate": _share(n, attempts)} for kind, n in sorted(summary.named("invalid_calls").items())},
+            "by_kind": {
+                kind: {"count": n, "rate": _share(n, attempts)}
+                for kind, n in sorted(summary.named("invalid_calls").items())
+            },
         },
         "latency": {
             "engine_turn": _spread(summary.turn_seconds),
-            "env_step_mean": _share(totals["env_seconds"] - totals["user_seconds"], totals["turns"] + summary.episodes),
+            "env_step_mean": _share(
+                totals["env_seconds"] - totals["user_seconds"], totals["turns"] + summary.episodes
+            ),
             "user_call_mean": _share(totals["user_seconds"], totals["user_calls"]),
             "episode_mean": _share(totals["seconds"], summary.episodes),
         },
         "user_simulator": {
-            name: int(totals[f"user_{name}"]) for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
+            name: int(totals[f"user_{name}"])
+            for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
         "token_mismatches": summary.mismatches,
         "forks": int(totals["forks"]),
@@ -99,11 +114,17 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
-    """For each tool: calls executed, how many gave an error, and the rate; null where the environment does not say."""
+    """For each tool: calls executed, how many gave an error, and the rate; null where the
+    environment does not say.
+    """
     calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
     told = bool(errors) or not summary.totals["tool_errors"]
     return {
-        name: {"calls": count, "errors": errors.get(name, 0), "error_rate": errors.get(name, 0) / count}
+        name: {
+            "calls": count,
+            "errors": errors.get(name, 0),
+            "error_rate": errors.get(name, 0) / count,
+        }
         if told
         else {"calls": count, "errors": None, "error_rate": None}
         for name, count in sorted(calls.items())
@@ -111,17 +132,24 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
 
 
 def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Each task's graded rewards, in the order of their samples, and how many of its episodes were aborted."""
+    """Each task's graded rewards, in the order of their samples, and how many of its episodes
+    were aborted.
+    """
     rewards = summary.rewards
     names = sorted({*rewards, *summary.aborted}, key=_natural)
-    return {name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]} for name in names}
+    return {
+        name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]} for name in names
+    }
 
 
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
     """Write `summary.json`, whole or not at all; other environments' parts in it are kept."""
     path = folder / FILE_NAME
     known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
-    data = {"schema_version": SCHEMA_VERSION, "environments": known | {name: dict(part) for name, part in reports.items()}}
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "environments": known | {name: dict(part) for name, part in reports.items()},
+    }
     write_whole(path, data)
     return path
 
@@ -129,20 +157,37 @@ def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Pat
 def _warnings(summary: Summary) -> list[str]:
     found = []
     if not summary.trainable:
-        found.append("a baseline behind an OpenAI-compatible endpoint: no tokens are recorded, nothing here can be trained on")
+        found.append(
+            "a baseline behind an OpenAI-compatible endpoint: no tokens are recorded, nothing here "
+            "can be trained on"
+        )
     if summary.statuses["aborted"]:
-        kinds = ", ".join(f"{reason} {count}" for reason, count in sorted(summary.stop_reasons.items()) if reason in _ABORTING)
-        found.append(f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count in no reward: {kinds}")
+        kinds = ", ".join(
+            f"{reason} {count}"
+            for reason, count in sorted(summary.stop_reasons.items())
+            if reason in _ABORTING
+        )
+        found.append(
+            f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count "
+            f"in no reward: {kinds}"
+        )
     if reruns := int(summary.totals["reruns"]):
         found.append(
-            f"attempts that failed outside the model (engine, environment, user, time limit), and were played again: {reruns}; the "
-            "log says why. Where the model's own actions make an environment fail, that chooses among samples (--reruns 0)"
+            f"attempts that failed outside the model (engine, environment, user, time limit), and "
+            f"were played again: {reruns}; the "
+            "log says why. Where the model's own actions make an environment fail, that chooses "
+            "among samples (--reruns 0)"
         )
     lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
-        found.append(f"{len(lost)} tasks have no graded episode and are in no rate: {', '.join(sorted(lost, key=_natural)[:5])}")
+        found.append(
+            f"{len(lost)} tasks have no graded episode and are in no rate: "
+            f"{', '.join(sorted(lost, key=_natural)[:5])}"
+        )
     if summary.mismatches:
-        found.append(f"token mismatches, whose samples are excluded from training: {summary.mismatches}")
+        found.append(
+            f"token mismatches, whose samples are excluded from training: {summary.mismatches}"
+        )
     return found
 
 
@@ -165,8 +210,12 @@ def _plain(estimate: Estimate) -> dict[str, float]:
     return asdict(estimate)
 
 
-def _by_k(rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str) -> dict[str, dict[str, float]] | None:
-    return None if rates is None else {str(k): _plain(estimate) for k, estimate in rates[kind].items()}
+def _by_k(
+    rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str
+) -> dict[str, dict[str, float]] | None:
+    return (
+        None if rates is None else {str(k): _plain(estimate) for k, estimate in rates[kind].items()}
+    )
 
 
 def _total(summary: Summary, name: str) -> dict[str, float]:
@@ -181,7 +230,12 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     if not seconds:
         return None
     middle, high, top = np.percentile(seconds, [50, 95, 99])
-    return {"mean": float(np.mean(seconds)), "p50": float(middle), "p95": float(high), "p99": float(top)}
+    return {
+        "mean": float(np.mean(seconds)),
+        "p50": float(middle),
+        "p95": float(high),
+        "p99": float(top),
+    }
 
 
 def _natural(name: str) -> tuple[object, ...]:

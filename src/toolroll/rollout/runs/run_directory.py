@@ -1,8 +1,9 @@
 """`RunDirectory`: a run on disk, which can be killed at any moment and goes on where it stopped.
 
-`episodes.jsonl` has one line for each finished (environment, task, sample), `run.json` the settings that the episodes follow from.
-Invariants: one process at a time writes into a folder; no episode is lost and none stands there twice; an aborted episode makes room
-for another attempt; settings that would give other episodes are refused, with the difference.
+`episodes.jsonl` has one line for each finished (environment, task, sample), `run.json` the settings
+that the episodes follow from. Invariants: one process at a time writes into a folder; no episode is
+lost and none stands there twice; an aborted episode makes room for another attempt; settings that
+would give other episodes are refused, with the difference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, Sync, cut_torn_line, read_episodes
+from toolroll.rollout.runs.episode_file import (
+    FILE_NAME,
+    EpisodeStore,
+    Sync,
+    cut_torn_line,
+    read_episodes,
+)
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -28,10 +35,12 @@ SCHEMA_VERSION = 1
 
 
 class RunDirectory:
-    """One environment's part of the folder `path`. A context manager, inside which `append` may be called.
+    """One environment's part of the folder `path`. A context manager, inside which `append` may be
+    called.
 
-    `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of an older version does not name.
-    Raises `UsageError` where the folder was written with other ones, or is being written by another process.
+    `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of
+    an older version does not name. Raises `UsageError` where the folder was written with other
+    ones, or is being written by another process.
     """
 
     def __init__(
@@ -67,7 +76,10 @@ class RunDirectory:
         assert self._store is not None, "append outside the context"
         key = (episode.task_id, episode.sample)
         if key in self._done:
-            raise UsageError(f"{episode.env}: task {episode.task_id}, sample {episode.sample} stands in {self.path} already")
+            raise UsageError(
+                f"{episode.env}: task {episode.task_id}, sample {episode.sample} stands in "
+                f"{self.path} already"
+            )
         self._store.append(episode)
         self._done.add(key)
         self.summary.add(episode)
@@ -86,7 +98,12 @@ class RunDirectory:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             if self._store is not None:
                 self._store.close()
@@ -108,8 +125,14 @@ class RunDirectory:
                 )
             return
         if any(episode.env == self.env for episode in _episodes(self.path)):
-            raise UsageError(f"{self.path} has episodes of {self.env}, and no {SETTINGS_NAME} says how they came about: another --out")
-        write_whole(file, {"schema_version": SCHEMA_VERSION, "environments": known | {self.env: self._settings}})
+            raise UsageError(
+                f"{self.path} has episodes of {self.env}, and no {SETTINGS_NAME} says how they "
+                f"came about: another --out"
+            )
+        write_whole(
+            file,
+            {"schema_version": SCHEMA_VERSION, "environments": known | {self.env: self._settings}},
+        )
 
     def _read_finished(self) -> int:
         """Take in what is finished; how many episodes were aborted."""
@@ -138,23 +161,34 @@ class RunDirectory:
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings in `run.json` by environment; {} where there is none. Raises `UsageError` for a file that cannot be read."""
+    """The settings in `run.json` by environment; {} where there is none. Raises `UsageError` for
+    a file that cannot be read.
+    """
     file = path / SETTINGS_NAME
     if not file.is_file():
         return {}
     try:
         data = orjson.loads(file.read_bytes())
         if data["schema_version"] != SCHEMA_VERSION:
-            raise UsageError(f"{file} has schema version {data['schema_version']!r}; this toolroll reads {SCHEMA_VERSION}")
+            raise UsageError(
+                f"{file} has schema version {data['schema_version']!r}; this toolroll reads "
+                f"{SCHEMA_VERSION}"
+            )
         return dict(data["environments"])
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} cannot be read ({error!r}): mend it, or choose another --out") from error
+        raise UsageError(
+            f"{file} cannot be read ({error!r}): mend it, or choose another --out"
+        ) from error
 
 
 def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """One line for each setting that differs: `name: there X, now Y`."""
     names = sorted({*known, *given})
-    return [f"{name}: there {_shown(known, name)}, now {_shown(given, name)}" for name in names if known.get(name) != given.get(name)]
+    return [
+        f"{name}: there {_shown(known, name)}, now {_shown(given, name)}"
+        for name in names
+        if known.get(name) != given.get(name)
+    ]
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,11 +202,15 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder that --out names. Raises `UsageError` where that cannot be, or where nothing can be written into it."""
+    """Make the folder that --out names. Raises `UsageError` where that cannot be, or where
+    nothing can be written into it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise UsageError(f"--out {path}: there is a file of that name; a folder is needed") from error
+        raise UsageError(
+            f"--out {path}: there is a file of that name; a folder is needed"
+        ) from error
     except OSError as error:
         raise UsageError(f"--out {path}: the folder cannot be made ({error.strerror})") from error
     if not os.access(path, os.W_OK | os.X_OK):
@@ -180,20 +218,29 @@ def make_folder(path: Path) -> None:
 
 
 def lock(path: Path) -> int:
-    """Take the folder for this process, until the returned descriptor is closed or the process ends, however it ends."""
+    """Take the folder for this process, until the returned descriptor is closed or the process
+    ends, however it ends.
+    """
     descriptor = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise UsageError(f"another process is writing into {path}: wait for it, or choose another --out") from error
+        raise UsageError(
+            f"another process is writing into {path}: wait for it, or choose another --out"
+        ) from error
     return descriptor
 
 
 def write_whole(file: Path, data: Any) -> None:
     """Write JSON into `file`: the old one or the new one is there, whatever happens."""
     with written_whole(file) as out:
-        out.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE))
+        out.write(
+            orjson.dumps(
+                data,
+                option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE,
+            )
+        )
 
 
 def _episodes(path: Path) -> Iterator[Episode]:

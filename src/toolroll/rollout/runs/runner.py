@@ -1,8 +1,9 @@
 """`Runner`: plays (task, sample) pairs of one environment, many at once, in one event loop.
 
-Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request behind at the engine and gives out no
-unfinished episode; the seed of an episode follows from the run's seed, its task and its sample, not from the order of play; an
-episode that infrastructure failed is played again under the same seed and session, and only its last attempt is given out.
+Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request
+behind at the engine and gives out no unfinished episode; the seed of an episode follows from the
+run's seed, its task and its sample, not from the order of play; an episode that infrastructure
+failed is played again under the same seed and session, and only its last attempt is given out.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _LONGEST_PAUSE = 30.0
 
 
 class RunStoppedError(RolloutError):
-    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is kept. `failure`: the last error as an
-    episode's `info` has it."""
+    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is
+    kept. `failure`: the last error as an episode's `info` has it."""
 
     def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -70,7 +71,8 @@ class RunStoppedError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most `max_num_steps` turns each.
+    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most
+    `max_num_steps` turns each.
 
     `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an
     episode that infrastructure failed is played again, after a pause that doubles from
@@ -98,10 +100,15 @@ class RunSettings:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.reruns < 0 or self.rerun_pause < 0:
-            raise UsageError(f"reruns and rerun_pause must be at least 0, not {self.reruns} and {self.rerun_pause}")
+            raise UsageError(
+                f"reruns and rerun_pause must be at least 0, not {self.reruns} and "
+                f"{self.rerun_pause}"
+            )
         for name in ("episode_timeout", "give_up_after"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise UsageError(f"{name} must be above 0, or None for no limit, not {getattr(self, name)}")
+                raise UsageError(
+                    f"{name} must be above 0, or None for no limit, not {getattr(self, name)}"
+                )
 
 
 def episode_seed(seed: int, task_id: str, sample: int) -> int:
@@ -132,9 +139,14 @@ class Runner:
         self._failed_in_a_row = 0
 
     async def run(
-        self, tasks: Sequence[Task], on_episode: Callable[[Episode], None], *, done: Collection[EpisodeKey] = frozenset()
+        self,
+        tasks: Sequence[Task],
+        on_episode: Callable[[Episode], None],
+        *,
+        done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode in, in the order of finishing.
+        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode
+        in, in the order of finishing.
 
         Raises `UsageError` as soon as one episode shows that the settings cannot work, and
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
@@ -143,7 +155,12 @@ class Runner:
         """
         for task in tasks:
             _check_id(task)
-        todo = [(task, sample) for sample in range(self.settings.samples) for task in tasks if (task.id, sample) not in done]
+        todo = [
+            (task, sample)
+            for sample in range(self.settings.samples)
+            for task in tasks
+            if (task.id, sample) not in done
+        ]
         rest = iter(todo)
         left = {(task.id, sample) for task, sample in todo}
 
@@ -157,12 +174,16 @@ class Runner:
                     group.create_task(self._work(rest, take))
         check_all_played(left)
 
-    async def _work(self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]) -> None:
+    async def _work(
+        self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]
+    ) -> None:
         for task, sample in todo:
             on_episode(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
-        """One episode: its first attempt that infrastructure did not fail, else its last; `metrics["reruns"]` counts the others."""
+        """One episode: its first attempt that infrastructure did not fail, else its last;
+        `metrics["reruns"]` counts the others.
+        """
         settings = self.settings
         pause = settings.rerun_pause
         for attempt in range(settings.reruns + 1):
@@ -171,7 +192,11 @@ class Runner:
             episode.result.metrics["reruns"] = float(attempt)
             if episode.result.stop_reason not in RERUN or attempt == settings.reruns:
                 return episode
-            logger.info("episode %s is played again: %s", session_id(episode.env, task.id, sample), episode.result.stop_reason)
+            logger.info(
+                "episode %s is played again: %s",
+                session_id(episode.env, task.id, sample),
+                episode.result.stop_reason,
+            )
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise AssertionError("the loop returns")
@@ -185,16 +210,26 @@ class Runner:
                 with pausable(limit), guarded():  # what cancels the task cancels no worker
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
-            result = _failed(StopReason.ENVIRONMENT_ERROR, EnvironmentFailure("the episode's task was cancelled from within"))
+            result = _failed(
+                StopReason.ENVIRONMENT_ERROR,
+                EnvironmentFailure("the episode's task was cancelled from within"),
+            )
         except TimeoutError:
             if not limit.expired():
                 raise
-            result = _failed(StopReason.TIME_LIMIT, TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"))
+            result = _failed(
+                StopReason.TIME_LIMIT,
+                TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
+            )
         return Episode(name, task.id, task.index, sample, seed, result, settings.model)
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings
-        params = {**settings.sampling_params, "sampling_seed": seed} if settings.sampling_seed else settings.sampling_params
+        params = (
+            {**settings.sampling_params, "sampling_seed": seed}
+            if settings.sampling_seed
+            else settings.sampling_params
+        )
         reason = StopReason.ENVIRONMENT_ERROR
         try:
             with guarded():
@@ -213,15 +248,26 @@ class Runner:
                 return _checked(result)
         except EngineUnreachableError as error:  # it is no failure of this episode
             raise RunStoppedError(
-                f"{error}. What was finished is kept; with that server back, the same command goes on from there.",
+                f"{error}. What was finished is kept; with that server back, the same command goes "
+                f"on from there.",
                 describe(error),
             ) from error
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
-            cause = error.__cause__ if isinstance(error, ForeignExitError) and error.__cause__ else error
+            cause = (
+                error.__cause__
+                if isinstance(error, ForeignExitError) and error.__cause__
+                else error
+            )
             where = session_id(name, task.id, sample)
-            logger.warning("episode %s ended with %s: %s: %s", where, reason, type(cause).__name__, message_of(cause))
+            logger.warning(
+                "episode %s ended with %s: %s: %s",
+                where,
+                reason,
+                type(cause).__name__,
+                message_of(cause),
+            )
             return _failed(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
@@ -234,8 +280,10 @@ class Runner:
         if limit is not None and self._failed_in_a_row >= limit:
             error = episode.result.info.get("error", {})
             raise RunStoppedError(
-                f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with {episode.result.stop_reason}: "
-                f"{error.get('message', 'no more is known')}. What was finished is kept; the same command goes on from there.",
+                f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with "
+                f"{episode.result.stop_reason}: "
+                f"{error.get('message', 'no more is known')}. What was finished is kept; the same "
+                f"command goes on from there.",
                 error,
             )
 
@@ -243,7 +291,9 @@ class Runner:
 def _check_id(task: Task) -> None:
     """Raise `UsageError` for a task's id that the episode file cannot give back."""
     if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
-        raise UsageError(f"the id of a task is {shown(task.id)}: it must be text without lone surrogates")
+        raise UsageError(
+            f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
+        )
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
@@ -255,14 +305,20 @@ def _checked(result: InteractionResult) -> InteractionResult:
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
     given, result.reward = result.reward, finite(result.reward)
     if given is not None and result.reward is None:
-        raise ValueError(f"asolve gave the reward {shown(given)}: it must be a finite number, or None for none")
+        raise ValueError(
+            f"asolve gave the reward {shown(given)}: it must be a finite number, or None for none"
+        )
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
     if any(step is not None and finite(step) is None for step in result.step_rewards):
-        raise ValueError(f"asolve gave the step rewards {shown(result.step_rewards)}: they must be finite")
+        raise ValueError(
+            f"asolve gave the step rewards {shown(result.step_rewards)}: they must be finite"
+        )
     numbers = {name: finite(value) for name, value in result.metrics.items()}
-    wrong = [f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None]
+    wrong = [
+        f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None
+    ]
     if wrong:
         message = f"metrics that are not finite numbers: {'; '.join(wrong)}"
         result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
@@ -277,11 +333,14 @@ def check_all_played(left: Collection[EpisodeKey]) -> None:
         raise RolloutError(
             f"the run ended although {len(left)} episodes were not played, "
             f"the first one task {task_id}, sample {sample}: "
-            "whatever played them was cancelled. What is finished is kept; run again to play the others."
+            "whatever played them was cancelled. What is finished is kept; run again to play the "
+            "others."
         )
 
 
 def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
     """The result of an episode of which nothing is left: no sample, no reward."""
     info = {"error": describe(error)}
-    return InteractionResult.of((), messages=[], stop_reason=reason, prompt="", reward=None, info=info)
+    return InteractionResult.of(
+        (), messages=[], stop_reason=reason, prompt="", reward=None, info=info
+    )

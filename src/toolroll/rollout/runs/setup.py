@@ -1,6 +1,7 @@
 """`Plan`: what a run plays, opened from its settings.
 
-One in the command's own process, and one in each worker of a run that is spread over processes or a cluster.
+One in the command's own process, and one in each worker of a run that is spread over processes or a
+cluster.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
     return lambda: make(served, config.agent_settings)
 
 
-async def open_runner(settings: Mapping[str, Any], stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+async def open_runner(
+    settings: Mapping[str, Any], stack: AsyncExitStack
+) -> tuple[Runner, Sequence[Task]]:
     """What one worker plays with, from its `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
@@ -73,7 +76,12 @@ async def open_runner(settings: Mapping[str, Any], stack: AsyncExitStack) -> tup
 
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
     """The settings of one worker, as plain data; `share`: how many episodes it plays at once."""
-    return config.model_dump(mode="json") | {"concurrency": share, "ray": None, "processes": 1, "out": None}
+    return config.model_dump(mode="json") | {
+        "concurrency": share,
+        "ray": None,
+        "processes": 1,
+        "out": None,
+    }
 
 
 def run_settings(config: RunConfig) -> RunSettings:
@@ -112,13 +120,16 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
-    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the engine itself, or the baseline's)."""
+    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the
+    engine itself, or the baseline's).
+    """
     users = user_maker("openai")(
         base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
         engine_timeout=config.engine_timeout,
-        api_key_env=config.user_api_key_env or (config.api_key_env if config.user_url is None else None),
+        api_key_env=config.user_api_key_env
+        or (config.api_key_env if config.user_url is None else None),
     )
     await stack.enter_async_context(users)
     return users.make

@@ -1,6 +1,7 @@
 """`Summary`: what a run came to, summed up episode by episode.
 
-Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown apart (I9).
+Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown
+apart (I9).
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ class Summary:
         for name, value in result.metrics.items():
             self.totals[name] += value  # type: ignore[assignment]
         # A fork's history holds turns of the sequence before it: "context".
-        self.turn_seconds += [turn.latency for part in result.trajectories for turn in part.turns if turn.excluded != "context"]
+        self.turn_seconds += [
+            turn.latency
+            for part in result.trajectories
+            for turn in part.turns
+            if turn.excluded != "context"
+        ]
         self.trainable = self.trainable and result.info.get("trainable", True) is not False
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1
@@ -54,8 +60,13 @@ class Summary:
 
     @property
     def rewards(self) -> dict[str, list[float]]:
-        """Graded rewards by task, in the order of the samples; tasks by name, so that nothing hangs on the order of play."""
-        return {task: [found[sample] for sample in sorted(found)] for task, found in sorted(self.samples.items())}
+        """Graded rewards by task, in the order of the samples; tasks by name, so that nothing
+        hangs on the order of play.
+        """
+        return {
+            task: [found[sample] for sample in sorted(found)]
+            for task, found in sorted(self.samples.items())
+        }
 
     def mean(self, name: str) -> float:
         """A metric per episode."""
@@ -79,7 +90,11 @@ class Summary:
 
     def named(self, prefix: str) -> dict[str, int]:
         """The totals of `prefix/NAME`, by name."""
-        return {name[len(prefix) + 1 :]: int(count) for name, count in self.totals.items() if name.startswith(f"{prefix}/") and count}
+        return {
+            name[len(prefix) + 1 :]: int(count)
+            for name, count in self.totals.items()
+            if name.startswith(f"{prefix}/") and count
+        }
 
     @property
     def mismatches(self) -> dict[str, int]:

@@ -13,7 +13,9 @@ from toolroll.rollout.errors import UsageError
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Turns an unknown parser, and an engine's address that is none, into a `UsageError` with the option's name."""
+    """Turns an unknown parser, and an engine's address that is none, into a `UsageError` with
+    the option's name.
+    """
     try:
         yield
     except UnknownParserError as error:
@@ -22,13 +24,20 @@ def named() -> Iterator[None]:
         if error.title != "EngineConfig":
             raise
         options = {"url": "--engine", "context_length": "--context-length"}
-        raise UsageError("; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))) from error
+        raise UsageError(
+            "; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))
+        ) from error
 
 
 def complaints(error: ValidationError) -> list[tuple[str, str]]:
-    """For each complaint the setting's name, with dots where it is nested, and what is wrong, in the validator's own words."""
+    """For each complaint the setting's name, with dots where it is nested, and what is wrong, in
+    the validator's own words.
+    """
     said = {"missing": "must be given"}
     return [
-        (".".join(map(str, found["loc"])), said.get(found["type"]) or found["msg"].removeprefix("Value error, "))
+        (
+            ".".join(map(str, found["loc"])),
+            said.get(found["type"]) or found["msg"].removeprefix("Value error, "),
+        )
         for found in error.errors()
     ]

@@ -1,6 +1,7 @@
 """Episodes dealt out to players of other processes, here or on a cluster.
 
-Invariants: an episode whose player is gone is given out again, and taken in once; players that go again and again end the run.
+Invariants: an episode whose player is gone is given out again, and taken in once; players that go
+again and again end the run.
 """
 
 from __future__ import annotations
@@ -33,9 +34,18 @@ class Worker(Protocol):
         ...
 
 
-def remaining(tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]) -> list[EpisodeKey]:
-    """What is to be played, in the order of play: the first sample of all tasks, then the second."""
-    return [(task.id, sample) for sample in range(samples) for task in tasks if (task.id, sample) not in done]
+def remaining(
+    tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]
+) -> list[EpisodeKey]:
+    """What is to be played, in the order of play: the first sample of all tasks, then the
+    second.
+    """
+    return [
+        (task.id, sample)
+        for sample in range(samples)
+        for task in tasks
+        if (task.id, sample) not in done
+    ]
 
 
 def split_concurrency(concurrency: int, players: int) -> list[int]:
@@ -45,7 +55,9 @@ def split_concurrency(concurrency: int, players: int) -> list[int]:
 
 
 async def play_on_workers(
-    todo: Iterable[EpisodeKey], players: Iterable[tuple[Worker, int]], on_episode: Callable[[Episode], None]
+    todo: Iterable[EpisodeKey],
+    players: Iterable[tuple[Worker, int]],
+    on_episode: Callable[[Episode], None],
 ) -> None:
     """Play `todo`; each player comes with the number of its episodes at once.
 
@@ -65,7 +77,9 @@ async def play_on_workers(
     check_all_played(left)
 
 
-async def _work(player: Worker, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]) -> None:
+async def _work(
+    player: Worker, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]
+) -> None:
     for key in todo:
         on_episode(await _play(player, key))
 
@@ -75,10 +89,13 @@ async def _play(player: Worker, key: EpisodeKey) -> Episode:
         try:
             return await player.play(key)
         except WorkerDiedError as error:
-            logger.warning("the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error)
+            logger.warning(
+                "the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error
+            )
         if attempt < ATTEMPTS:
             await asyncio.sleep(_PAUSE * attempt)
     raise RolloutError(
-        f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory enough, and can a worker import what it "
+        f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory "
+        f"enough, and can a worker import what it "
         "plays?"
     )

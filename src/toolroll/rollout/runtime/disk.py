@@ -20,7 +20,9 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise UsageError(f"{path} cannot be written: {why}{f'. {advice}' if advice else ''}") from error
+        raise UsageError(
+            f"{path} cannot be written: {why}{f'. {advice}' if advice else ''}"
+        ) from error
 
 
 class _Draft(io.FileIO):

@@ -40,7 +40,11 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if task is not None and task.cancelling() > requests and not isinstance(error, asyncio.CancelledError):
+        if (
+            task is not None
+            and task.cancelling() > requests
+            and not isinstance(error, asyncio.CancelledError)
+        ):
             raise asyncio.CancelledError from error
         if isinstance(error, Exception) or _ends_task(error, task):
             raise

@@ -1,4 +1,5 @@
-"""`to_jsonable`: what an episode holds, as values that JSON can write, so that no episode is lost for one of them.
+"""`to_jsonable`: what an episode holds, as values that JSON can write, so that no episode is lost
+for one of them.
 
 Invariants: it never raises, whatever an environment returned; what it gives is written and read
 back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
@@ -120,7 +121,9 @@ def _text_of(value: Any) -> str:
     """Return the text of `value`, whatever its class does."""
     try:
         with guarded():
-            shown = str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
+            shown = (
+                str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
+            )
             return replace_surrogates(str(shown))
     except Exception:  # noqa: BLE001 - the border to classes of others
         return f"<{type(value).__name__}>"

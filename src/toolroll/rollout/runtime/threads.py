@@ -32,21 +32,30 @@ class BlockingRunner(Protocol):
     """What an agent without tokens needs of a `Model`."""
 
     def run_in_thread(
-        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        begun: Callable[[], None] | None = None,
+        what: str = "",
     ) -> Awaitable[T]:
-        """Run blocking `function` away from the event loop; `begun` is called when its thread starts."""
+        """Run blocking `function` away from the event loop; `begun` is called when its thread
+        starts.
+        """
         ...
 
 
 class Threads:
-    """At most `most` blocking calls at once, first come, first served. For one event loop at a time.
+    """At most `most` blocking calls at once, first come, first served. For one event loop at a
+    time.
 
     Calls that were given up do not count among them. If `most` + `most_given_up` of these or more
     still run, a call waits for one of them to end; it raises `UsageError` if none does within
     `grace` seconds. No thread keeps the process from ending.
     """
 
-    def __init__(self, most: int, *, most_given_up: int = MOST_GIVEN_UP, grace: float = _GRACE) -> None:
+    def __init__(
+        self, most: int, *, most_given_up: int = MOST_GIVEN_UP, grace: float = _GRACE
+    ) -> None:
         if most < 1:
             raise ValueError(f"at least 1 call must be allowed at once, not {most}")
         self._most = most
@@ -58,11 +67,17 @@ class Threads:
         self._ended = asyncio.Event()
 
     async def run_in_thread(
-        self, function: Callable[..., T], *args: Any, begun: Callable[[], None] | None = None, what: str = ""
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        begun: Callable[[], None] | None = None,
+        what: str = "",
     ) -> T:
-        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is not run.
+        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is
+        not run.
 
-        `begun` is called on the event loop when the thread starts; `what` names the call in messages.
+        `begun` is called on the event loop when the thread starts; `what` names the call in
+        messages.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # a semaphore belongs to one loop
@@ -104,8 +119,10 @@ class Threads:
                 return
             names = Counter(what for _, what in self._given_up.values()).most_common(3)
             raise UsageError(
-                f"{len(self._given_up)} calls that were given up still run, each in a thread of its own: "
-                f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait for a time limit of "
+                f"{len(self._given_up)} calls that were given up still run, each in a thread of "
+                f"its own: "
+                f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait "
+                f"for a time limit of "
                 "its own, or raise --step-timeout."
             ) from None
 

@@ -1,6 +1,8 @@
-"""Lone surrogates: characters that Python holds in a string and that no encoding, so no tokenizer and no JSON, can write.
+"""Lone surrogates: characters that Python holds in a string and that no encoding, so no tokenizer
+and no JSON, can write.
 
-Invariants: a pair of surrogates becomes the character that it stands for, a lone one U+FFFD; what holds none is given back as it is.
+Invariants: a pair of surrogates becomes the character that it stands for, a lone one U+FFFD; what
+holds none is given back as it is.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ T = TypeVar("T")
 
 
 def replace_surrogates(value: T) -> T:
-    """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object where it holds none."""
+    """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object
+    where it holds none.
+    """
     return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
 
 
 def _is_plain(value: Any) -> bool:
     """Whether it is a dict of ASCII texts, as the messages of most tools and users are."""
     return type(value) is dict and all(
-        type(key) is str and type(item) is str and key.isascii() and item.isascii() for key, item in value.items()
+        type(key) is str and type(item) is str and key.isascii() and item.isascii()
+        for key, item in value.items()
     )
 
 
 def _writes(value: Any) -> bool:
-    """Whether JSON can write all of `value`, and so finds no surrogate in it: a tenth of the cost of a search in Python."""
+    """Whether JSON can write all of `value`, and so finds no surrogate in it: a tenth of the
+    cost of a search in Python.
+    """
     try:
         orjson.dumps(value)
     except TypeError:
@@ -53,7 +60,11 @@ def _encodes(text: str) -> bool:
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
-        return value if _encodes(value) else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return (
+            value
+            if _encodes(value)
+            else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        )
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

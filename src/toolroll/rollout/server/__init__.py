@@ -1,4 +1,6 @@
-"""The OpenAI-compatible endpoint: any agent that speaks to OpenAI's API becomes trainable, unchanged."""
+"""The OpenAI-compatible endpoint: any agent that speaks to OpenAI's API becomes trainable,
+unchanged.
+"""
 
 from toolroll.rollout.server.access import session_key
 from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
@@ -6,4 +8,11 @@ from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError
 
-__all__ = ["SESSION_HEADER", "ApiError", "Endpoint", "EndpointServer", "EndpointSettings", "session_key"]
+__all__ = [
+    "SESSION_HEADER",
+    "ApiError",
+    "Endpoint",
+    "EndpointServer",
+    "EndpointSettings",
+    "session_key",
+]

@@ -1,8 +1,8 @@
 """Who may ask the endpoint: keys, and without a key, programs of this machine but no web page.
 
-Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any web
-page can make a browser send requests: one with a foreign `Origin`, or for a host name that merely
-resolves to this machine (DNS rebinding), is refused before anything is read or changed.
+Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any
+web page can make a browser send requests: one with a foreign `Origin`, or for a host name that
+merely resolves to this machine (DNS rebinding), is refused before anything is read or changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def check_sender(request: web.Request) -> None:
     host = request.headers.get("Host", "")
     if _name_of(host) not in LOOPBACK:
         words = (
-            f"without a key this endpoint answers to {', '.join(sorted(LOOPBACK))}, not to the host "
+            f"without a key this endpoint answers to {', '.join(sorted(LOOPBACK))}, not to the "
+            f"host "
             f"{host!r}: use one of those in the address, or serve with a key (--api-key-env)"
         )
         raise ApiError(403, "forbidden_host", words)
     origin = request.headers.get("Origin")
     if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
         words = (
-            f"a web page of {origin!r} may not use this endpoint without a key: call it from a program "
+            f"a web page of {origin!r} may not use this endpoint without a key: call it from a "
+            f"program "
             "that sends no Origin, or serve with a key (--api-key-env)"
         )
         raise ApiError(403, "forbidden_origin", words)

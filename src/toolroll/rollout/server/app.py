@@ -1,8 +1,9 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
-Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry` whether trying again can help; a
-session is reached with the server's key or its own (`access`); nothing that a client sends becomes a file name, and only a checked
-session id becomes a header of a request to the engine.
+Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry`
+whether trying again can help; a session is reached with the server's key or its own (`access`);
+nothing that a client sends becomes a file name, and only a checked session id becomes a header of a
+request to the engine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EndpointServer:
-    """Serves `endpoint` on its settings' address while its context is open; `url` has the port that was taken."""
+    """Serves `endpoint` on its settings' address while its context is open; `url` has the port
+    that was taken.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -79,7 +82,10 @@ class EndpointServer:
             raise
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._sweepers = [asyncio.create_task(self._drop_idle()), asyncio.create_task(self._close_silent(self._runner))]
+        self._sweepers = [
+            asyncio.create_task(self._drop_idle()),
+            asyncio.create_task(self._close_silent(self._runner)),
+        ]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -115,7 +121,9 @@ class EndpointServer:
             self.endpoint.sessions.drop_idle()
 
     async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections that have sent no whole head of a request; aiohttp itself does since 3.14.4."""
+        """Close connections that have sent no whole head of a request; aiohttp itself does since
+        3.14.4.
+        """
         silent: set[web.RequestHandler] = set()
         while runner.server is not None:
             await asyncio.sleep(self.settings.receive / 2)
@@ -125,11 +133,13 @@ class EndpointServer:
                 connection.force_close()
             silent = live - self._spoke
 
-    # --- around every handler --------------------------------------------------------------------------------------------
+    # --- around every handler ---------------------------------------------------------------------
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A line a request, without keys, queries or bodies; its path stays as it was quoted, its session has been checked."""
+        """A line a request, without keys, queries or bodies; its path stays as it was quoted,
+        its session has been checked.
+        """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
         status = _NO_ANSWER
@@ -140,7 +150,14 @@ class EndpointServer:
             return response
         finally:
             ms = (time.perf_counter() - began) * 1000
-            logger.info("%s %s %d session=%s %.0f ms", request.method, request.rel_url.raw_path, status, _SESSION.get(), ms)
+            logger.info(
+                "%s %s %d session=%s %.0f ms",
+                request.method,
+                request.rel_url.raw_path,
+                status,
+                _SESSION.get(),
+                ms,
+            )
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -150,7 +167,7 @@ class EndpointServer:
             return _refusal(_http_error(error, request))
         except ConnectionError:
             raise  # the client has gone: there is nobody to answer
-        except Exception as error:  # every request's border: a failure is an answer, and touches no other request
+        except Exception as error:  # every request's border: it touches no other
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -165,11 +182,15 @@ class EndpointServer:
             session_id = self._named(request)
             owned = session_id is not None and has_key(request, session_key(key, session_id))
             if not (has_key(request, key) or owned):
-                raise ApiError(401, "invalid_api_key", "the key is missing, wrong, or another session's")
+                raise ApiError(
+                    401, "invalid_api_key", "the key is missing, wrong, or another session's"
+                )
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """Return the one session that the request's key opens; None for the server's own key, or if none is needed."""
+        """Return the one session that the request's key opens; None for the server's own key, or
+        if none is needed.
+        """
         key = self.settings.api_key
         return None if key is None or has_key(request, key) else self._named(request)
 
@@ -177,14 +198,19 @@ class EndpointServer:
         """The session that the path or the header names."""
         named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
         if len(named) > 1:
-            raise ApiError(400, "invalid_session_id", "the path and the header name two sessions", param="session_id")
+            raise ApiError(
+                400,
+                "invalid_session_id",
+                "the path and the header name two sessions",
+                param="session_id",
+            )
         if not named:
             return None
         session_id = check_id(str(next(iter(named))))
         _SESSION.set(session_id)
         return session_id
 
-    # --- completions -----------------------------------------------------------------------------------------------------
+    # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._asked(request, self.endpoint.start_chat))
@@ -192,20 +218,29 @@ class EndpointServer:
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
 
-    async def _asked(self, request: web.Request, ask: Ask) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
-        """What `request` asks for. The decoded body is freed at the end: it is a conversation long, and nobody needs it while the
-        engine samples."""
+    async def _asked(
+        self, request: web.Request, ask: Ask
+    ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
+        """What `request` asks for. The decoded body is freed at the end: it is a conversation long,
+        and nobody needs it while the engine samples."""
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
         live = self._live(request, body.data)
         return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """The request's session: by path, header or body; one that is forgotten at once where there is none."""
+        """The request's session: by path, header or body; one that is forgotten at once where
+        there is none.
+        """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
         if given is not None and named is not None and given != named:
-            raise ApiError(400, "invalid_session_id", "the body names another session than the path or header", param="session_id")
+            raise ApiError(
+                400,
+                "invalid_session_id",
+                "the body names another session than the path or header",
+                param="session_id",
+            )
         if given is not None and self._only(request) not in (None, given):
             raise ApiError(401, "invalid_api_key", "the key is another session's")
         session_id = named or given
@@ -215,30 +250,42 @@ class EndpointServer:
         return self.endpoint.sessions.of(str(session_id))
 
     async def _answer(
-        self, request: web.Request, live: LiveSession, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+        self,
+        request: web.Request,
+        live: LiveSession,
+        asked: ParsedRequest,
+        work: PendingRequest[CompletionResult],
     ) -> web.StreamResponse:
         live.works.join(work)
         try:
             if asked.request.stream:
                 return await self._stream(request, asked, work)
             await asyncio.wait([work.task])
-            return web.Response(body=self.endpoint.deliver(work).body, content_type="application/json")
+            return web.Response(
+                body=self.endpoint.deliver(work).body, content_type="application/json"
+            )
         finally:
             live.works.leave(work)
 
-    async def _stream(self, request: web.Request, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+    ) -> web.StreamResponse:
         await opened(self.endpoint, work)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
         await response.prepare(request)
         async for line in event_lines(self.endpoint, asked, work):
             await response.write(line)
         await response.write_eof()
         return response
 
-    # --- the model -------------------------------------------------------------------------------------------------------
+    # --- the model --------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return _json({"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)})
+        return _json(
+            {"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)}
+        )
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         await self.endpoint.refresh()
@@ -248,7 +295,12 @@ class EndpointServer:
         name = request.match_info["model"]
         await self.endpoint.refresh()
         if name != self.endpoint.model:
-            raise ApiError(404, "model_not_found", f"this endpoint serves {self.endpoint.model!r}", param="model")
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"this endpoint serves {self.endpoint.model!r}",
+                param="model",
+            )
         return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
@@ -257,25 +309,42 @@ class EndpointServer:
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
         template = self.endpoint.variants.get(asked.chat_template_kwargs)
-        ids = await call_of_size(_tokens, asked, template, body.data.get("tools") or [], large=body.large)
+        ids = await call_of_size(
+            _tokens, asked, template, body.data.get("tools") or [], large=body.large
+        )
         await self.endpoint.refresh()
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.endpoint.abilities.context_length})
+        return _json(
+            {
+                "tokens": ids,
+                "count": len(ids),
+                "max_model_len": self.endpoint.abilities.context_length,
+            }
+        )
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         return (await receive(request, self.settings)).data
 
-    # --- sessions --------------------------------------------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        asked = read(SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False)
+        asked = read(
+            SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False
+        )
         only = self._only(request)
         if only is not None and asked.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
         check_defaults(asked.sampling_params)
-        live = self.endpoint.sessions.create(asked.session_id or uuid.uuid4().hex, asked.sampling_params)
+        live = self.endpoint.sessions.create(
+            asked.session_id or uuid.uuid4().hex, asked.sampling_params
+        )
         key = self.settings.api_key
-        made = {"session_id": live.id, "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1"}
-        return _json({**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201)
+        made = {
+            "session_id": live.id,
+            "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1",
+        }
+        return _json(
+            {**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201
+        )
 
     async def _trajectories(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
@@ -290,7 +359,9 @@ class EndpointServer:
             "in_flight": live.works.in_flight,
         }
         large = sum(len(one.input_ids) for one in found) > LONG
-        return await _json_of_size(lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large)
+        return await _json_of_size(
+            lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large
+        )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
@@ -301,7 +372,9 @@ class EndpointServer:
             assert said is not None
             found.append(Traced(kind, live.session.path_ids(node.parent), said, node.excluded))
         large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
-        return await _json_of_size(lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large)
+        return await _json_of_size(
+            lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large
+        )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
@@ -320,7 +393,9 @@ def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -
     if asked.messages is None:
         return template.encoder.encode(asked.prompt or "")
     developer = "developer" in template.renderer.source
-    messages = read_messages(asked.messages, developer=developer, answer=asked.add_generation_prompt)
+    messages = read_messages(
+        asked.messages, developer=developer, answer=asked.add_generation_prompt
+    )
     return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
 
 
@@ -330,7 +405,10 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     if error.status == 404:
         words = _instead_of(request.path)
     if isinstance(error, web.HTTPMethodNotAllowed):
-        words = f"{request.path!r} is not served for {request.method!r}: use {' or '.join(sorted(error.allowed_methods))}"
+        words = (
+            f"{request.path!r} is not served for {request.method!r}: use "
+            f"{' or '.join(sorted(error.allowed_methods))}"
+        )
     return ApiError(error.status, codes.get(error.status, "http_error"), words)
 
 
@@ -357,8 +435,10 @@ _INSTEAD = {
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates",
-    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids as prompt",
-    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its text",
+    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids "
+    "as prompt",
+    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its "
+    "text",
 }
 """What to use instead of well-known routes."""
 
@@ -369,10 +449,14 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are `large`."""
+    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are
+    `large`.
+    """
     body = await call_of_size(lambda: orjson.dumps(made()), large=large)
     return web.Response(body=body, content_type="application/json")
 
 
 def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type="application/json")
+    return web.Response(
+        body=orjson.dumps(data), status=status, headers=headers, content_type="application/json"
+    )

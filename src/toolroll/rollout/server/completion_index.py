@@ -1,7 +1,8 @@
-"""`CompletionIndex`: the sampled ends of a session's text completions, found by the text that leads up to them.
+"""`CompletionIndex`: the sampled ends of a session's text completions, found by the text that leads
+up to them.
 
-Invariants: each text is decoded once, and only its length and digest are kept; a prompt is looked up at the cost of its own length,
-however many texts there are.
+Invariants: each text is decoded once, and only its length and digest are kept; a prompt is looked
+up at the cost of its own length, however many texts there are.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ class CompletionIndex:
 
     def before_ids(self, ids: IdArray) -> Node | None:
         """The longest node that `ids` begin with, the first of several."""
-        fitting = [node for node in self._nodes if node.stop <= len(ids) and self._session.shared_prefix(ids, node) == node]
+        fitting = [
+            node
+            for node in self._nodes
+            if node.stop <= len(ids) and self._session.shared_prefix(ids, node) == node
+        ]
         return max(fitting, key=lambda node: node.stop, default=None)
 
     def before_text(self, prompt: str, encoder: Encoder) -> list[tuple[Node, int]]:
-        """The nodes whose whole text `prompt` begins with, the longest in tokens first; each with its text's length in characters."""
+        """The nodes whose whole text `prompt` begins with, the longest in tokens first; each
+        with its text's length in characters.
+        """
         self._decode_new(encoder)
         found: list[tuple[Node, int]] = []
         read, digest = 0, blake2b(digest_size=16)

@@ -1,8 +1,9 @@
 """Prompts of text completions: which sampled node a text, or a list of ids, goes on from.
 
-Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a node only where it begins with the
-node's whole text and its rest, encoded by itself, is what the whole would have been encoded to at the seam ("4" is not the
-beginning of "42" where the tokenizer has one token for both).
+Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a
+node only where it begins with the node's whole text and its rest, encoded by itself, is what the
+whole would have been encoded to at the seam ("4" is not the beginning of "42" where the tokenizer
+has one token for both).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class TextPrompt:
     reason: str | None = None
 
 
-def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None) -> TextPrompt:
+def plan_text(
+    live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None
+) -> TextPrompt:
     """The tokens of `prompt` in this session."""
     if not prompt:
         raise refused("prompt", "the prompt is empty", code="invalid_value")
@@ -44,7 +47,11 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder, voca
         return TextPrompt(ids, None, ids, reason)
     limit = vocab_size if vocab_size is not None else 2**31
     if not all(0 <= index < limit for index in prompt):
-        raise refused("prompt", f"the prompt holds an id outside the vocabulary of {limit}", code="invalid_value")
+        raise refused(
+            "prompt",
+            f"the prompt holds an id outside the vocabulary of {limit}",
+            code="invalid_value",
+        )
     ids = np.array(prompt, dtype=np.int32)
     node = live.texts.before_ids(ids)
     return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)

@@ -1,9 +1,10 @@
 """`ConversationTree`: which served turn a request goes on from, and the exact tokens of its prompt.
 
-Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose tokens the chat template keeps,
-whatever the client changed behind it; else the path forks, with the reason, and shares the whole nodes that stay; what belongs to no
-turn is a new root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn
-exists once it is committed.
+Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
+tokens the chat template keeps, whatever the client changed behind it; else the path forks, with the
+reason, and shares the whole nodes that stay; what belongs to no turn is a new root. Only `Session`
+writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn exists
+once it is committed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ NEW_ROOT = "another conversation of the same session"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A planned prompt: `input_ids` whole; `parent` the node that it shares, `delta` what comes behind. `messages` and `tools` as they
-    are served; `digest` of the messages. `fork_reason` where it is no plain continuation."""
+    """A planned prompt: `input_ids` whole; `parent` the node that it shares, `delta` what comes
+    behind. `messages` and `tools` as they are served; `digest` of the messages. `fork_reason` where
+    it is no plain continuation."""
 
     template: ChatTemplate
     messages: list[Message]
@@ -63,10 +65,12 @@ class ConversationTree:
         self.forks: list[str] = []
         self._tools_keys: dict[bytes, bytes] = {}
 
-    # --- planning ------------------------------------------------------------------------------------------------------
+    # --- planning ---------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
-        """Return the prompt of a request. Raise `TemplateError` if the template refuses the conversation."""
+        """Return the prompt of a request. Raise `TemplateError` if the template refuses the
+        conversation.
+        """
         echo = Echo()
         digests = [echo.add(message) for message in messages]
         repeated = self._longest(messages, digests)
@@ -86,20 +90,28 @@ class ConversationTree:
         return self._forked(repeated, new, tools, tools_key, digest, template, reason)
 
     def _one_of(self, tools_key: bytes) -> bytes:
-        """The object that stands for these tools already: each turn keeps one, and lists of tools are long."""
+        """The object that stands for these tools already: each turn keeps one, and lists of
+        tools are long.
+        """
         return self._tools_keys.setdefault(tools_key, tools_key)
 
-    def _longest(self, messages: Sequence[Message], digests: Sequence[Digest]) -> PrefixMatch | None:
-        """Return the longest turn that `messages` repeat; `digests` are those up to each of them."""
+    def _longest(
+        self, messages: Sequence[Message], digests: Sequence[Digest]
+    ) -> PrefixMatch | None:
+        """Return the longest turn that `messages` repeat; `digests` are those up to each of
+        them.
+        """
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
                 return PrefixMatch(turn, length, turn.messages())
         return None
 
-    def _choose(self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int) -> TurnNode | None:
-        """Of turns that say the same (siblings), return the one whose call ids the client repeats, else the
-        first; None if the client changed a thought."""
+    def _choose(
+        self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
+    ) -> TurnNode | None:
+        """Of turns that say the same (siblings), return the one whose call ids the client repeats,
+        else the first; None if the client changed a thought."""
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
             return kept[0] if kept else None
@@ -108,21 +120,44 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(self, repeated: PrefixMatch, tools: list[Tool], tools_key: bytes, template: ChatTemplate) -> str | None:
+    def _why_fork(
+        self, repeated: PrefixMatch, tools: list[Tool], tools_key: bytes, template: ChatTemplate
+    ) -> str | None:
         turn = repeated.turn
         if template is not turn.template:
             return SWITCHES_CHANGED
         if tools_key != turn.tools_key:
             before = repeated.served[:-1]
             render = template.renderer.render
-            if render(before, orjson.loads(turn.tools_key), generate=True) != render(before, tools, generate=True):
+            if render(before, orjson.loads(turn.tools_key), generate=True) != render(
+                before, tools, generate=True
+            ):
                 return TOOLS_CHANGED
         return None
 
-    def _root(self, messages: list[Message], tools: list[Tool], tools_key: bytes, digest: Digest, template: ChatTemplate) -> Prompt:
+    def _root(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        tools_key: bytes,
+        digest: Digest,
+        template: ChatTemplate,
+    ) -> Prompt:
         _, ids = template.first_prompt(messages, tools)
         reason = NEW_ROOT if self._turns else None
-        return Prompt(template, messages, tuple(messages), tools, tools_key, digest, ids, None, ids, None, reason)
+        return Prompt(
+            template,
+            messages,
+            tuple(messages),
+            tools,
+            tools_key,
+            digest,
+            ids,
+            None,
+            ids,
+            None,
+            reason,
+        )
 
     def _continued(
         self,
@@ -134,13 +169,19 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Behind the turn, whose tokens stay: also where the client changed what was served behind it (`edited`)."""
+        """Behind the turn, whose tokens stay: also where the client changed what was served
+        behind it (`edited`).
+        """
         turn, served = repeated.turn, repeated.served
-        delta = template.delta_after(served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids)
+        delta = template.delta_after(
+            served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids
+        )
         ids = turn.ids_with(delta.input_ids, self.session)
         return Prompt(
-            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node, delta.input_ids, repeated,
-            edited if turn.node.children else None, continues=True, preserved=delta.preserved is not None,
+            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node,
+            delta.input_ids, repeated,
+            edited if turn.node.children else None, continues=True,
+            preserved=delta.preserved is not None,
         )  # fmt: skip
 
     def _forked(
@@ -157,9 +198,21 @@ class ConversationTree:
         ids = as_ids(template.fork_prompt(self.session.path_ids(node), whole, tools))
         shared = self.session.shared_prefix(ids, node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return Prompt(template, whole, tuple(new), tools, tools_key, digest, ids, shared, delta, repeated, reason)
+        return Prompt(
+            template,
+            whole,
+            tuple(new),
+            tools,
+            tools_key,
+            digest,
+            ids,
+            shared,
+            delta,
+            repeated,
+            reason,
+        )
 
-    # --- verifying -----------------------------------------------------------------------------------------------------
+    # --- verifying --------------------------------------------------------------------------------
 
     def unchecked(self) -> list[TurnNode]:
         """Return the turns that end a sequence that was not verified yet."""
@@ -167,7 +220,7 @@ class ConversationTree:
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
 
-    # --- committing ----------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:
         """Write the prompt's own tokens; the same prompt twice is one node."""

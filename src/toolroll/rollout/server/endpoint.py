@@ -1,8 +1,10 @@
-"""`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and the in-process client.
+"""`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and
+the in-process client.
 
-Invariants: a plan changes nothing and stays true whatever is committed meanwhile, so that a large request is planned in a thread and
-holds up no other one; what is handed out is committed first, in one go, and what is never handed out is never trained; a failure is an
-`ApiError` and touches no other request.
+Invariants: a plan changes nothing and stays true whatever is committed meanwhile, so that a large
+request is planned in a thread and holds up no other one; what is handed out is committed first, in
+one go, and what is never handed out is never trained; a failure is an `ApiError` and touches no
+other request.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sam
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
 from toolroll.rollout.server.result import Choice, CompletionResult, ids_json
-from toolroll.rollout.server.sampling import EngineCapabilities, ToolUse, apply_tool_choice, sampling_params, top_logprobs
+from toolroll.rollout.server.sampling import (
+    EngineCapabilities,
+    ToolUse,
+    apply_tool_choice,
+    sampling_params,
+    top_logprobs,
+)
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
@@ -41,7 +49,9 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, read (without its messages, which have become a prompt), and the tools that it offers."""
+    """A request, read (without its messages, which have become a prompt), and the tools that it
+    offers.
+    """
 
     request: ChatRequest | CompletionRequest
     tools: list[Tool] = field(default_factory=list)
@@ -58,8 +68,8 @@ class Ask(Protocol):
 
 
 class Endpoint:
-    """Serves `served` to many sessions. An async context manager; or call `start` before the first request and `aclose` at the end.
-    `served` stays open."""
+    """Serves `served` to many sessions. An async context manager; or call `start` before the first
+    request and `aclose` at the end. `served` stays open."""
 
     def __init__(self, served: Model, settings: EndpointSettings | None = None) -> None:
         self.served = served
@@ -84,7 +94,11 @@ class Endpoint:
     async def start(self) -> None:
         """Find out what the engine can do."""
         facts = await self.served.engine.facts()
-        routed = await self.served.engine.behind_router() if isinstance(self.served.engine, Engine) else False
+        routed = (
+            await self.served.engine.behind_router()
+            if isinstance(self.served.engine, Engine)
+            else False
+        )
         self.abilities = EngineCapabilities(
             deterministic=facts.deterministic,
             behind_router=routed,
@@ -93,7 +107,9 @@ class Endpoint:
         )
 
     async def refresh(self) -> None:
-        """Ask again where the engine has not told its context length: it may not have answered yet at the start."""
+        """Ask again where the engine has not told its context length: it may not have answered
+        yet at the start.
+        """
         if self.abilities.context_length is None:
             await self.start()
 
@@ -101,14 +117,18 @@ class Endpoint:
         """Abort what is in flight."""
         await self.sessions.aclose()
 
-    # --- requests --------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def start_chat(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, the chat completion that `body` asks for; nobody may change it any more."""
+        """Begin, or join, the chat completion that `body` asks for; nobody may change it any
+        more.
+        """
         large = body.large
-        request, key = await call_of_size(lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large)
+        request, key = await call_of_size(
+            lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large
+        )
         given, request.messages = request.messages, []
         tools: list[Tool] = list(body.data.get("tools") or ())
         asked = ParsedRequest(request, tools)
@@ -116,8 +136,12 @@ class Endpoint:
         if joined is not None:
             return asked, joined
         self._admit(live, request)
-        params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
-        use = apply_tool_choice(request, tools, self.served.parser.name, params, routed=self.abilities.behind_router)
+        params = sampling_params(
+            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+        )
+        use = apply_tool_choice(
+            request, tools, self.served.parser.name, params, routed=self.abilities.behind_router
+        )
         top = top_logprobs(request)
         switches = self.variants.with_effort(request.chat_template_kwargs, request.reasoning_effort)
         template = self.variants.get(switches)
@@ -133,22 +157,36 @@ class Endpoint:
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
             work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
-            completions, sent = await self._sample(live, template, prompt.input_ids, prompt_json, params, request, work, top)
+            completions, sent = await self._sample(
+                live, template, prompt.input_ids, prompt_json, params, request, work, top
+            )
             choices = []
             for index, completion in enumerate(completions):
-                choice = partial(self._chat_choice, live, prompt, completion, sent, use, request, first + index)
-                choices.append(await call_of_size(choice, large=large or len(completion.output_ids) > LONG))
-            served = self._served("chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained)
+                choice = partial(
+                    self._chat_choice, live, prompt, completion, sent, use, request, first + index
+                )
+                choices.append(
+                    await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
+                )
+            served = self._served(
+                "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
+            )
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_chat(live, prompt, served, work)
-            served.render = lambda: chat_body(served, encoder, logprobs=bool(request.logprobs), top=top)
-            if not request.stream and is_long(completions, logprobs=bool(request.logprobs), top=top):
+            served.render = lambda: chat_body(
+                served, encoder, logprobs=bool(request.logprobs), top=top
+            )
+            if not request.stream and is_long(
+                completions, logprobs=bool(request.logprobs), top=top
+            ):
                 await asyncio.to_thread(served.write)
             return served
 
         return asked, live.works.start(key, request.n, run)
 
-    def _plan(self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate) -> Prompt:
+    def _plan(
+        self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
+    ) -> Prompt:
         return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
 
     async def ask_text(
@@ -156,20 +194,29 @@ class Endpoint:
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
         """Begin, or join, the text completion that `body` asks for."""
         large = body.large
-        request, key = await call_of_size(lambda: (read(CompletionRequest, body.data), request_key("text", body.data)), large=large)
+        request, key = await call_of_size(
+            lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
+            large=large,
+        )
         asked = ParsedRequest(request)
         joined = live.works.retried(key, retry) if retry else None
         if joined is not None:
             return asked, joined
         self._admit(live, request)
-        params = sampling_params(request, self.settings, self.abilities, live.sampling_params, request.token_limit)
+        params = sampling_params(
+            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+        )
         top = top_logprobs(request)
-        planned = partial(plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size)
+        planned = partial(
+            plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size
+        )
 
         async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
             plan = await call_of_size(planned, large=large)
             prompt_json = ids_json(plan.input_ids)
-            completions, sent = await self._sample(live, self.served.template, plan.input_ids, prompt_json, params, request, work, top)
+            completions, sent = await self._sample(
+                live, self.served.template, plan.input_ids, prompt_json, params, request, work, top
+            )
             choices = []
             for completion in completions:
                 shown = partial(self._shown, completion, request)
@@ -189,7 +236,9 @@ class Endpoint:
     def deliver(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
         """The result of a finished work, committed to its session."""
         if work.task.cancelled():
-            raise ApiError(409, "request_aborted", "the request was aborted: its session was deleted")
+            raise ApiError(
+                409, "request_aborted", "the request was aborted: its session was deleted"
+            )
         served = work.task.result()
         if served.commit is not None:
             served.commit()
@@ -200,7 +249,12 @@ class Endpoint:
     def _admit(self, live: LiveSession, request: Sampling) -> None:
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model):
-            raise ApiError(404, "model_not_found", f"this endpoint serves {self.model!r}, not {request.model!r}", param="model")
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"this endpoint serves {self.model!r}, not {request.model!r}",
+                param="model",
+            )
         if live.session.nodes >= settings.max_nodes:
             words = f"the session has {live.session.nodes} nodes, the limit: begin another one"
             raise ApiError(409, "session_full", words, param="session_id")
@@ -208,7 +262,7 @@ class Endpoint:
             words = f"the session has {live.works.in_flight} requests in flight, the limit"
             raise ApiError(429, "too_many_requests", words, retry=True)
 
-    # --- sampling --------------------------------------------------------------------------------------------------------
+    # --- sampling ---------------------------------------------------------------------------------
 
     async def _sample(
         self,
@@ -221,18 +275,33 @@ class Endpoint:
         work: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """All answers, each a request of its own (they share the prompt in the engine's prefix cache), or an error."""
+        """All answers, each a request of its own (they share the prompt in the engine's prefix
+        cache), or an error.
+        """
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
-        ask = GenerateRequest(input_ids=ids, sampling_params=sent, session_id=live.id, input_ids_json=ids_text, extra=extra)
+        ask = GenerateRequest(
+            input_ids=ids,
+            sampling_params=sent,
+            session_id=live.id,
+            input_ids_json=ids_text,
+            extra=extra,
+        )
 
         async def one(index: int) -> Completion:
             progress = (lambda got: work.report(index, list(got))) if request.stream else None
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
-                raise ApiError(503, "engine_aborted", "the engine aborted the request (a weight update, say)", retry=True)
+                raise ApiError(
+                    503,
+                    "engine_aborted",
+                    "the engine aborted the request (a weight update, say)",
+                    retry=True,
+                )
             if top and completion.top_logprobs is None and len(completion.output_ids):
-                raise ApiError(502, "engine_error", "the engine gave no top logprobs, which were asked for")
+                raise ApiError(
+                    502, "engine_error", "the engine gave no top logprobs, which were asked for"
+                )
             return completion
 
         async with asyncio.timeout(self.settings.timeout):
@@ -242,7 +311,8 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                for task in tasks:  # one that failed ends all: an answer that is not handed out is not wanted
+                # one that failed ends all: an answer that is not handed out is not wanted
+                for task in tasks:
                     task.cancel()
 
     def _chat_choice(
@@ -270,23 +340,42 @@ class Endpoint:
     def _shown(self, completion: Completion, request: CompletionRequest) -> str:
         template = self.served.template
         said = template.sampled(
-            completion.output_ids, finish_reason=completion.finish_reason, stop_token_ids=request.stop_token_ids or ()
+            completion.output_ids,
+            finish_reason=completion.finish_reason,
+            stop_token_ids=request.stop_token_ids or (),
         ).said
         if isinstance(completion.matched, str) and completion.matched in request.stop_strings:
             said = said.partition(completion.matched)[0]
         return said
 
     def _served(
-        self, prefix: str, ids: IdArray, ids_text: bytes, choices: list[Choice], params: Mapping[str, Any], constrained: str | None
+        self,
+        prefix: str,
+        ids: IdArray,
+        ids_text: bytes,
+        choices: list[Choice],
+        params: Mapping[str, Any],
+        constrained: str | None,
     ) -> CompletionResult:
         return CompletionResult(
-            f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model, ids, choices, params, ids_text, constrained
+            f"{prefix}-{uuid.uuid4().hex}",
+            int(time.time()),
+            self.model,
+            ids,
+            choices,
+            params,
+            ids_text,
+            constrained,
         )
 
-    # --- committing ------------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     def _commit_chat(
-        self, live: LiveSession, prompt: Prompt, served: CompletionResult, work: PendingRequest[CompletionResult]
+        self,
+        live: LiveSession,
+        prompt: Prompt,
+        served: CompletionResult,
+        work: PendingRequest[CompletionResult],
     ) -> None:
         observed = live.tree.observe(prompt)
         source = ref(work)
@@ -307,10 +396,11 @@ class Endpoint:
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
 
-    # --- verifying -------------------------------------------------------------------------------------------------------
+    # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and take wrong ones out of training; called before they are handed out.
+        """Verify the sequences of `live`, and take wrong ones out of training; called before they
+        are handed out.
 
         At the end all are verified, also those that were committed while it waited.
         """
@@ -320,7 +410,9 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do what `settle` does, without waiting: for a caller that cannot, at the price of holding up the event loop."""
+        """Do what `settle` does, without waiting: for a caller that cannot, at the price of
+        holding up the event loop.
+        """
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -332,7 +424,9 @@ class Endpoint:
 
     async def _check(self, live: LiveSession, turn: TurnNode) -> None:
         try:
-            kind = await asyncio.to_thread(turn.template.verifier.check, sequence_of(turn, live.session))
+            kind = await asyncio.to_thread(
+                turn.template.verifier.check, sequence_of(turn, live.session)
+            )
             live.check_done(turn, kind)
         finally:
             del live.checks[turn]
@@ -352,12 +446,20 @@ class StreamNote:
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
     """The served model as `/v1/models` lists it."""
     length = endpoint.abilities.context_length
-    return {"id": endpoint.model, "object": "model", "created": 0, "owned_by": "toolroll", "max_model_len": length}
+    return {
+        "id": endpoint.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "toolroll",
+        "max_model_len": length,
+    }
 
 
 def retry_number(header: str | None) -> int:
     """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
-    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
+    return (
+        int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
+    )
 
 
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
@@ -366,7 +468,9 @@ def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
 
 
 def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
-    """The prompt's ids as JSON text: with those that the turn before was sent with, where they are kept."""
+    """The prompt's ids as JSON text: with those that the turn before was sent with, where they
+    are kept.
+    """
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
         return ids_json(prompt.input_ids)
     return ids_json(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

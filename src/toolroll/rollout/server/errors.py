@@ -1,19 +1,32 @@
-"""Every way in which the endpoint says no: OpenAI's error bodies with stable codes, classified in one place.
+"""Every way in which the endpoint says no: OpenAI's error bodies with stable codes, classified in
+one place.
 
-`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey: only what can succeed is tried again.
+`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey: only what can succeed is
+tried again.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from toolroll.rollout.errors import ContextOverflowError, EngineError, TemplateError, TokenError, ToolrollError, UsageError
+from toolroll.rollout.errors import (
+    ContextOverflowError,
+    EngineError,
+    TemplateError,
+    TokenError,
+    ToolrollError,
+    UsageError,
+)
 
 
 class ApiError(ToolrollError):
-    """A refusal: HTTP `status`, `code` (stable), the `param` at fault, and whether the same request may succeed later."""
+    """A refusal: HTTP `status`, `code` (stable), the `param` at fault, and whether the same
+    request may succeed later.
+    """
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry: bool = False) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -24,7 +37,12 @@ class ApiError(ToolrollError):
     def body(self) -> dict[str, Any]:
         """The JSON body."""
         return {
-            "error": {"message": str(self), "type": _TYPES.get(self.status, "server_error"), "param": self.param, "code": self.code}
+            "error": {
+                "message": str(self),
+                "type": _TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
         }
 
 

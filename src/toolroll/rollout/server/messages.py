@@ -1,8 +1,9 @@
-"""The messages of a request: checked, and brought into the form in which a client's echo can be compared with what was served.
+"""The messages of a request: checked, and brought into the form in which a client's echo can be
+compared with what was served.
 
-Invariants: what a client's library changes on its own does not count (the order of JSON keys in arguments, the ids of tool calls,
-`null` for an empty content, dropped reasoning, text in parts); everything else does. A field that a chat template would pass over
-is refused by name.
+Invariants: what a client's library changes on its own does not count (the order of JSON keys in
+arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in parts);
+everything else does. A field that a chat template would pass over is refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _ROLES = {
     "developer": frozenset({"role", "content", "name"}),
     "user": frozenset({"role", "content", "name"}),
     "tool": frozenset({"role", "content", "name", "tool_call_id"}),
-    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}),
+    "assistant": frozenset(
+        {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}
+    ),
 }
 _INERT = frozenset({"provider_specific_fields", "annotations"})
 """What client libraries hang on their messages and no model ever reads."""
@@ -32,25 +35,37 @@ Digest = bytes
 START: Digest = b""
 
 
-def read_messages(given: Sequence[Any], *, developer: bool = False, answer: bool = True) -> list[Message]:
+def read_messages(
+    given: Sequence[Any], *, developer: bool = False, answer: bool = True
+) -> list[Message]:
     """Return `given` as plain messages: text parts joined, empty fields left out.
 
     `developer` is whether the template knows that role; if not, its messages become the system's.
     `answer` is whether a reply to them is wanted.
     """
     if not given:
-        raise refused("messages", "messages is empty: there is nothing to render", code="invalid_messages")
+        raise refused(
+            "messages", "messages is empty: there is nothing to render", code="invalid_messages"
+        )
     messages = [_read(message, index) for index, message in enumerate(given)]
     if not developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     if answer and messages[-1]["role"] == "assistant":
-        raise refused("messages", "the last message is the assistant's: continuing one is not supported", code="invalid_messages")
+        raise refused(
+            "messages",
+            "the last message is the assistant's: continuing one is not supported",
+            code="invalid_messages",
+        )
     return messages
 
 
 def _read(given: Any, index: int) -> Message:
     if not isinstance(given, Mapping):
-        raise refused(f"messages[{index}]", f"messages[{index}] is no object with a role", code="invalid_value")
+        raise refused(
+            f"messages[{index}]",
+            f"messages[{index}] is no object with a role",
+            code="invalid_value",
+        )
     role = given.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
@@ -62,16 +77,26 @@ def _read(given: Any, index: int) -> Message:
             if value is not None or name == "content":
                 message[name] = value
         elif value and name not in _INERT:
-            raise refused(f"messages[{index}].{name}", f"messages[{index}].{name} cannot be honoured: no chat template shows it")
+            raise refused(
+                f"messages[{index}].{name}",
+                f"messages[{index}].{name} cannot be honoured: no chat template shows it",
+            )
     try:
         message = plain_content(message)
     except (TemplateError, KeyError) as error:
         raise refused(f"messages[{index}].content", f"messages[{index}]: {error}") from error
     if role == "assistant":
         return _assistant(message, index)
-    for name, value in (("content", message.get("content")), ("tool_call_id", message.get("tool_call_id", ""))):
+    for name, value in (
+        ("content", message.get("content")),
+        ("tool_call_id", message.get("tool_call_id", "")),
+    ):
         if not isinstance(value, str):
-            raise refused(f"messages[{index}].{name}", f"messages[{index}].{name} must be text", code="invalid_messages")
+            raise refused(
+                f"messages[{index}].{name}",
+                f"messages[{index}].{name} must be text",
+                code="invalid_messages",
+            )
     return message
 
 
@@ -82,9 +107,15 @@ def _assistant(message: Message, index: int) -> Message:
     message.setdefault("content", None)
     calls = message.pop("tool_calls", None)
     if calls and not isinstance(calls, list):
-        raise refused(f"messages[{index}].tool_calls", f"messages[{index}].tool_calls must be a list", code="invalid_messages")
+        raise refused(
+            f"messages[{index}].tool_calls",
+            f"messages[{index}].tool_calls must be a list",
+            code="invalid_messages",
+        )
     if calls:
-        message["tool_calls"] = [_call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls)]
+        message["tool_calls"] = [
+            _call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls)
+        ]
     return message
 
 
@@ -96,15 +127,20 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     return {
         "id": str(call.get("id") or ""),
         "type": "function",
-        "function": {"name": function["name"], "arguments": "{}" if arguments in (None, "") else arguments},
+        "function": {
+            "name": function["name"],
+            "arguments": "{}" if arguments in (None, "") else arguments,
+        },
     }
 
 
-# --- the form in which messages are compared -----------------------------------------------------------------------------
+# --- the form in which messages are compared ------------------------------------------------------
 
 
 class Echo:
-    """Digests of a conversation's beginnings, message by message: equal where a client's library would make no difference."""
+    """Digests of a conversation's beginnings, message by message: equal where a client's library
+    would make no difference.
+    """
 
     def __init__(self, digest: Digest = START) -> None:
         self.digest = digest
@@ -120,7 +156,11 @@ class Echo:
     def _form(self, message: Message) -> list[Any]:
         role, content = message["role"], message.get("content") or ""
         if role == "assistant":
-            return [role, content.strip(), [self._call(call) for call in message.get("tool_calls") or ()]]
+            return [
+                role,
+                content.strip(),
+                [self._call(call) for call in message.get("tool_calls") or ()],
+            ]
         if role == "tool":
             given = str(message.get("tool_call_id") or "")
             return [role, content, self._ids.get(given, "?" + given)]
@@ -133,8 +173,8 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Arguments as data, so that spacing and the order of keys do not count; the text itself where it is no JSON, or has more levels
-    than can be written again."""
+    """Arguments as data, so that spacing and the order of keys do not count; the text itself where
+    it is no JSON, or has more levels than can be written again."""
     if isinstance(arguments, str):
         try:
             found = orjson.loads(arguments)
@@ -151,19 +191,29 @@ def same_reasoning(given: Message, served: Message) -> bool:
     return not said or str(said).strip() == str(served.get("reasoning_content") or "").strip()
 
 
-def with_served_ids(new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]) -> list[Message]:
-    """`new` messages with the call ids that were served in the place of the client's own; `given` and `served` are the same
-    beginning of the conversation, as the client has it and as it was served."""
+def with_served_ids(
+    new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
+) -> list[Message]:
+    """`new` messages with the call ids that were served in the place of the client's own; `given`
+    and `served` are the same beginning of the conversation, as the client has it and as it was
+    served."""
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
     # From behind: the last call of an id counts, and it is nearly always one of the last message's.
     for one, other in zip(reversed(given), reversed(served), strict=True):
         if not wanted:
             break
-        for call, own in zip(reversed(one.get("tool_calls") or ()), reversed(other.get("tool_calls") or ()), strict=True):
+        for call, own in zip(
+            reversed(one.get("tool_calls") or ()),
+            reversed(other.get("tool_calls") or ()),
+            strict=True,
+        ):
             if call["id"] in wanted:
                 wanted.discard(call["id"])
                 ids[call["id"]] = own["id"]
     # A message whose id stays is the same object: the session holds it once.
     changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
-    return [{**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m for m in new]
+    return [
+        {**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m
+        for m in new
+    ]

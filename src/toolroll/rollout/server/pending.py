@@ -1,8 +1,9 @@
 """Requests in flight, and their answers for a while: what retries and hang-ups do.
 
-Invariants: a retry (the SDKs say so in a header) joins the request that its client gave up on, in flight or finished, and nothing is
-sampled twice; a request that nobody waits for any more lives for the grace time and is aborted then; what was never handed out is
-never committed, so it is not trained.
+Invariants: a retry (the SDKs say so in a header) joins the request that its client gave up on, in
+flight or finished, and nothing is sampled twice; a request that nobody waits for any more lives for
+the grace time and is aborted then; what was never handed out is never committed, so it is not
+trained.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PendingRequest(Generic[T]):
-    """One request being answered: `task` gives its result; `waiting` counts those who want it; `delivered` once it was handed out.
-    `changed` is set whenever `progress` (the ids sampled so far, by choice) has grown, and at the end."""
+    """One request being answered: `task` gives its result; `waiting` counts those who want it;
+    `delivered` once it was handed out. `changed` is set whenever `progress` (the ids sampled so
+    far, by choice) has grown, and at the end."""
 
     key: bytes
     task: asyncio.Task[T]
@@ -69,30 +71,43 @@ class PendingRequests(Generic[T]):
         """Those in flight, and those whose answers are kept for a retry."""
         return [work for works in self._works.values() for work in works]
 
-    def start(self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]) -> PendingRequest[T]:
-        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were cancelled."""
+    def start(
+        self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
+    ) -> PendingRequest[T]:
+        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were
+        cancelled.
+        """
         if self._ended:
-            raise ApiError(409, "request_aborted", "the session was deleted while the request was read")
+            raise ApiError(
+                409, "request_aborted", "the session was deleted while the request was read"
+            )
 
         async def body() -> T:
             await asyncio.sleep(0)  # until the work is there
             return await run(work)
 
-        work: PendingRequest[T] = PendingRequest(key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)])
+        work: PendingRequest[T] = PendingRequest(
+            key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
+        )
         work.task.add_done_callback(_retrieved)
-        work.task.add_done_callback(lambda _: work.wake())  # also if it is cancelled before it begins
+        # also if it is cancelled before it begins
+        work.task.add_done_callback(lambda _: work.wake())
         self._works.setdefault(key, []).append(work)
         return work
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
         """Return the work that retry number `retry` of the request `key` stands for.
 
-        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt that
-        arrives out of order joins as well: a retry never samples a second answer while there is one.
-        Return None if there is none, or it has failed and must be tried again.
+        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt
+        that arrives out of order joins as well: a retry never samples a second answer while there
+        is one. Return None if there is none, or it has failed and must be tried again.
         """
         alive = [work for work in self._works.get(key, ()) if not work.failed]
-        work = min(alive, key=lambda work: (work.joined >= retry, work.delivered, work.waiting > 0), default=None)
+        work = min(
+            alive,
+            key=lambda work: (work.joined >= retry, work.delivered, work.waiting > 0),
+            default=None,
+        )
         if work is not None:
             work.joined = max(work.joined, retry)
         return work
@@ -151,11 +166,15 @@ def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
     try:
         text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
-        raise refused("body", f"the body cannot be written as JSON: {error}", code="invalid_json") from error
+        raise refused(
+            "body", f"the body cannot be written as JSON: {error}", code="invalid_json"
+        ) from error
     return blake2b(text, key=kind.encode(), digest_size=16).digest()
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Look at the exception of a work that nobody waits for, which would be logged as never retrieved."""
+    """Look at the exception of a work that nobody waits for, which would be logged as never
+    retrieved.
+    """
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,8 @@
 """The bodies of requests, as pydantic models.
 
-Invariants: a field that is not here is refused by name, never passed over; null stands for "not set", as the SDKs mean it; a label
-that asks nothing of the answer (`user`, `metadata` ...) is taken and kept out of everything.
+Invariants: a field that is not here is refused by name, never passed over; null stands for "not
+set", as the SDKs mean it; a label that asks nothing of the answer (`user`, `metadata` ...) is taken
+and kept out of everything.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.rollout.server.errors import ApiError, refused
 
-LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+LABELS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
 """Fields that ask nothing of the answer."""
 
 M = TypeVar("M", bound=BaseModel)
@@ -61,7 +64,9 @@ class StreamOptions(BaseModel):
 
 
 class FunctionDefinition(BaseModel):
-    """A tool's function. If `strict` is true, its arguments are forced to follow its schema (`grammar.strict_tag`)."""
+    """A tool's function. If `strict` is true, its arguments are forced to follow its schema
+    (`grammar.strict_tag`).
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -128,7 +133,9 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     """Becomes the chat template's own switch (`TemplateCache.with_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
@@ -136,7 +143,11 @@ class ChatRequest(Sampling):
     @property
     def token_limit(self) -> int | None:
         """`max_completion_tokens` goes before `max_tokens`; 0 is refused, not passed over."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return (
+            self.max_completion_tokens
+            if self.max_completion_tokens is not None
+            else self.max_tokens
+        )
 
 
 class CompletionRequest(Sampling):
@@ -168,7 +179,9 @@ class TokenizeRequest(BaseModel):
 
 
 class SessionRequest(BaseModel):
-    """`POST /sessions`: `sampling_params` (SGLang's names) hold for what the session's requests leave open."""
+    """`POST /sessions`: `sampling_params` (SGLang's names) hold for what the session's requests
+    leave open.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -189,7 +202,11 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
     """`body` as a `kind`; a 400 that names the field otherwise."""
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
-    left = {name: value for name, value in body.items() if value is not None and not (labels and name in LABELS)}
+    left = {
+        name: value
+        for name, value in body.items()
+        if value is not None and not (labels and name in LABELS)
+    }
     try:
         return kind.model_validate(left)
     except ValidationError as error:
@@ -199,7 +216,9 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
 def _refusal(error: ValidationError) -> ApiError:
     first = error.errors()[0]
     place = [part for part in first["loc"] if not _is_branch(part)]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
+        "."
+    )
     if first["type"] == "extra_forbidden":
         hint = _INSTEAD.get(param)
         words = f"this endpoint cannot honour {param!r}" + (f": {hint}" if hint else "")
@@ -208,7 +227,9 @@ def _refusal(error: ValidationError) -> ApiError:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Pydantic names the branch of a union in an error's place: `NamedChoice`, `list[str]`, `literal[...]`."""
+    """Pydantic names the branch of a union in an error's place: `NamedChoice`, `list[str]`,
+    `literal[...]`.
+    """
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
 
 

@@ -1,7 +1,8 @@
 """`Received`: the JSON body of a request, as far as its limits allow.
 
 Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. What is
-larger than `LARGE`, and whatever is compressed, is decoded in a thread: it holds up no other request.
+larger than `LARGE`, and whatever is compressed, is decoded in a thread: it holds up no other
+request.
 """
 
 from __future__ import annotations
@@ -39,14 +40,22 @@ class Received:
 
 
 async def receive(request: web.Request, settings: EndpointSettings) -> Received:
-    """Return the body of `request`. Raise `ApiError` if it is too large, too slow, or not a JSON object."""
+    """Return the body of `request`. Raise `ApiError` if it is too large, too slow, or not a JSON
+    object.
+    """
     if request.content_type != "application/json":
         words = f"send Content-Type: application/json, not {request.content_type!r}"
         raise ApiError(415, "unsupported_media_type", words)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "deflate"):
-        raise ApiError(415, "unsupported_media_type", f"Content-Encoding {encoding!r}: send gzip, deflate or identity")
-    return await decoded(await _raw(request, settings), compressed=encoding != "identity", settings=settings)
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"Content-Encoding {encoding!r}: send gzip, deflate or identity",
+        )
+    return await decoded(
+        await _raw(request, settings), compressed=encoding != "identity", settings=settings
+    )
 
 
 async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
@@ -96,12 +105,16 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
     if len(text) > limit:
         raise _too_large(limit)
     if not made.eof or made.unused_data:
-        raise ApiError(400, "invalid_body", "the compressed body is cut off, or goes on after its end")
+        raise ApiError(
+            400, "invalid_body", "the compressed body is cut off, or goes on after its end"
+        )
     return text
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body is larger than {limit} bytes, the limit (--max-body)")
+    return ApiError(
+        413, "body_too_large", f"the body is larger than {limit} bytes, the limit (--max-body)"
+    )
 
 
 def _check_texts(data: Any, limit: int) -> None:

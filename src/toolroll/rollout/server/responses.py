@@ -1,5 +1,6 @@
-"""Answers in OpenAI's wire format, with the exact ids beside them: `prompt_token_ids`, `choices[i].token_ids`, and the id of every
-token in the logprobs (the stop token included, so that they align with `token_ids`)."""
+"""Answers in OpenAI's wire format, with the exact ids beside them: `prompt_token_ids`,
+`choices[i].token_ids`, and the id of every token in the logprobs (the stop token included, so that
+they align with `token_ids`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion, IdArray, Trajectory
 
 
-def chat_body(served: CompletionResult, encoder: Encoder, *, logprobs: bool, top: int) -> dict[str, Any]:
+def chat_body(
+    served: CompletionResult, encoder: Encoder, *, logprobs: bool, top: int
+) -> dict[str, Any]:
     """A `chat.completion`, without the prompt's ids."""
     choices = []
     for index, choice in enumerate(served.choices):
@@ -28,22 +31,36 @@ def chat_body(served: CompletionResult, encoder: Encoder, *, logprobs: bool, top
             **exact(choice),
         }
         choices.append(entry)
-    return {**head(served, "chat.completion"), "choices": choices, "usage": served.usage, **constraint(served)}
+    return {
+        **head(served, "chat.completion"),
+        "choices": choices,
+        "usage": served.usage,
+        **constraint(served),
+    }
 
 
-def text_body(served: CompletionResult, encoder: Encoder, *, logprobs: int | None) -> dict[str, Any]:
+def text_body(
+    served: CompletionResult, encoder: Encoder, *, logprobs: int | None
+) -> dict[str, Any]:
     """A `text_completion`, without the prompt's ids."""
     choices = [
         {
             "index": index,
             "text": choice.text,
             "finish_reason": finish_reason(choice),
-            "logprobs": text_logprobs(choice.completion, encoder, logprobs) if logprobs is not None else None,
+            "logprobs": text_logprobs(choice.completion, encoder, logprobs)
+            if logprobs is not None
+            else None,
             **exact(choice),
         }
         for index, choice in enumerate(served.choices)
     ]
-    return {**head(served, "text_completion"), "choices": choices, "usage": served.usage, **constraint(served)}
+    return {
+        **head(served, "text_completion"),
+        "choices": choices,
+        "usage": served.usage,
+        **constraint(served),
+    }
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
@@ -59,7 +76,10 @@ def head(served: CompletionResult, kind: str) -> dict[str, Any]:
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
     """The exact prompt, and by what the sampling was constrained."""
-    return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"), **constraint(served)}
+    return {
+        "prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"),
+        **constraint(served),
+    }
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
@@ -84,8 +104,14 @@ def wire_message(choice: Choice) -> dict[str, Any]:
 
 
 def finish_reason(choice: Choice) -> str:
-    """`length` stays `length` whatever stands in the reply; `tool_calls` where it ended by itself with a call."""
-    if choice.completion.finish_reason == "stop" and choice.reading is not None and choice.reading.parsed.tool_calls:
+    """`length` stays `length` whatever stands in the reply; `tool_calls` where it ended by
+    itself with a call.
+    """
+    if (
+        choice.completion.finish_reason == "stop"
+        and choice.reading is not None
+        and choice.reading.parsed.tool_calls
+    ):
         return "tool_calls"
     return choice.completion.finish_reason
 
@@ -94,10 +120,15 @@ def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
     """`content`: one entry a sampled token."""
     assert completion.logprobs is not None
     entries = []
-    for at, (index, value) in enumerate(zip(completion.output_ids.tolist(), completion.logprobs.tolist(), strict=True)):
+    for at, (index, value) in enumerate(
+        zip(completion.output_ids.tolist(), completion.logprobs.tolist(), strict=True)
+    ):
         likeliest = completion.top_logprobs[at][:top] if top and completion.top_logprobs else ()
         entries.append(
-            {**_token(encoder, index, value), "top_logprobs": [_token(encoder, other, logprob) for logprob, other in likeliest]}
+            {
+                **_token(encoder, index, value),
+                "top_logprobs": [_token(encoder, other, logprob) for logprob, other in likeliest],
+            }
         )
     return {"content": entries, "refusal": None}
 
@@ -105,7 +136,12 @@ def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 def _token(encoder: Encoder, index: int, logprob: float) -> dict[str, Any]:
     text = encoder.decode([index])
     whole = "\ufffd" not in text
-    return {"token": text, "token_id": index, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+    return {
+        "token": text,
+        "token_id": index,
+        "logprob": logprob,
+        "bytes": list(text.encode()) if whole else None,
+    }
 
 
 def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
@@ -121,11 +157,15 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
         "token_logprobs": completion.logprobs.tolist(),
         "token_ids": completion.output_ids.tolist(),
         "text_offset": offsets[:-1],
-        "top_logprobs": [{encoder.decode([other]): value for value, other in place[:top]} for place in places] if top else None,
+        "top_logprobs": [
+            {encoder.decode([other]): value for value, other in place[:top]} for place in places
+        ]
+        if top
+        else None,
     }
 
 
-# --- training data -------------------------------------------------------------------------------------------------------
+# --- training data --------------------------------------------------------------------------------
 
 
 def trajectory_body(found: Trajectory) -> dict[str, Any]:
@@ -146,7 +186,9 @@ def trajectory_body(found: Trajectory) -> dict[str, Any]:
                 "excluded": turn.excluded,
                 "constrained": constrained_by(turn.sampling_params),
                 "sampling_params": dict(turn.sampling_params),
-                "weight_versions": [[span.version, span.start, span.stop] for span in turn.weight_versions],
+                "weight_versions": [
+                    [span.version, span.start, span.stop] for span in turn.weight_versions
+                ],
                 "prompt_tokens": turn.prompt_tokens,
                 "cached_tokens": turn.cached_tokens,
             }
@@ -180,4 +222,7 @@ class Traced:
 
 def constrained_by(params: Mapping[str, Any]) -> str | None:
     """Which sampling parameter constrained the distribution."""
-    return next((name for name in ("ebnf", "json_schema", "regex", "structural_tag") if params.get(name)), None)
+    return next(
+        (name for name in ("ebnf", "json_schema", "regex", "structural_tag") if params.get(name)),
+        None,
+    )

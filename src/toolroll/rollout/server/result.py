@@ -15,7 +15,9 @@ from toolroll.rollout.types import Completion, IdArray
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `reading` is None for a text completion; `text` is what the client is shown then."""
+    """One answer. `reading` is None for a text completion; `text` is what the client is shown
+    then.
+    """
 
     completion: Completion
     text: str
@@ -24,8 +26,9 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class CompletionResult:
-    """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`); `constrained` says by what the sampling
-    was, if it was. `commit` is called once, when the answers are handed out; `render` makes the body without the prompt's ids."""
+    """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`);
+    `constrained` says by what the sampling was, if it was. `commit` is called once, when the
+    answers are handed out; `render` makes the body without the prompt's ids."""
 
     id: str
     created: int
@@ -41,10 +44,14 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would have."""
+        """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would
+        have.
+        """
         self.write()
         assert self._rest is not None
-        return b"".join((memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}"))
+        return b"".join(
+            (memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}")
+        )
 
     def write(self) -> None:
         """Write the body, if it is not written yet."""

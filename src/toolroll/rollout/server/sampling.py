@@ -1,7 +1,8 @@
 """A request's sampling: OpenAI's names into SGLang's, and what cannot be honoured refused by name.
 
-Invariants: what a request leaves open is the session's, then the endpoint's; nothing is shared between requests; a constrained turn
-is marked as one (its logprobs are those of the constrained distribution).
+Invariants: what a request leaves open is the session's, then the endpoint's; nothing is shared
+between requests; a constrained turn is marked as one (its logprobs are those of the constrained
+distribution).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NO_LIMIT = 1 << 30
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
 _SAME_NAME = (
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty stop_token_ids ignore_eos logit_bias"
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+    "stop_token_ids ignore_eos logit_bias"
 ).split()
 
 
@@ -39,7 +41,11 @@ class EngineCapabilities:
 
 
 def sampling_params(
-    request: Sampling, settings: EndpointSettings, abilities: EngineCapabilities, session_params: Mapping[str, Any], limit: int | None
+    request: Sampling,
+    settings: EndpointSettings,
+    abilities: EngineCapabilities,
+    session_params: Mapping[str, Any],
+    limit: int | None,
 ) -> dict[str, Any]:
     """SGLang's sampling parameters for `request`; `limit` the tokens that it asks for."""
     params = {**settings.sampling_params, **session_params}
@@ -55,8 +61,13 @@ def sampling_params(
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
         if not abilities.deterministic and settings.seed == "refuse":
-            words = "the engine is not deterministic (--enable-deterministic-inference): a seed would not repeat an answer"
-            raise refused("seed", f"{words}; to send it all the same, serve with --seed best_effort")
+            words = (
+                "the engine is not deterministic (--enable-deterministic-inference): a seed "
+                "would not repeat an answer"
+            )
+            raise refused(
+                "seed", f"{words}; to send it all the same, serve with --seed best_effort"
+            )
         params["sampling_seed"] = request.seed
     wanted = limit if limit is not None else settings.default_max_tokens
     if wanted is not None:
@@ -67,16 +78,35 @@ def sampling_params(
     return params
 
 
-def _check(request: Sampling, settings: EndpointSettings, abilities: EngineCapabilities, params: Mapping[str, Any]) -> None:
+def _check(
+    request: Sampling,
+    settings: EndpointSettings,
+    abilities: EngineCapabilities,
+    params: Mapping[str, Any],
+) -> None:
     if request.n > settings.max_choices:
-        raise refused("n", f"n is {request.n}; this endpoint gives at most {settings.max_choices}", code="invalid_value")
+        raise refused(
+            "n",
+            f"n is {request.n}; this endpoint gives at most {settings.max_choices}",
+            code="invalid_value",
+        )
     if request.top_k is not None and request.top_k < 1 and request.top_k != -1:
-        raise refused("top_k", f"top_k is {request.top_k}; it must be -1 or at least 1", code="invalid_value")
+        raise refused(
+            "top_k", f"top_k is {request.top_k}; it must be -1 or at least 1", code="invalid_value"
+        )
     vocab = abilities.vocab_size
     if vocab is not None and any(not 0 <= index < vocab for index in request.stop_token_ids or ()):
-        raise refused("stop_token_ids", f"stop_token_ids holds an id outside the vocabulary of {vocab}", code="invalid_value")
+        raise refused(
+            "stop_token_ids",
+            f"stop_token_ids holds an id outside the vocabulary of {vocab}",
+            code="invalid_value",
+        )
     if vocab is not None and any(not 0 <= index < vocab for index in request.logit_bias or ()):
-        raise refused("logit_bias", f"logit_bias holds an id outside the vocabulary of {vocab}", code="invalid_value")
+        raise refused(
+            "logit_bias",
+            f"logit_bias holds an id outside the vocabulary of {vocab}",
+            code="invalid_value",
+        )
     if abilities.behind_router:
         for name in DROPPED_BY_ROUTERS.intersection(params):
             raise refused(name, f"the router drops {name!r} without a word: it cannot be honoured")
@@ -86,16 +116,20 @@ def check_defaults(params: Mapping[str, Any]) -> None:
     """Refuse sampling parameters of a session that SGLang does not know."""
     for name in params:
         if name not in KNOWN or name == "n":
-            raise refused(f"sampling_params.{name}", f"SGLang has no sampling parameter {name!r} that a session may set")
+            raise refused(
+                f"sampling_params.{name}",
+                f"SGLang has no sampling parameter {name!r} that a session may set",
+            )
 
 
-# --- constraints ---------------------------------------------------------------------------------------------------------
+# --- constraints ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for calls; `constrained` by what; the
-    names of which one must be called, if a call is `forced`; and those whose arguments must follow their schema."""
+    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for
+    calls; `constrained` by what; the names of which one must be called, if a call is `forced`; and
+    those whose arguments must follow their schema."""
 
     tools: list[dict[str, Any]]
     offered: bool
@@ -105,13 +139,24 @@ class ToolUse:
 
 
 def apply_tool_choice(
-    request: ChatRequest, tools: Sequence[dict[str, Any]], parser: str, params: dict[str, Any], *, routed: bool
+    request: ChatRequest,
+    tools: Sequence[dict[str, Any]],
+    parser: str,
+    params: dict[str, Any],
+    *,
+    routed: bool,
 ) -> ToolUse:
-    """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into `params`."""
+    """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
+    `params`.
+    """
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
-        raise refused("tool_choice", "tool_choice asks for a call, and there are no tools", code="invalid_value")
+        raise refused(
+            "tool_choice",
+            "tool_choice asks for a call, and there are no tools",
+            code="invalid_value",
+        )
     constrained = _response_format(request, params)
     if not names or choice == "none":
         return ToolUse([], False, constrained)
@@ -122,17 +167,30 @@ def apply_tool_choice(
         names = [choice.function.name]
     forced = choice == "required" or isinstance(choice, NamedChoice)
     if forced and constrained:
-        raise refused("response_format", "response_format and a forced tool call exclude each other", code="invalid_value")
+        raise refused(
+            "response_format",
+            "response_format and a forced tool call exclude each other",
+            code="invalid_value",
+        )
     one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
     callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
-    strict = tuple(tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict"))
+    strict = tuple(
+        tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict")
+    )
     if strict:
-        place = f"tools[{[tool['function']['name'] for tool in tools].index(strict[0])}].function.strict"
+        names = [tool["function"]["name"] for tool in tools]
+        place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
-            raise refused(place, f"{place} and response_format exclude each other", code="invalid_value")
+            raise refused(
+                place, f"{place} and response_format exclude each other", code="invalid_value"
+            )
         if routed:
-            raise refused(place, f"the router drops the grammar that {place} needs: leave it out, or false")
-        params["structural_tag"] = strict_tag(parser, callable_tools, place, forced=forced, several=not one)
+            raise refused(
+                place, f"the router drops the grammar that {place} needs: leave it out, or false"
+            )
+        params["structural_tag"] = strict_tag(
+            parser, callable_tools, place, forced=forced, several=not one
+        )
         constrained = "strict"
     elif forced:
         params["ebnf"] = call_grammar(parser, names, several=not one)
@@ -156,7 +214,11 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
     if wanted.type == "json_schema":
         schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
         if schema is None:
-            raise refused("response_format", "response_format.json_schema.schema is missing", code="invalid_value")
+            raise refused(
+                "response_format",
+                "response_format.json_schema.schema is missing",
+                code="invalid_value",
+            )
     params["json_schema"] = orjson.dumps(schema).decode()
     return "response_format"
 

@@ -18,7 +18,9 @@ from toolroll.rollout.server.endpoint import Endpoint
 logger = logging.getLogger(__name__)
 
 
-async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]) -> None:
+async def serve(
+    args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is told the address."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -27,7 +29,8 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
     async with Model.from_args(args) as served:
         health = await served.engine.health() if isinstance(served.engine, Engine) else None
         if health is not None and not health.ok:
-            raise UsageError(health.why)  # what it can do, and the length of its context, is asked once, now
+            # what it can do, and the length of its context, is asked once, now
+            raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)
         try:
@@ -35,4 +38,6 @@ async def serve(args: RolloutArgs, settings: EndpointSettings, ready: Callable[[
                 ready(server.url)
                 await stop.wait()
         except OSError as error:
-            raise UsageError(f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}") from error
+            raise UsageError(
+                f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}"
+            ) from error

@@ -1,7 +1,8 @@
 """The sessions of an endpoint: made, found, limited, dropped.
 
-Invariants: an id is checked before it is used for anything; a session belongs to nobody else's key; a session that nobody used for
-the idle time is dropped with its requests; nothing of a request without a session is kept.
+Invariants: an id is checked before it is used for anything; a session belongs to nobody else's key;
+a session that nobody used for the idle time is dropped with its requests; nothing of a request
+without a session is kept.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 def check_id(session_id: str) -> str:
     """`session_id`, if it is one."""
     if not _ID.fullmatch(session_id):
-        words = "a session id is 1 to 128 letters, digits, and any of . _ : @ -, and begins with a letter or a digit"
+        words = (
+            "a session id is 1 to 128 letters, digits, and any of . _ : @ -, and begins with a "
+            "letter or a digit"
+        )
         raise ApiError(400, "invalid_session_id", words, param="session_id")
     return session_id
 
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """One session: its tree, its requests in flight, what it was told of its reward. `trace`: the sampled nodes in the order in which
-    they were handed out, with the kind of request; `texts`: those of text completions; `answers`: how many each prompt got."""
+    """One session: its tree, its requests in flight, what it was told of its reward. `trace`: the
+    sampled nodes in the order in which they were handed out, with the kind of request; `texts`:
+    those of text completions; `answers`: how many each prompt got."""
 
     session: Session
     tree: ConversationTree
@@ -66,11 +71,15 @@ class LiveSession:
             finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
                 if task.cancelled():
-                    raise ApiError(409, "request_aborted", "the session was deleted while it was verified")
+                    raise ApiError(
+                        409, "request_aborted", "the session was deleted while it was verified"
+                    )
                 task.result()
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
-        """Enter what a check of the sequence that ends with `turn` found; once, however many there were."""
+        """Enter what a check of the sequence that ends with `turn` found; once, however many
+        there were.
+        """
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
         turn.checked = True
@@ -95,19 +104,37 @@ class Sessions:
     def passing(self, session_id: str) -> LiveSession:
         """A session for one request: nobody else finds it, and nothing of it is kept."""
         session = Session(session_id)
-        return LiveSession(session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session))
+        return LiveSession(
+            session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session)
+        )
 
-    def create(self, session_id: str, sampling_params: Mapping[str, Any] | None = None) -> LiveSession:
+    def create(
+        self, session_id: str, sampling_params: Mapping[str, Any] | None = None
+    ) -> LiveSession:
         """A new session; refused where the id is taken or the endpoint is full."""
         check_id(session_id)
         self.drop_idle()
         if session_id in self._sessions:
-            raise ApiError(409, "session_exists", f"the session {session_id!r} exists already", param="session_id")
+            raise ApiError(
+                409,
+                "session_exists",
+                f"the session {session_id!r} exists already",
+                param="session_id",
+            )
         if len(self._sessions) >= self._settings.max_sessions:
-            raise ApiError(429, "too_many_sessions", f"this endpoint holds {len(self)} sessions, its limit: delete some", retry=True)
+            raise ApiError(
+                429,
+                "too_many_sessions",
+                f"this endpoint holds {len(self)} sessions, its limit: delete some",
+                retry=True,
+            )
         session = Session(session_id)
         live = LiveSession(
-            session, ConversationTree(session), PendingRequests(self._settings.grace), CompletionIndex(session), sampling_params or {}
+            session,
+            ConversationTree(session),
+            PendingRequests(self._settings.grace),
+            CompletionIndex(session),
+            sampling_params or {},
         )
         self._sessions[session_id] = live
         return live
@@ -125,7 +152,9 @@ class Sessions:
         """The session; a 404 where there is none."""
         live = self._sessions.get(check_id(session_id))
         if live is None:
-            raise ApiError(404, "session_not_found", f"there is no session {session_id!r}", param="session_id")
+            raise ApiError(
+                404, "session_not_found", f"there is no session {session_id!r}", param="session_id"
+            )
         return self._touched(live)
 
     def _touched(self, live: LiveSession) -> LiveSession:

@@ -1,8 +1,8 @@
 """A reply as a stream of deltas, made from the ids as they are sampled.
 
-Invariants: what was sent is never taken back: whatever may turn out to be a marker, a stop string, white space at an edge or half a
-character is held until it is decided; together the deltas are the message of the finished reply. Calls come whole, one by one, each as
-soon as it is closed.
+Invariants: what was sent is never taken back: whatever may turn out to be a marker, a stop string,
+white space at an edge or half a character is held until it is decided; together the deltas are the
+message of the finished reply. Calls come whole, one by one, each as soon as it is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _OPENERS = {"hermes": "<tool_call>"}
 
 
 class GrowingText:
-    """Text of growing ids, half characters held back; each id is decoded a bounded number of times."""
+    """Text of growing ids, half characters held back; each id is decoded a bounded number of
+    times.
+    """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -45,11 +47,16 @@ class GrowingText:
 
 
 class ChoiceDeltas:
-    """The deltas of one choice. `tools` None: none were offered, all text is text. `place` seeds the ids of calls, as in the finished
-    reply."""
+    """The deltas of one choice. `tools` None: none were offered, all text is text. `place` seeds
+    the ids of calls, as in the finished reply."""
 
     def __init__(
-        self, template: ChatTemplate, parser: ToolCallParser, tools: Sequence[Tool] | None, place: str, stop_strings: Sequence[str]
+        self,
+        template: ChatTemplate,
+        parser: ToolCallParser,
+        tools: Sequence[Tool] | None,
+        place: str,
+        stop_strings: Sequence[str],
     ) -> None:
         self._template = template
         self._parser = parser
@@ -64,7 +71,7 @@ class ChoiceDeltas:
         self._content = ""
         self._calls = 0
 
-    # --- while it grows --------------------------------------------------------------------------------------------------
+    # --- while it grows ---------------------------------------------------------------------------
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """What can be told once `ids` (all of them so far) are sampled."""
@@ -109,20 +116,33 @@ class ChoiceDeltas:
         stop = text.rfind(self._closer) + len(self._closer)
         offsets = self._template.encoder.offsets(self._growing.ids, self._growing.text)
         parsed = self._parser.parse(
-            text[:stop], ids=self._growing.ids, offsets=offsets, tools=self._tools, in_reasoning=self._template.opens_reasoning or None
+            text[:stop],
+            ids=self._growing.ids,
+            offsets=offsets,
+            tools=self._tools,
+            in_reasoning=self._template.opens_reasoning or None,
         )
         if all(call.span is not None and call.span[1] <= stop for call in parsed.tool_calls):
-            self._tell_calls(to_openai(with_call_ids(parsed, self._place)).get("tool_calls") or [], deltas)
+            self._tell_calls(
+                to_openai(with_call_ids(parsed, self._place)).get("tool_calls") or [], deltas
+            )
 
     def _safe(self, text: str, markers: Sequence[str]) -> int:
         """Up to where `text` cannot become the beginning of a marker."""
         longest = 0
         for marker in markers:
-            length = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+            length = next(
+                (
+                    n
+                    for n in range(min(len(marker) - 1, len(text)), 0, -1)
+                    if text.endswith(marker[:n])
+                ),
+                0,
+            )
             longest = max(longest, length)
         return len(text) - longest
 
-    # --- at the end ------------------------------------------------------------------------------------------------------
+    # --- at the end -------------------------------------------------------------------------------
 
     def finish(self, reading: ParsedTurn) -> list[Delta]:
         """What is left of the finished reply."""
@@ -132,7 +152,7 @@ class ChoiceDeltas:
         self._tell_calls(reading.message.get("tool_calls") or [], deltas)
         return deltas
 
-    # --- telling ---------------------------------------------------------------------------------------------------------
+    # --- telling ----------------------------------------------------------------------------------
 
     def _tell(self, name: str, text: str, deltas: list[Delta]) -> None:
         told = self._reasoning if name == "reasoning_content" else self._content
@@ -148,6 +168,14 @@ class ChoiceDeltas:
         for index, call in enumerate(calls[self._calls :], start=self._calls):
             function = call["function"]
             opened = {"name": function["name"], "arguments": ""}
-            deltas.append({"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": opened}]})
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": function["arguments"]}}]})
+            deltas.append(
+                {
+                    "tool_calls": [
+                        {"index": index, "id": call["id"], "type": "function", "function": opened}
+                    ]
+                }
+            )
+            deltas.append(
+                {"tool_calls": [{"index": index, "function": {"arguments": function["arguments"]}}]}
+            )
         self._calls = max(self._calls, len(calls))

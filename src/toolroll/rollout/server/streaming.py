@@ -1,7 +1,7 @@
 """A work's answers as events, in OpenAI's chunks.
 
-Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk is an event with OpenAI's error
-body; the chunk with the finish reason also has the exact ids.
+Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk
+is an event with OpenAI's error body; the chunk with the finish reason also has the exact ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamNote
 from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
-from toolroll.rollout.server.responses import chat_logprobs, exact, finish_reason, is_long, text_logprobs, tokens
+from toolroll.rollout.server.responses import (
+    chat_logprobs,
+    exact,
+    finish_reason,
+    is_long,
+    text_logprobs,
+    tokens,
+)
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
@@ -27,18 +34,24 @@ Event = dict[str, Any]
 
 
 async def opened(endpoint: Endpoint, work: PendingRequest[CompletionResult]) -> None:
-    """Wait until a stream has something to tell. What fails before its first token is raised: an HTTP error, which SDKs can retry."""
+    """Wait until a stream has something to tell. What fails before its first token is raised: an
+    HTTP error, which SDKs can retry.
+    """
     while not work.task.done() and not any(work.progress):
         await work.changed.wait()
     if work.failed:
         endpoint.deliver(work)
 
 
-async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> AsyncIterator[bytes]:
+async def event_lines(
+    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+) -> AsyncIterator[bytes]:
     """The whole stream, as server-sent events."""
     events = chat_events if isinstance(asked.request, ChatRequest) else text_events
     try:
-        async for event in events(endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())):
+        async for event in events(
+            endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())
+        ):
             yield b"data: " + orjson.dumps(event) + b"\n\n"
     except Exception as error:  # noqa: BLE001 - the border of the endpoint: the status has been sent, so the refusal is an event
         yield b"data: " + orjson.dumps(api_error(error).body) + b"\n\n"
@@ -46,12 +59,22 @@ async def event_lines(endpoint: Endpoint, asked: ParsedRequest, work: PendingReq
 
 
 async def chat_events(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult], *, stream_id: str, created: int
+    endpoint: Endpoint,
+    asked: ParsedRequest,
+    work: PendingRequest[CompletionResult],
+    *,
+    stream_id: str,
+    created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a chat completion. Raises what the work raises."""
     request, note = asked.request, work.note
     assert isinstance(request, ChatRequest) and isinstance(note, StreamNote)
-    head = {"id": stream_id, "object": "chat.completion.chunk", "created": created, "model": endpoint.model}
+    head = {
+        "id": stream_id,
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": endpoint.model,
+    }
     readers = [
         ChoiceDeltas(
             note.template,
@@ -64,7 +87,12 @@ async def chat_events(
     ]
 
     def chunk(index: int, delta: Event, **more: Any) -> Event:
-        return {**head, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}]}
+        return {
+            **head,
+            "choices": [
+                {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+            ],
+        }
 
     for index in range(request.n):
         yield chunk(index, {"role": "assistant", "content": ""})
@@ -82,31 +110,52 @@ async def chat_events(
             top = top_logprobs(request)
             large = is_long([choice.completion], logprobs=True, top=top)
             encoder = endpoint.served.template.encoder
-            logprobs = await call_of_size(chat_logprobs, choice.completion, encoder, top, large=large)
-        last = chunk(index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice))
+            logprobs = await call_of_size(
+                chat_logprobs, choice.completion, encoder, top, large=large
+            )
+        last = chunk(
+            index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
+        )
         yield {**last, **tokens(served)}
     if request.stream_options is not None and request.stream_options.include_usage:
         yield {**head, "choices": [], "usage": served.usage}
 
 
 async def text_events(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult], *, stream_id: str, created: int
+    endpoint: Endpoint,
+    asked: ParsedRequest,
+    work: PendingRequest[CompletionResult],
+    *,
+    stream_id: str,
+    created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
     request = asked.request
     assert isinstance(request, CompletionRequest)
     encoder = endpoint.served.template.encoder
-    head = {"id": stream_id, "object": "text_completion", "created": created, "model": endpoint.model}
+    head = {
+        "id": stream_id,
+        "object": "text_completion",
+        "created": created,
+        "model": endpoint.model,
+    }
     texts = [GrowingText(encoder) for _ in range(request.n)]
     told = [0] * request.n
 
     def chunk(index: int, text: str, **more: Any) -> Event:
-        return {**head, "choices": [{"index": index, "text": text, "logprobs": None, "finish_reason": None, **more}]}
+        return {
+            **head,
+            "choices": [
+                {"index": index, "text": text, "logprobs": None, "finish_reason": None, **more}
+            ],
+        }
 
     async for progress in _followed(work):
         for index, growing in enumerate(texts):
             ids = progress[index]
-            growing.grow(ids[:-1] if ids and ids[-1] in endpoint.served.template.stop_token_ids else ids)
+            growing.grow(
+                ids[:-1] if ids and ids[-1] in endpoint.served.template.stop_token_ids else ids
+            )
             held = max(map(len, request.stop_strings), default=0)
             fresh = growing.text[told[index] : len(growing.text) - held]
             if fresh:
@@ -117,8 +166,16 @@ async def text_events(
         logprobs = None
         if request.logprobs is not None:
             large = is_long([choice.completion], logprobs=True, top=request.logprobs)
-            logprobs = await call_of_size(text_logprobs, choice.completion, encoder, request.logprobs, large=large)
-        last = chunk(index, choice.text[told[index] :], logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice))
+            logprobs = await call_of_size(
+                text_logprobs, choice.completion, encoder, request.logprobs, large=large
+            )
+        last = chunk(
+            index,
+            choice.text[told[index] :],
+            logprobs=logprobs,
+            finish_reason=finish_reason(choice),
+            **exact(choice),
+        )
         yield {**last, **tokens(served)}
     if request.stream_options is not None and request.stream_options.include_usage:
         yield {**head, "choices": [], "usage": served.usage}

@@ -1,4 +1,6 @@
-"""The served chat template under other switches (`chat_template_kwargs`, `reasoning_effort`), a bounded number of them."""
+"""The served chat template under other switches (`chat_template_kwargs`, `reasoning_effort`), a
+bounded number of them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from toolroll.rollout.template.caches.sandbox import compile_template
 from toolroll.rollout.template.chat_template import ChatTemplate
 
 _KEPT = 16
-_RESERVED = frozenset({"messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "strftime_now", "conversation"})
+_RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "strftime_now",
+        "conversation",
+    }
+)
 _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 """Switches for how much a model thinks, as chat templates name them. The last two are on or off."""
 
@@ -33,10 +45,16 @@ class TemplateCache:
             return switches
         name = self._effort
         if name is None:
-            words = f"the chat template has no switch for reasoning_effort (it would be {', '.join(_EFFORTS)})"
+            words = (
+                f"the chat template has no switch for reasoning_effort (it would be "
+                f"{', '.join(_EFFORTS)})"
+            )
             raise refused("reasoning_effort", f"{words}: leave it out")
         if name in switches:
-            raise refused("reasoning_effort", f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one")
+            raise refused(
+                "reasoning_effort",
+                f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one",
+            )
         return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
 
     @cached_property
@@ -53,7 +71,11 @@ class TemplateCache:
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"
             raise refused(name, f"{name} is not a switch of the template")
-        if all(name in self._template.renderer.kwargs and self._template.renderer.kwargs[name] == switches[name] for name in switches):
+        if all(
+            name in self._template.renderer.kwargs
+            and self._template.renderer.kwargs[name] == switches[name]
+            for name in switches
+        ):
             return self._template
         key = orjson.dumps(switches, option=orjson.OPT_SORT_KEYS)
         made = self._made.get(key)

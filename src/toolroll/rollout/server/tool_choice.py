@@ -1,8 +1,11 @@
-"""Tool calls that must be made, or must follow their schema: grammars in the model's own wire format.
+"""Tool calls that must be made, or must follow their schema: grammars in the model's own wire
+format.
 
-A call is forced by EBNF, since that reaches the engine through every router (they drop `structural_tag`): a call of an offered tool
-with arguments of any kind, which the parser checks against the tool's schema. Arguments of `strict` tools are forced to follow their
-schema by a structural tag. One entry per wire format: a format that is not here cannot be forced, and the request is refused.
+A call is forced by EBNF, since that reaches the engine through every router (they drop
+`structural_tag`): a call of an offered tool with arguments of any kind, which the parser checks
+against the tool's schema. Arguments of `strict` tools are forced to follow their schema by a
+structural tag. One entry per wire format: a format that is not here cannot be forced, and the
+request is refused.
 """
 
 from __future__ import annotations
@@ -27,24 +30,37 @@ string ::= "\"" character* "\""
 character ::= [^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= " "?
-"""
+"""  # noqa: E501
 
 
 def _hermes(names: Sequence[str], *, several: bool) -> str:
     alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     opened, closed = _literal('<tool_call>\n{"name": '), _literal("}\n</tool_call>")
-    return f'{root}\ncall ::= {opened} name ", \\"arguments\\": " object {closed}\nname ::= {alternatives}{_JSON}'
+    return (
+        f'{root}\ncall ::= {opened} name ", \\"arguments\\": " object {closed}\nname ::= '
+        f"{alternatives}{_JSON}"
+    )
 
 
 def _llama3(names: Sequence[str], *, several: bool) -> str:
     alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
-    return f'root ::= "{{\\"name\\": " name ", \\"parameters\\": " object "}}"\nname ::= {alternatives}{_JSON}'
+    return (
+        f'root ::= "{{\\"name\\": " name ", \\"parameters\\": " object "}}"\nname ::= '
+        f"{alternatives}{_JSON}"
+    )
 
 
-def _marked_up(names: Sequence[str], *, several: bool, head: tuple[str, str], argument: tuple[str, str, str], tail: str) -> str:
-    """Calls whose arguments stand between tags, each a name and a text: `head` around the function's name, `argument` around its key
-    and its value, `tail` at the end."""
+def _marked_up(
+    names: Sequence[str],
+    *,
+    several: bool,
+    head: tuple[str, str],
+    argument: tuple[str, str, str],
+    tail: str,
+) -> str:
+    """Calls whose arguments stand between tags, each a name and a text: `head` around the
+    function's name, `argument` around its key and its value, `tail` at the end."""
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
     return "\n".join(
@@ -69,29 +85,48 @@ _glm45 = partial(
     argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     tail="</tool_call>",
 )
-_GRAMMARS: dict[str, Callable[..., str]] = {"hermes": _hermes, "llama3": _llama3, "qwen3_coder": _qwen3_coder, "glm45": _glm45}
+_GRAMMARS: dict[str, Callable[..., str]] = {
+    "hermes": _hermes,
+    "llama3": _llama3,
+    "qwen3_coder": _qwen3_coder,
+    "glm45": _glm45,
+}
 CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
 """What a call ends with: a stop string where only one call is allowed."""
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
-    """EBNF of one call, or `several`, of one of the tools `names`, as the parser named `parser` reads it."""
+    """EBNF of one call, or `several`, of one of the tools `names`, as the parser named `parser`
+    reads it.
+    """
     make = _GRAMMARS.get(parser)
     if make is None:
-        raise refused("tool_choice", f"calls in the format {parser!r} cannot be forced: leave tool_choice at auto")
+        raise refused(
+            "tool_choice",
+            f"calls in the format {parser!r} cannot be forced: leave tool_choice at auto",
+        )
     return make(names, several=several)
 
 
-def strict_tag(parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool) -> str:
+def strict_tag(
+    parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool
+) -> str:
     """Return a structural tag under which calls of `tools` that are strict follow their schema.
 
-    `forced`: there is nothing but a call, or `several`. `place` names the first strict tool, for the refusal of another format.
+    `forced`: there is nothing but a call, or `several`. `place` names the first strict tool, for
+    the refusal of another format.
     """
     if parser != "hermes":
-        raise refused(place, f"{place} cannot be honoured for calls in the format {parser!r}: leave it out, or false")
+        raise refused(
+            place,
+            f"{place} cannot be honoured for calls in the format {parser!r}: leave it out, or "
+            f"false",
+        )
     tags = []
     for function in (tool["function"] for tool in tools):
-        schema = (function.get("parameters") if function.get("strict") else None) or {"type": "object"}
+        schema = (function.get("parameters") if function.get("strict") else None) or {
+            "type": "object"
+        }
         begin = f'<tool_call>\n{{"name": {orjson.dumps(function["name"]).decode()}, "arguments": '
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"})
@@ -103,33 +138,47 @@ def strict_tag(parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, f
 
 
 def check_called(
-    forced: Sequence[str], strict: Sequence[str], reading: ParsedTurn, completion: Completion, template: ChatTemplate
+    forced: Sequence[str],
+    strict: Sequence[str],
+    reading: ParsedTurn,
+    completion: Completion,
+    template: ChatTemplate,
 ) -> None:
-    """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a call of one of the tools `strict`
-    that is against its schema.
+    """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a
+    call of one of the tools `strict` that is against its schema.
 
-    The engine did not follow the grammar (one without a grammar backend ignores it), so the turn is not what was asked for, and
-    must not be marked as constrained. A reply that was cut, by its length or by a stop of the client's, may end before its call.
+    The engine did not follow the grammar (one without a grammar backend ignores it), so the turn is
+    not what was asked for, and must not be marked as constrained. A reply that was cut, by its
+    length or by a stop of the client's, may end before its call.
     """
     matched = completion.matched
-    cut = isinstance(matched, str) or (isinstance(matched, int) and matched not in template.stop_token_ids)
+    cut = isinstance(matched, str) or (
+        isinstance(matched, int) and matched not in template.stop_token_ids
+    )
     if completion.finish_reason != "stop" or cut:
         return
     calls = reading.parsed.tool_calls
     words = None
     if forced and not any(call.name in forced for call in calls):
-        words = f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
+        words = (
+            f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
+        )
     wrong = next((call for call in calls if call.name in strict and not call.ok), None)
     if wrong is not None:
         words = f"{wrong.name} is strict, and its call is not what its schema says ({wrong.error})"
     if words is not None:
-        raise ApiError(502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent")
+        raise ApiError(
+            502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent"
+        )
 
 
 def call_closer(parser: str) -> str:
     """The stop string that ends a turn behind its first call."""
     if parser not in CLOSERS:
-        raise refused("parallel_tool_calls", f"calls in the format {parser!r} cannot be kept to one: leave parallel_tool_calls open")
+        raise refused(
+            "parallel_tool_calls",
+            f"calls in the format {parser!r} cannot be kept to one: leave parallel_tool_calls open",
+        )
     return CLOSERS[parser]
 
 

@@ -1,6 +1,7 @@
 """`TurnNode`: one turn that was served, and `PrefixMatch`: how much of a request repeats one.
 
-Invariant: neither changes what it says of the conversation once it is made; a turn holds only the messages that it added.
+Invariant: neither changes what it says of the conversation once it is made; a turn holds only the
+messages that it added.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from toolroll.rollout.types import IdArray, Message
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One served turn: the messages that its prompt added, the reply, its node, and under what it was served."""
+    """One served turn: the messages that its prompt added, the reply, its node, and under what
+    it was served.
+    """
 
     parent: TurnNode | None
     added: tuple[Message, ...]
@@ -42,18 +45,29 @@ class TurnNode:
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
-    """The request that it came from, as long as that is kept for a retry: a turn does not keep it alive."""
+    """The request that it came from, as long as that is kept for a retry: a turn does not keep
+    it alive.
+    """
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
-        """The request that it came from, if that is still kept; it is asked for once, by who goes on from the answer."""
+        """The request that it came from, if that is still kept; it is asked for once, by who
+        goes on from the answer.
+        """
         source, self.source = self.source, None
         return source() if source is not None else None
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
-        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where that is kept, without a walk."""
-        source = self.source  # read once: another request may take it while this one is planned in a thread
+        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where
+        that is kept, without a walk.
+        """
+        # read once: another request may take it while this one is planned in a thread
+        source = self.source
         work = source() if source is not None else None
-        begun = [work.task.result().prompt_ids, self.node.ids] if work is not None else [session.path_ids(self.node)]
+        begun = (
+            [work.task.result().prompt_ids, self.node.ids]
+            if work is not None
+            else [session.path_ids(self.node)]
+        )
         return np.concatenate([*begun, delta])
 
     def messages(self) -> list[Message]:
@@ -66,8 +80,8 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return whether the first `length` messages of `given`, which say what was served up to here, leave its
-        reasoning alone, or out."""
+        """Return whether the first `length` messages of `given`, which say what was served up to
+        here, leave its reasoning alone, or out."""
         turn: TurnNode | None = self
         while turn is not None:
             start = length - len(turn.added) - 1
@@ -101,7 +115,9 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `length` messages of a request repeat `turn`; `served`: the same messages as they were served."""
+    """The first `length` messages of a request repeat `turn`; `served`: the same messages as
+    they were served.
+    """
 
     turn: TurnNode
     length: int

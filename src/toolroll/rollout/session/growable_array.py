@@ -1,6 +1,7 @@
 """`GrowableArray`: numbers of one kind in one piece of memory that grows.
 
-Invariant: what was given out is never written again: views are of memory that only grows behind them, and no copies.
+Invariant: what was given out is never written again: views are of memory that only grows behind
+them, and no copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`JsonIds`: the ids of a growing prompt as JSON, and what a request is checked by: their number and the highest one."""
+"""`JsonIds`: the ids of a growing prompt as JSON, and what a request is checked by: their number
+and the highest one.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ class Node:
 
     @property
     def ids(self) -> IdArray:
-        """Its tokens: a view that refuses to be written, and that keeps the memory of the whole tree's ids alive."""
+        """Its tokens: a view that refuses to be written, and that keeps the memory of the whole
+        tree's ids alive.
+        """
         return self.tree.ids_of(self.index)
 
     @property

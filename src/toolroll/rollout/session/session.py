@@ -1,8 +1,9 @@
 """`Session`: the token tree of one episode, and the single writer of ids, loss mask and logprobs.
 
-Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is begun (`fork`), so the prompt of
-turn n+1 begins with all tokens of turn n (I1); a node that was sampled is trained in the first path that holds it and is context
-in every later one (I2, I5); nodes hold only the tokens they add. `grow` and `grow_sampled` write at any node of the tree, for
+Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is
+begun (`fork`), so the prompt of turn n+1 begins with all tokens of turn n (I1); a node that was
+sampled is trained in the first path that holds it and is context in every later one (I2, I5); nodes
+hold only the tokens they add. `grow` and `grow_sampled` write at any node of the tree, for
 conversations that branch, and leave the current path alone.
 """
 
@@ -27,23 +28,35 @@ CONTEXT = "context"
 
 
 class Session:
-    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and its prefix cache.
+    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and
+    its prefix cache.
 
-    What is no list of token ids is refused with `TokenError`, and so is a node of another session: nothing is written then.
+    What is no list of token ids is refused with `TokenError`, and so is a node of another session:
+    nothing is written then.
     """
 
-    __slots__ = ("__weakref__", "_head", "_observed", "_params", "_path", "_text", "_tree", "session_id")
+    __slots__ = (
+        "__weakref__",
+        "_head",
+        "_observed",
+        "_params",
+        "_path",
+        "_text",
+        "_tree",
+        "session_id",
+    )
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self._tree = TokenTree()
         self._head = NONE
-        self._path = self._tree.ids  # the current path's ids: the tree's own, as long as that is one path
+        # the current path's ids: the tree's own, as long as that is one path
+        self._path = self._tree.ids
         self._text = JsonIds()
         self._observed: dict[tuple[int, bytes], int] = {}
         self._params: Mapping[str, Any] = {}
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
         """Append tokens that the environment or the template wrote: mask 0."""
@@ -57,11 +70,16 @@ class Session:
         """
         ids = _checked_ids_of(completion)
         if self._head == NONE:
-            raise TokenError("a completion cannot be the first of a session: observe its prompt before it")
-        return self._append(ids, self._tree.add_sampled(self._head, ids, completion, self._shared(sampling_params)))
+            raise TokenError(
+                "a completion cannot be the first of a session: observe its prompt before it"
+            )
+        return self._append(
+            ids, self._tree.add_sampled(self._head, ids, completion, self._shared(sampling_params))
+        )
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
-        """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the current path.
+        """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the
+        current path.
 
         The shared nodes are whole ones; what was sampled in them stays trained in the first path.
         """
@@ -77,7 +95,9 @@ class Session:
         return node
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
-        """Take sampled nodes (default: all) out of training, with the reason; their tokens stay where they are."""
+        """Take sampled nodes (default: all) out of training, with the reason; their tokens stay
+        where they are.
+        """
         for index in range(len(self._tree)) if nodes is None else map(self._index, nodes):
             if self._tree.completed(index):
                 self._tree.excluded.setdefault(index, reason)
@@ -94,16 +114,21 @@ class Session:
         return Node(self._tree, index)
 
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A copy of `sampling_params`; the last one where they are the same, as they are for nearly every turn."""
+        """A copy of `sampling_params`; the last one where they are the same, as they are for
+        nearly every turn.
+        """
         if self._params != sampling_params:
             self._params = dict(sampling_params)
         return self._params
 
-    # --- writing anywhere in the tree ------------------------------------------------------------------------------------
+    # --- writing anywhere in the tree -------------------------------------------------------------
 
-    def grow(self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None) -> Node:
-        """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were added there before, that node is
-        given back: several answers to one prompt are siblings behind one node. `reason`: why a path is begun anew here."""
+    def grow(
+        self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None
+    ) -> Node:
+        """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were
+        added there before, that node is given back: several answers to one prompt are siblings
+        behind one node. `reason`: why a path is begun anew here."""
         added, behind = _checked(ids), self._index(parent)
         key = (behind, blake2b(added.tobytes(), digest_size=16).digest())
         index = self._observed.get(key)
@@ -113,10 +138,19 @@ class Session:
                 self._tree.fork_reasons[index] = reason
         return Node(self._tree, index)
 
-    def grow_sampled(self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
-        """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises `TokenError` as `sample` does."""
+    def grow_sampled(
+        self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]
+    ) -> Node:
+        """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises
+        `TokenError` as `sample` does.
+        """
         ids = _checked_ids_of(completion)
-        return Node(self._tree, self._tree.add_sampled(self._index(parent), ids, completion, self._shared(sampling_params)))
+        return Node(
+            self._tree,
+            self._tree.add_sampled(
+                self._index(parent), ids, completion, self._shared(sampling_params)
+            ),
+        )
 
     def _index(self, node: Node | None) -> int:
         """The place of `node` in the tree; `NONE` for None."""
@@ -126,7 +160,7 @@ class Session:
             raise TokenError(f"this node is of another session, not of {self.session_id!r}")
         return node.index
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._text)
@@ -138,7 +172,9 @@ class Session:
 
     @property
     def input_ids(self) -> IdArray:
-        """The current path's ids: the next request's prompt. A view that refuses to be written, and that never changes."""
+        """The current path's ids: the next request's prompt. A view that refuses to be written,
+        and that never changes.
+        """
         return self._path.view(0, len(self._text))
 
     @property
@@ -148,7 +184,9 @@ class Session:
 
     @property
     def input_ids_json(self) -> bytes:
-        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new tokens) to encode."""
+        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new
+        tokens) to encode.
+        """
         return self._text.json
 
     @property
@@ -166,11 +204,13 @@ class Session:
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
-        """The last node of the path to `end` (default: the current path) up to which `ids` agree with it token for token; None for
-        no whole node."""
+        """The last node of the path to `end` (default: the current path) up to which `ids` agree
+        with it token for token; None for no whole node."""
         tree, shared = self._tree, NONE
         for index in tree.path(self._index(end) if end is not None else self._head):
-            if tree.stop(index) > len(ids) or not np.array_equal(tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]):
+            if tree.stop(index) > len(ids) or not np.array_equal(
+                tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]
+            ):
                 break
             shared = index
         return None if shared == NONE else Node(tree, shared)
@@ -178,12 +218,14 @@ class Session:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Every path from a root to a leaf, in the order in which they were begun.
 
-        Tokens behind the last sampled one are left out: nothing was sampled from them. A path on which nothing was sampled is
-        given only if the session has no other.
+        Tokens behind the last sampled one are left out: nothing was sampled from them. A path on
+        which nothing was sampled is given only if the session has no other.
         """
         tree = self._tree
         leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
-        paths = _maximal([path for path in (_trimmed(tree, tree.path(leaf)) for leaf in leaves) if path])
+        paths = _maximal(
+            [path for path in (_trimmed(tree, tree.path(leaf)) for leaf in leaves) if path]
+        )
         if not paths and leaves:
             paths = [tree.path(leaves[0])]
         trained: set[int] = set()
@@ -197,7 +239,9 @@ def _checked(given: Sequence[int] | IdArray) -> IdArray:
     except ValueError as error:  # lists of several lengths
         raise TokenError(f"token ids must be one list of integers: {error}") from error
     if ids.ndim != 1:
-        raise TokenError(f"token ids must be one list of integers: these have the shape {ids.shape}")
+        raise TokenError(
+            f"token ids must be one list of integers: these have the shape {ids.shape}"
+        )
     if ids.dtype == np.int32 or not ids.size:
         return ids.astype(np.int32, copy=False)
     if ids.dtype.kind not in "iu":
@@ -210,13 +254,16 @@ def _checked(given: Sequence[int] | IdArray) -> IdArray:
 def _checked_ids_of(completion: Completion) -> IdArray:
     ids, logprobs = _checked(completion.output_ids), completion.logprobs
     if logprobs is not None and np.shape(logprobs) != ids.shape:
-        raise TokenError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs of the shape {np.shape(logprobs)}")
+        raise TokenError(
+            f"{len(ids)} sampled ids came with {len(logprobs)} logprobs of the shape "
+            f"{np.shape(logprobs)}"
+        )
     return ids
 
 
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
-    """`paths` without those that are the beginning of another one, and without doubles (a path of which only a prompt that was
-    never answered is cut off)."""
+    """`paths` without those that are the beginning of another one, and without doubles (a path of
+    which only a prompt that was never answered is cut off)."""
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
     return list(kept.values())[::-1]
@@ -246,13 +293,19 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
         if found is not None:
             logprobs[turn.start : turn.stop] = found
         turns.append(turn)
-    first = next((turn.start for turn in turns if turn.excluded != CONTEXT), turns[0].start if turns else length)
+    first = next(
+        (turn.start for turn in turns if turn.excluded != CONTEXT),
+        turns[0].start if turns else length,
+    )
     return Trajectory(
         tree.ids_along(path),
         loss_mask,
         logprobs,
         tuple(turns),
         first,
-        fork_reason=next((tree.fork_reasons[index] for index in reversed(path) if index in tree.fork_reasons), None),
+        fork_reason=next(
+            (tree.fork_reasons[index] for index in reversed(path) if index in tree.fork_reasons),
+            None,
+        ),
         routed_experts=tree.routed_experts.get(path[-1]),
     )

@@ -1,8 +1,9 @@
 """`TokenTree`: the tokens of a session, each held once, with who sampled them.
 
-Invariants: nodes are only ever added, behind any node that is there, and hold only the tokens they add; a live episode is a handful of
-arrays, not objects: the garbage collector visits every object that can refer to another, and all that those refer to. So a node is a
-row of numbers, and what the engine said beside its tokens is one flat tuple of atoms, which the collector leaves alone.
+Invariants: nodes are only ever added, behind any node that is there, and hold only the tokens they
+add; a live episode is a handful of arrays, not objects: the garbage collector visits every object
+that can refer to another, and all that those refer to. So a node is a row of numbers, and what the
+engine said beside its tokens is one flat tuple of atoms, which the collector leaves alone.
 """
 
 from __future__ import annotations
@@ -25,17 +26,29 @@ _WIDTH = 7
 class TokenTree:
     """Empty at first. Its nodes are numbered from 0 in the order in which they were added.
 
-    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons` and `routed_experts` are by node, where there is one.
+    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons` and `routed_experts`
+    are by node, where there is one.
     """
 
-    __slots__ = ("_logprobs", "_params", "_rows", "_said", "excluded", "fork_reasons", "ids", "routed_experts")
+    __slots__ = (
+        "_logprobs",
+        "_params",
+        "_rows",
+        "_said",
+        "excluded",
+        "fork_reasons",
+        "ids",
+        "routed_experts",
+    )
 
     def __init__(self) -> None:
         self.ids = GrowableArray(np.intc)
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
         self.routed_experts: dict[int, Any] = {}
-        self._rows = array("i")  # _WIDTH numbers a node: parent, first place in the path, tokens, where ids, `said`, logprobs are
+        # _WIDTH numbers a node: parent, first place in the path, tokens, where ids, `said`,
+        # logprobs are
+        self._rows = array("i")
         self._logprobs = GrowableArray(np.float32)
         self._said: list[tuple[Any, ...]] = []
         self._params: list[Mapping[str, Any]] = []
@@ -43,15 +56,18 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self._rows) // _WIDTH
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def add(self, parent: int, ids: IdArray) -> int:
         """A node of observed tokens behind `parent` (`NONE`: a root)."""
         return self._add(parent, ids, NONE, NONE)
 
-    def add_sampled(self, parent: int, ids: IdArray, completion: Completion, sampling_params: Mapping[str, Any]) -> int:
-        """A node of sampled tokens behind `parent`: the ids of `completion`, and what the engine said beside them; its `text` is not
-        kept, since the ids are the record. `sampling_params` are kept as they are: nobody may change them behind."""
+    def add_sampled(
+        self, parent: int, ids: IdArray, completion: Completion, sampling_params: Mapping[str, Any]
+    ) -> int:
+        """A node of sampled tokens behind `parent`: the ids of `completion`, and what the engine
+        said beside them; its `text` is not kept, since the ids are the record. `sampling_params`
+        are kept as they are: nobody may change them behind."""
         said, logprobs = len(self._said), NONE
         if completion.logprobs is not None:
             logprobs = len(self._logprobs)
@@ -60,7 +76,8 @@ class TokenTree:
         self._params.append(sampling_params)
         node = self._add(parent, ids, said, logprobs)
         if completion.routed_experts is not None:
-            for before in self.upwards(parent):  # the experts of a later turn hold those of the turns before it
+            # the experts of a later turn hold those of the turns before it
+            for before in self.upwards(parent):
                 self.routed_experts.pop(before, None)
             self.routed_experts[node] = completion.routed_experts
         return node
@@ -68,12 +85,22 @@ class TokenTree:
     def _add(self, parent: int, ids: IdArray, said: int, logprobs: int) -> int:
         node, first = len(self), len(self.ids)
         self.ids.append(ids)  # before the row, so that what cannot be kept leaves no node
-        self._rows.extend((parent, self.stop(parent) if parent != NONE else 0, len(self.ids) - first, first, said, logprobs, 0))
+        self._rows.extend(
+            (
+                parent,
+                self.stop(parent) if parent != NONE else 0,
+                len(self.ids) - first,
+                first,
+                said,
+                logprobs,
+                0,
+            )
+        )
         if parent != NONE:
             self._rows[parent * _WIDTH + _CHILDREN] += 1
         return node
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def parent(self, node: int) -> int:
         """The node that it stands behind; `NONE` for a root."""
@@ -102,7 +129,9 @@ class TokenTree:
         """Their logprobs: a view that refuses to be written; None where there are none."""
         at = node * _WIDTH
         first = self._rows[at + _LOGPROBS]
-        return None if first == NONE else self._logprobs.view(first, first + self._rows[at + _LENGTH])
+        return (
+            None if first == NONE else self._logprobs.view(first, first + self._rows[at + _LENGTH])
+        )
 
     def completed(self, node: int) -> bool:
         """Whether it is what the engine answered."""
@@ -122,7 +151,9 @@ class TokenTree:
         at = self._rows[node * _WIDTH + _SAID]
         if at == NONE:
             return None
-        finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = self._said[at]
+        finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = (
+            self._said[at]
+        )
         return Completion(
             output_ids=self.ids_of(node),
             logprobs=self.logprobs_of(node),
@@ -165,7 +196,9 @@ class TokenTree:
         return list(self.upwards(node))[::-1]
 
     def ids_along(self, path: list[int]) -> IdArray:
-        """The tokens of nodes that follow each other in a path, as an array of its own: what was added together is copied together."""
+        """The tokens of nodes that follow each other in a path, as an array of its own: what was
+        added together is copied together.
+        """
         pieces: list[IdArray] = []
         first = stop = 0
         for node in path:
@@ -179,7 +212,11 @@ class TokenTree:
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:
-    spans = (atom for span in completion.weight_versions for atom in (span.version, span.start, span.stop))
+    spans = (
+        atom
+        for span in completion.weight_versions
+        for atom in (span.version, span.start, span.stop)
+    )
     return (
         completion.finish_reason,
         completion.matched,
@@ -194,4 +231,7 @@ def _packed(completion: Completion) -> tuple[Any, ...]:
 
 def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
     """The weight versions that `_packed` laid down as atoms, moved by `shift` tokens."""
-    return tuple(WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift) for at in range(0, len(spans), 3))
+    return tuple(
+        WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift)
+        for at in range(0, len(spans), 3)
+    )

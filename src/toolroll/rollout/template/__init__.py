@@ -1,7 +1,17 @@
-"""Chat templates: exact first prompts and exact deltas, for any Hugging Face chat template, and the report on one."""
+"""Chat templates: exact first prompts and exact deltas, for any Hugging Face chat template, and
+the report on one.
+"""
 
 from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify
 from toolroll.rollout.template.chat_template import ChatTemplate, Delta
 from toolroll.rollout.template.transcript import last_message_delta, tokenize_conversation
 
-__all__ = ["ChatTemplate", "Delta", "ProbeResult", "TemplateReport", "certify", "last_message_delta", "tokenize_conversation"]
+__all__ = [
+    "ChatTemplate",
+    "Delta",
+    "ProbeResult",
+    "TemplateReport",
+    "certify",
+    "last_message_delta",
+    "tokenize_conversation",
+]

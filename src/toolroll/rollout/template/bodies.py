@@ -1,8 +1,10 @@
-"""Control-token text in the bodies of messages: which parts of a render are text of somebody else (I6).
+"""Control-token text in the bodies of messages: which parts of a render are text of somebody else
+(I6).
 
-The bodies are found by rendering twice: as they are, and with each control token's text replaced by a
-marker. What the markers replaced is ordinary text, whatever it spells. If a template treats the marked
-messages differently in anything else, the spans cannot be told, and the conversation is refused.
+The bodies are found by rendering twice: as they are, and with each control token's text replaced by
+a marker. What the markers replaced is ordinary text, whatever it spells. If a template treats the
+marked messages differently in anything else, the spans cannot be told, and the conversation is
+refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
-"""Ten letters without case, for the digits of a marker: no template changes, escapes or strips them."""
+"""Ten letters without case, for the digits of a marker: no template changes, escapes or strips
+them.
+"""
 
 
 def _written(number: int) -> str:
@@ -40,10 +44,11 @@ _CACHED = 4 << 20
 
 
 class BodyMasker:
-    """Replaces control-token text in messages and tools by markers, and finds its place in a render.
+    """Replaces control-token text in messages and tools by markers, and finds its place in a
+    render.
 
-    In a message of the assistant, only special tokens are replaced, and none that the template itself
-    looks for in a text: Qwen3's takes a thought out of a content by its `</think>`.
+    In a message of the assistant, only special tokens are replaced, and none that the template
+    itself looks for in a text: Qwen3's takes a thought out of a content by its `</think>`.
     """
 
     def __init__(self, encoder: Encoder, source: str) -> None:
@@ -59,7 +64,8 @@ class BodyMasker:
     def spelled_in(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> set[str]:
         """Return the control-token text in `messages` and `tools`, in lower case.
 
-        Strings that hold none, and lists of tools, are cached: those of a conversation come every turn.
+        Strings that hold none, and lists of tools, are cached: those of a conversation come every
+        turn.
         """
         key = _key(tools)
         found = self._tools.get(key) if key is not None else None
@@ -86,7 +92,9 @@ class BodyMasker:
             return set().union(*map(self._spelled, item), *map(self._spelled, item.values()))
         return set().union(*map(self._spelled, item)) if isinstance(item, list | tuple) else set()
 
-    def mask(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[list[Message], list[Tool], list[str]]:
+    def mask(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> tuple[list[Message], list[Tool], list[str]]:
         """Return copies of `messages` and `tools` with markers, and the texts that they replace."""
         originals: list[str] = []
 
@@ -116,8 +124,13 @@ class BodyMasker:
         if not isinstance(content, list):
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
-        if len(pattern.findall("".join(texts))) != sum(len(pattern.findall(text)) for text in texts):
-            raise TemplateError("the parts of a message's content form the text of a control token together: join them")
+        if len(pattern.findall("".join(texts))) != sum(
+            len(pattern.findall(text)) for text in texts
+        ):
+            raise TemplateError(
+                "the parts of a message's content form the text of a control token together: join "
+                "them"
+            )
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
         """Return the spans of `text` that the markers in the render `masked` replaced.
@@ -136,7 +149,8 @@ class BodyMasker:
         if len(spans) == len(places) and at == len(text):
             return tuple(spans)
         raise TemplateError(
-            "a message holds the text of a control token, and the chat template renders the message "
+            "a message holds the text of a control token, and the chat template renders the "
+            "message "
             "differently because of it: it cannot be encoded as plain text"
         )
 
@@ -169,7 +183,9 @@ def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
 
 
 def _looked_for(source: str) -> Iterator[str]:
-    """Yield the strings that a template compares texts with, or gives to a method, a filter or a test."""
+    """Yield the strings that a template compares texts with, or gives to a method, a filter or a
+    test.
+    """
     try:
         plain = _GENERATION.sub("", source)
         tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)

@@ -1,9 +1,11 @@
-"""What a chat template does with tool-calling conversations, tried out when it is loaded: `certify` gives a `TemplateReport`.
+"""What a chat template does with tool-calling conversations, tried out when it is loaded: `certify`
+gives a `TemplateReport`.
 
-A battery of probe conversations is rendered. For each, the model is taken to have said exactly what the template shows of its
-turn; then prompt + sampled + delta must be the ids of the whole conversation's render, token for token. What is not so is a
-rewrite of history (a fork, or preserved on request) or a refusal of the template's own; it is reported, never assumed. One more
-conversation has twelve calls in a row, and is checked as an episode is: by `Verifier`.
+A battery of probe conversations is rendered. For each, the model is taken to have said exactly what
+the template shows of its turn; then prompt + sampled + delta must be the ids of the whole
+conversation's render, token for token. What is not so is a rewrite of history (a fork, or preserved
+on request) or a refusal of the template's own; it is reported, never assumed. One more conversation
+has twelve calls in a row, and is checked as an episode is: by `Verifier`.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ _THEN: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One probe: `append` (exact, proven by the ids of the whole render), `fork` (the template rewrites what was served), `refuse`
-    (the template raises), `wrong` (the ids of the whole render are others: a defect of this library, please report it).
+    """One probe: `append` (exact, proven by the ids of the whole render), `fork` (the template
+    rewrites what was served), `refuse` (the template raises), `wrong` (the ids of the whole render
+    are others: a defect of this library, please report it).
 
     `preserved`, of a fork: whether history="preserve" goes on with
     the stream instead (None: the probe does not fork).
@@ -69,7 +72,9 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What `certify` found. `exact`: tool results are appended, exactly, in conversations of any number of calls."""
+    """What `certify` found. `exact`: tool results are appended, exactly, in conversations of any
+    number of calls.
+    """
 
     fingerprint: str
     stop_tokens: Mapping[str, int]
@@ -85,15 +90,22 @@ class TemplateReport:
     @property
     def exact(self) -> bool:
         """Whether every core probe is appended."""
-        return not self.tokenizer and all(probe.outcome == "append" for probe in self.probes if probe.name in CORE)
+        return not self.tokenizer and all(
+            probe.outcome == "append" for probe in self.probes if probe.name in CORE
+        )
 
     def remarks(self) -> list[str]:
-        """What somebody who trains with this template must know, one line for each reason why a probe is not appended."""
+        """What somebody who trains with this template must know, one line for each reason why a
+        probe is not appended.
+        """
         found: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
             if probe.outcome != "append":
                 found.setdefault((probe.outcome, probe.detail), []).append(probe.what)
-        lines = [f"{'; '.join(what)}: {detail} ({_THEN[outcome]})" for (outcome, detail), what in found.items()]
+        lines = [
+            f"{'; '.join(what)}: {detail} ({_THEN[outcome]})"
+            for (outcome, detail), what in found.items()
+        ]
         return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +125,9 @@ class TemplateReport:
 
 
 def certify(template: ChatTemplate) -> TemplateReport:
-    """The report on `template`; the same template with the same tokenizer is probed once per process (about a second)."""
+    """The report on `template`; the same template with the same tokenizer is probed once per
+    process (about a second).
+    """
     return _certified(_Subject(fingerprint(template), template))
 
 
@@ -154,7 +168,10 @@ def _certified(subject: _Subject) -> TemplateReport:
         encoder=given.encoder,
     )
     thinks = _opens_reasoning(template)
-    tried = (*(_tried(template, probe) for probe in probes(opens_reasoning=thinks)), _tried_loop(template, thinks=thinks))
+    tried = (
+        *(_tried(template, probe) for probe in probes(opens_reasoning=thinks)),
+        _tried_loop(template, thinks=thinks),
+    )
     return TemplateReport(
         fingerprint=subject.fingerprint,
         stop_tokens={template.encoder.decode([index]): index for index in template.stop_token_ids},
@@ -168,7 +185,7 @@ def _certified(subject: _Subject) -> TemplateReport:
     )
 
 
-# --- one probe ---------------------------------------------------------------------------------------------------------
+# --- one probe ------------------------------------------------------------------------------------
 
 
 def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
@@ -176,67 +193,112 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         return ProbeResult(probe.name, probe.what, outcome, detail, preserved)
 
     tools = TOOLS if probe.tools else None
-    probe = replace(probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>")))
+    probe = replace(
+        probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>"))
+    )
     try:
         stream = _encoded(template, probe.messages[:-1], tools)
         whole = _encoded(template, [*probe.messages, *probe.new], tools)
         text, finish_reason = _said(template, probe, tools)
         said = template.encoder.encode(text, previous=stream[-1])
-        delta = template.delta(probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason)
+        delta = template.delta(
+            probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason
+        )
     except HistoryRewrittenError as error:
         return result("fork", error.reason, preserved=_preserved(template, probe, tools))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
-    # Where the turn begins, tokens may be split otherwise than in a render as a whole: the prompt ended there. Behind it they may not.
-    if whole[-len(delta) :] != delta or not _reads_as(template, [*stream, *said], whole[: -len(delta)]):
-        return result("wrong", "prompt + sampled + delta are not the render of the whole conversation")
+    # Where the turn begins, tokens may be split otherwise than in a render as a whole: the prompt
+    # ended there. Behind it they may not.
+    if whole[-len(delta) :] != delta or not _reads_as(
+        template, [*stream, *said], whole[: -len(delta)]
+    ):
+        return result(
+            "wrong", "prompt + sampled + delta are not the render of the whole conversation"
+        )
     return result("append")
 
 
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
-    """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier` judge them."""
+    """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier`
+    judge them.
+    """
     messages: list[Message] = list(BASE)
     stream = _encoded(template, messages, TOOLS)
     mark = max(template.encoder.control, key=len, default="<|x|>")
     spans: list[TurnSpan] = []
-    result = partial(ProbeResult, "twelve_calls", "twelve calls in a row, with other names, arguments, ids and results")
+    result = partial(
+        ProbeResult,
+        "twelve_calls",
+        "twelve calls in a row, with other names, arguments, ids and results",
+    )
     try:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             [answer] = with_control((answer,), mark)
             probe = Probe("", "", (*messages, turn), (answer,))
             text, finish_reason = _said(template, probe, TOOLS)
             said = template.encoder.encode(text, previous=stream[-1])
-            delta = template.delta(probe.messages, probe.new, tools=TOOLS, sampled_ids=said, finish_reason=finish_reason)
-            spans.append(TurnSpan(len(stream), len(stream) + len(said), len(messages), finish_reason == "stop"))
+            delta = template.delta(
+                probe.messages,
+                probe.new,
+                tools=TOOLS,
+                sampled_ids=said,
+                finish_reason=finish_reason,
+            )
+            spans.append(
+                TurnSpan(
+                    len(stream), len(stream) + len(said), len(messages), finish_reason == "stop"
+                )
+            )
             stream = [*stream, *said, *delta]
             messages += [turn, answer]
     except HistoryRewrittenError as error:
-        return result("fork", f"{error.reason} (call {len(spans) + 1})", preserved=_preserved(template, probe, TOOLS))
+        return result(
+            "fork",
+            f"{error.reason} (call {len(spans) + 1})",
+            preserved=_preserved(template, probe, TOOLS),
+        )
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
     found = template.verifier.check(ServedSequence(as_ids(stream), tuple(spans), messages, TOOLS))
-    return result("append") if found is None else result("wrong", f"the finished sequence is not the render: {found}")
+    return (
+        result("append")
+        if found is None
+        else result("wrong", f"the finished sequence is not the render: {found}")
+    )
 
 
 def _tokenizer(template: ChatTemplate) -> str:
-    """How the tokenizer encodes a text with control tokens otherwise than `Encoder` does; empty if it does not."""
+    """How the tokenizer encodes a text with control tokens otherwise than `Encoder` does; empty
+    if it does not.
+    """
     marks = [template.encoder.decode([index]) for index in template.stop_token_ids] or [""]
     text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
     encoder, tokenizer = template.encoder, template.tokenizer
     theirs = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return "" if encoder.encode(text) == list(theirs) else "its ids for a text are not those of the text's pieces"
+    return (
+        ""
+        if encoder.encode(text) == list(theirs)
+        else "its ids for a text are not those of the text's pieces"
+    )
 
 
-def _encoded(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+def _encoded(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
+) -> list[int]:
     """Return the ids of the conversation with its generation prompt."""
     return template.encoder.encode(*template.conversation(messages, tools, generate=True))
 
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
-    """Whether the text to append is defined all the same, behind some stop token: it does not depend on what was said before it."""
+    """Whether the text to append is defined all the same, behind some stop token: it does not
+    depend on what was said before it.
+    """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
-            template.deriver.derive(probe.messages, probe.new, tools, Sampled(HALF + (stop or ""), stop))
+            template.deriver.derive(
+                probe.messages, probe.new, tools, Sampled(HALF + (stop or ""), stop)
+            )
         except HistoryRewrittenError:
             continue
         return True
@@ -244,8 +306,9 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
 
 
 def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> tuple[str, str]:
-    """The text of the sampled turn, stop token included, and how it ended: a turn with a thought as the template shows it at the
-    end of a conversation, another one as it shows it once messages follow."""
+    """The text of the sampled turn, stop token included, and how it ended: a turn with a thought as
+    the template shows it at the end of a conversation, another one as it shows it once messages
+    follow."""
     render = template.renderer.render
     served = render(probe.messages[:-1], tools, generate=True)
     alone = render(probe.messages, tools, generate=False)
@@ -256,7 +319,11 @@ def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) ->
     stop = next((stop for stop in template.stop_texts if alone.rstrip("\n").endswith(stop)), "")
     body = alone.rstrip("\n").removesuffix(stop)
     thought = probe.messages[-1].get("reasoning_content")
-    shown = alone if alone.startswith(served) and (thought or (stop and whole.startswith(body))) else whole
+    shown = (
+        alone
+        if alone.startswith(served) and (thought or (stop and whole.startswith(body)))
+        else whole
+    )
     if not shown.startswith(served):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
     shown = shown[len(served) :]
@@ -264,20 +331,24 @@ def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) ->
     if ends:
         return shown[: min(ends)], "stop"
     # GLM: the stop token is the next role's marker, which stands in no render of the turn alone.
-    marker = next((stop for stop in template.stop_texts if whole.startswith(served + shown + stop)), "")
+    marker = next(
+        (stop for stop in template.stop_texts if whole.startswith(served + shown + stop)), ""
+    )
     return shown + marker, "stop" if marker else "length"
 
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
-    """Whether the stream reads as the render does; its last token may be another turn close (gpt-oss samples `<|return|>` where
+    """Whether the stream reads as the render does; its last token may be another turn close
+    (gpt-oss samples `<|return|>` where
     history shows `<|end|>`)."""
     decode = template.encoder.decode
     return decode(kept) == decode(shown) or (
-        decode(kept[:-1]) == decode(shown[:-1]) and {kept[-1], shown[-1]} <= template.encoder.control_ids
+        decode(kept[:-1]) == decode(shown[:-1])
+        and {kept[-1], shown[-1]} <= template.encoder.control_ids
     )
 
 
-# --- what else is told -------------------------------------------------------------------------------------------------
+# --- what else is told ----------------------------------------------------------------------------
 
 
 def _generation_prompt(template: ChatTemplate) -> str:
@@ -297,12 +368,22 @@ def _opens_reasoning(template: ChatTemplate) -> bool:
 
 
 def _dated(template: ChatTemplate) -> bool:
-    """Whether the prompt of another day is another one (then one clock reading serves a whole session)."""
+    """Whether the prompt of another day is another one (then one clock reading serves a whole
+    session).
+    """
     renderer = template.renderer
     later = Renderer(
-        renderer.tokenizer, chat_template=renderer.chat_template, kwargs=renderer.kwargs, now=renderer.now + timedelta(days=400)
+        renderer.tokenizer,
+        chat_template=renderer.chat_template,
+        kwargs=renderer.kwargs,
+        now=renderer.now + timedelta(days=400),
     )
-    plain = Renderer(renderer.tokenizer, chat_template=renderer.chat_template, kwargs=renderer.kwargs, now=renderer.now)
+    plain = Renderer(
+        renderer.tokenizer,
+        chat_template=renderer.chat_template,
+        kwargs=renderer.kwargs,
+        now=renderer.now,
+    )
     try:
         return later.render(USER, TOOLS, generate=True) != plain.render(USER, TOOLS, generate=True)
     except TemplateError:
@@ -316,4 +397,8 @@ def _tools_change(template: ChatTemplate) -> str:
         same = render(USER, TOOLS, generate=True) == render(USER, [*TOOLS, OTHER], generate=True)
     except TemplateError as error:
         return f"refuse: {error}"
-    return "append: the template shows no tools there" if same else "fork: the tools stand in the prompt that was served"
+    return (
+        "append: the template shows no tools there"
+        if same
+        else "fork: the tools stand in the prompt that was served"
+    )

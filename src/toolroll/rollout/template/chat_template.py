@@ -1,7 +1,7 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants: a delta is the text that the template itself appends, found by `derive` from renders of the
-conversation; a template that rewrites history raises `HistoryRewrittenError` unless history is
+Invariants: a delta is the text that the template itself appends, found by `derive` from renders of
+the conversation; a template that rewrites history raises `HistoryRewrittenError` unless history is
 preserved on request (I5); text of tools and users never becomes a control token (I6). Nothing here
 predicts a render: what is cached is in `encode`, and is a cache of a pure function.
 """
@@ -30,7 +30,8 @@ HistoryPolicy = Literal["fork", "preserve"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next prompt.
+    """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next
+    prompt.
 
     `preserved` says what the template would have rewritten, if history is preserved on request.
     `rendered` is the whole conversation as the template renders it now, generation prompt included:
@@ -66,7 +67,7 @@ class ChatTemplate:
 
     Raises `TemplateError` if there is no chat template, or if the tokenizer is of a kind whose text
     cannot be encoded exactly (see `Encoder`). Safe to share between the episodes of one event loop.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class ChatTemplate:
     ) -> None:
         self.tokenizer = tokenizer
         self.history = history
-        self.renderer = Renderer(tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook)
+        self.renderer = Renderer(
+            tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
+        )
         self.encoder = encoder or Encoder(tokenizer)  # shared by variants: its cache is worth it
         self._bodies = BodyMasker(self.encoder, self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
@@ -91,13 +94,17 @@ class ChatTemplate:
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
-        """Return `with_head(hook)`, cached. `hook` must outlive episodes: a function, not a bound method."""
+        """Return `with_head(hook)`, cached. `hook` must outlive episodes: a function, not a
+        bound method.
+        """
         if hook not in self._variants:
             self._variants[hook] = self.with_head(hook)
         return self._variants[hook]
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
-        """Return the same template with `hook` applied to the head of each render: system text and tools."""
+        """Return the same template with `hook` applied to the head of each render: system text
+        and tools.
+        """
         return self._variant(self.renderer.kwargs, hook)
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
@@ -118,7 +125,9 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an assistant turn: the tokenizer's, and those that the template closes a turn with."""
+        """The ids that end an assistant turn: the tokenizer's, and those that the template
+        closes a turn with.
+        """
         return tuple(self._stop_texts)
 
     @property
@@ -135,7 +144,9 @@ class ChatTemplate:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """What checks finished sequences without this class: with `transformers` and the tokenizer alone."""
+        """What checks finished sequences without this class: with `transformers` and the
+        tokenizer alone.
+        """
         renderer = self.renderer
         return Verifier(
             self.tokenizer,
@@ -145,30 +156,36 @@ class ChatTemplate:
             head_hook=renderer.head_hook,
         )
 
-    # --- prompts -----------------------------------------------------------------------------------
+    # --- prompts ----------------------------------------------------------------------------------
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
 
-        No BOS is added to what the template writes. Raises `TemplateError` if the template refuses the
-        conversation.
+        No BOS is added to what the template writes. Raises `TemplateError` if the template refuses
+        the conversation.
         """
         return self.encode_conversation(messages, tools, generate=True)
 
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> tuple[str, IdArray]:
+    def first_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> tuple[str, IdArray]:
         """Return the same as text and ids."""
         text, bodies = self.conversation(messages, tools, generate=True)
         return text, as_ids(self.encoder.encode(text, bodies))
 
-    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> list[int]:
+    def encode_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> list[int]:
         """Return the ids of the conversation, with or without the generation prompt."""
         return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
 
-    def fork_prompt(self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+    def fork_prompt(
+        self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Return the ids of the conversation as the template wants it now.
 
-        Those of `stream` are kept as far as their text agrees; only what the template rewrote is encoded
-        again. The cut is after a control token, which no merge crosses.
+        Those of `stream` are kept as far as their text agrees; only what the template rewrote is
+        encoded again. The cut is after a control token, which no merge crosses.
         """
         text, bodies = self.conversation(messages, tools, generate=True)
         kept = position = 0
@@ -183,8 +200,12 @@ class ChatTemplate:
         rest = self.encoder.encode(text[position:], shifted, previous=previous)
         return [*stream[:kept].tolist(), *rest]
 
-    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> tuple[str, Sequence[Span]]:
-        """Return the render of the conversation, and its spans that are control-token text of a message."""
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> tuple[str, Sequence[Span]]:
+        """Return the render of the conversation, and its spans that are control-token text of a
+        message.
+        """
         text = self.renderer.render(messages, tools, generate=generate)
         given = [self.renderer.with_content(message) for message in messages]
         masked, masked_tools, originals = self._bodies.mask(given, tools)
@@ -193,7 +214,7 @@ class ChatTemplate:
         shown = self.renderer.render(masked, masked_tools or tools, generate=generate)
         return text, self._bodies.locate(shown, originals, text)
 
-    # --- deltas ------------------------------------------------------------------------------------
+    # --- deltas -----------------------------------------------------------------------------------
 
     def delta(
         self,
@@ -209,11 +230,15 @@ class ChatTemplate:
 
         The last one of `messages` is the assistant turn that was sampled as `sampled_ids`.
 
-        Raises `HistoryRewrittenError` if the template rewrites what was served (history="fork"), and
-        `TemplateError` if it refuses the conversation.
+        Raises `HistoryRewrittenError` if the template rewrites what was served (history="fork"),
+        and `TemplateError` if it refuses the conversation.
         """
-        sampled = self.sampled(sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ())
-        found = self.delta_after(messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids)
+        sampled = self.sampled(
+            sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ()
+        )
+        found = self.delta_after(
+            messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids
+        )
         return list(found.input_ids.tolist())
 
     def delta_after(
@@ -228,8 +253,8 @@ class ChatTemplate:
     ) -> Delta:
         """As `delta`, for a caller that has the sampled text.
 
-        `served` is the text that the turn was sampled after (`Delta.rendered` of the turn before, or the
-        text of `first_prompt`), if the caller has it.
+        `served` is the text that the turn was sampled after (`Delta.rendered` of the turn before,
+        or the text of `first_prompt`), if the caller has it.
         """
         messages = [*messages[:-1], *map(plain_content, messages[-1:])]
         fork = self.history == "fork"
@@ -248,7 +273,9 @@ class ChatTemplate:
         if len(sampled_ids):
             previous: int | None = int(sampled_ids[-1])
         else:  # nothing was sampled: the delta follows the prompt
-            previous = self.encoder.ending_id(served or self.renderer.render(messages[:-1], tools, generate=True))
+            previous = self.encoder.ending_id(
+                served or self.renderer.render(messages[:-1], tools, generate=True)
+            )
         ids = self.encoder.encode(derived.text, bodies, previous=previous)
         return Delta(as_ids(ids), derived.rewritten, derived.whole)
 

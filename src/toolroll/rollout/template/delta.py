@@ -1,15 +1,18 @@
-"""What a template appends after an assistant turn: the text of new messages, found by comparing renders.
+"""What a template appends after an assistant turn: the text of new messages, found by comparing
+renders.
 
-The template is a black box. Where the whole render begins with the text that was served and sampled (white space within the turn
-aside), the rest of it is the answer. Where it does not (a turn was cut, its message renders otherwise, history is rewritten), a nonce
-is put into the last rendered place of the assistant turn; what follows the nonce in the render with the new messages, less the rest
-of the turn that the model itself wrote, is the text to append. Then renders are compared with renders: does the whole conversation
-still begin with the prompt that was served, and does the assistant turn read the same with and without the new messages? If not,
-the template rewrites history.
+The template is a black box. Where the whole render begins with the text that was served and sampled
+(white space within the turn aside), the rest of it is the answer. Where it does not (a turn was
+cut, its message renders otherwise, history is rewritten), a nonce is put into the last rendered
+place of the assistant turn; what follows the nonce in the render with the new messages, less the
+rest of the turn that the model itself wrote, is the text to append. Then renders are compared with
+renders: does the whole conversation still begin with the prompt that was served, and does the
+assistant turn read the same with and without the new messages? If not, the template rewrites
+history.
 
-Invariants: nothing that was sampled is encoded again (I3); a rewrite is never passed over (I5); the sampled text is compared
-only where the renders disagree, so that drift between what the model wrote and how its message renders (JSON spacing, say)
-cannot look like a rewrite.
+Invariants: nothing that was sampled is encoded again (I3); a rewrite is never passed over (I5); the
+sampled text is compared only where the renders disagree, so that drift between what the model wrote
+and how its message renders (JSON spacing, say) cannot look like a rewrite.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from toolroll.rollout.template.render import Renderer, read_arguments
 from toolroll.rollout.types import Message, Tool
 
 SENTINEL = f"Nq{secrets.token_hex(4)}zN"
-"""ASCII letters and digits: no template strips, escapes or splits it, and no conversation contains it."""
+"""ASCII letters and digits: no template strips, escapes or splits it, and no conversation
+contains it.
+"""
 
 _LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
 _SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
@@ -35,8 +40,9 @@ _SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text, None for a cut turn. `stops`:
-    further tokens that may end a turn, besides those that the deriver knows."""
+    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text,
+    None for a cut turn. `stops`: further tokens that may end a turn, besides those that the deriver
+    knows."""
 
     text: str
     stop: str | None
@@ -50,8 +56,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class RenderedDelta:
-    """The render of the conversation with the new messages and the generation prompt, and which part of it to append: all from
-    `cut` on. `rewritten` is None if appending it keeps exactly what the template renders; else it says what the template rewrites.
+    """The render of the conversation with the new messages and the generation prompt, and which
+    part of it to append: all from `cut` on. `rewritten` is None if appending it keeps exactly what
+    the template renders; else it says what the template rewrites.
     """
 
     whole: str
@@ -66,8 +73,9 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What follows the nonce: `after` with the new messages, `alone` without them; `close_at` is where the turn close begins
-    in both, `resume_at` where the text to append begins when the model sampled the stop token."""
+    """What follows the nonce: `after` with the new messages, `alone` without them; `close_at` is
+    where the turn close begins in both, `resume_at` where the text to append begins when the model
+    sampled the stop token."""
 
     probe: tuple[Message, ...]
     after: str
@@ -77,7 +85,9 @@ class _Tail:
 
 
 class DeltaRenderer:
-    """Derives appended text with one renderer. `stops` are the texts of the tokens that end a turn."""
+    """Derives appended text with one renderer. `stops` are the texts of the tokens that end a
+    turn.
+    """
 
     def __init__(self, renderer: Renderer, encoder: Encoder, stops: Sequence[str]) -> None:
         self.renderer = renderer
@@ -94,14 +104,19 @@ class DeltaRenderer:
         served: str | None = None,
         fork: bool = False,
     ) -> RenderedDelta:
-        """Return the text to append after `messages` (the last one is the assistant turn that was sampled) for `new`.
+        """Return the text to append after `messages` (the last one is the assistant turn that was
+        sampled) for `new`.
 
-        `served`: the text that the turn was sampled after, if the caller has it; else it is rendered. `fork`: raise for a text
-        that rewrites history. Raises `HistoryRewrittenError` if no text to append exists, or none that may be used, and
-        `TemplateError` if the template refuses the conversation.
+        `served`: the text that the turn was sampled after, if the caller has it; else it is
+        rendered. `fork`: raise for a text that rewrites history. Raises `HistoryRewrittenError` if
+        no text to append exists, or none that may be used, and `TemplateError` if the template
+        refuses the conversation.
         """
         if not messages or messages[-1].get("role") != "assistant":
-            raise TemplateError("a delta follows an assistant turn: the last message before the new ones has another role")
+            raise TemplateError(
+                "a delta follows an assistant turn: the last message before the new ones has "
+                "another role"
+            )
         if served is None:
             served = self.renderer.render(messages[:-1], tools, generate=True)
         whole = self.renderer.render([*messages, *new], tools, generate=True)
@@ -112,19 +127,32 @@ class DeltaRenderer:
             return RenderedDelta(whole, cut, None)
         tail = self._tail(messages, new, tools, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
-            raise HistoryRewrittenError("the text of the new messages depends on what the assistant turn says")
-        resume_at = tail.resume_at if sampled.stop else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
+            raise HistoryRewrittenError(
+                "the text of the new messages depends on what the assistant turn says"
+            )
+        resume_at = (
+            tail.resume_at
+            if sampled.stop
+            else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
+        )
         cut = len(whole) - len(tail.after) + resume_at
-        return RenderedDelta(whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail))
+        return RenderedDelta(
+            whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail)
+        )
 
     def _end_of_turn(self, turn: Message, sampled: Sampled, served: str, whole: str) -> int | None:
-        """Return where the sampled turn ends in `whole`, if that begins with the text that was served and the turn: letter for
-        letter, or with other white space and the same end. None if it must be found by comparing renders."""
+        """Return where the sampled turn ends in `whole`, if that begins with the text that was
+        served and the turn: letter for letter, or with other white space and the same end. None if
+        it must be found by comparing renders."""
         if sampled.stop is None or not whole.startswith(served):
             return None
         begin, end = len(served), len(served) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
-            hits = [(whole.find(stop, begin), -len(stop), stop) for stop in self._all_stops(sampled) if stop in whole[begin:]]
+            hits = [
+                (whole.find(stop, begin), -len(stop), stop)
+                for stop in self._all_stops(sampled)
+                if stop in whole[begin:]
+            ]
             close_at, _, close = min(hits, default=(0, 0, ""))
             if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.said):
                 return None
@@ -134,34 +162,64 @@ class DeltaRenderer:
     def _all_stops(self, sampled: Sampled) -> set[str]:
         return {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
 
-    # --- the tail ----------------------------------------------------------------------------------------------------
+    # --- the tail ---------------------------------------------------------------------------------
 
-    def _tail(self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None, sampled: Sampled) -> _Tail:
+    def _tail(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        sampled: Sampled,
+    ) -> _Tail:
         """Render with the nonce and find where the assistant turn ends."""
-        if any(stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])):
-            raise HistoryRewrittenError("the turn spells a stop token, and the template does not show it as it was sampled")
+        if any(
+            stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
+        ):
+            raise HistoryRewrittenError(
+                "the turn spells a stop token, and the template does not show it as it was sampled"
+            )
         probe, after, alone = self._after_nonce(messages, new, tools)
-        hits = [(alone.find(stop), -len(stop), stop) for stop in self._all_stops(sampled) if stop in alone]
+        hits = [
+            (alone.find(stop), -len(stop), stop)
+            for stop in self._all_stops(sampled)
+            if stop in alone
+        ]
         if hits:
             close_at, _, own = min(hits)
             if not after.startswith(alone[:close_at]):
-                raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+                raise HistoryRewrittenError(
+                    "the template moves or changes the end of the assistant turn"
+                )
             if _shown_again(messages[-1], alone[close_at + len(own) :]):
-                raise HistoryRewrittenError("the template shows the turn's own text behind its calls")  # DeepSeek-R1-Distill
-            beyond = own + (sampled.stop or "")  # the model said the close, and went on to the next role's marker
-            if sampled.stop != own and sampled.text.endswith(beyond) and after.startswith(beyond, close_at):
+                # DeepSeek-R1-Distill
+                raise HistoryRewrittenError(
+                    "the template shows the turn's own text behind its calls"
+                )
+            # the model said the close, and went on to the next role's marker
+            beyond = own + (sampled.stop or "")
+            if (
+                sampled.stop != own
+                and sampled.text.endswith(beyond)
+                and after.startswith(beyond, close_at)
+            ):
                 return _Tail(probe, after, alone, close_at, close_at + len(beyond))
             close = self._close_in_history(after, close_at, own, sampled.stop)
             if sampled.stop and sampled.stop != own:
-                raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, the template closes with {own!r}")
+                raise HistoryRewrittenError(
+                    f"the model stopped with {sampled.stop!r}, the template closes with {own!r}"
+                )
             return _Tail(probe, after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
         rest = alone if after.startswith(alone) else alone.rstrip("\n")
         if not after.startswith(rest):
-            raise HistoryRewrittenError("the template moves or changes the end of the assistant turn")
+            raise HistoryRewrittenError(
+                "the template moves or changes the end of the assistant turn"
+            )
         close_at = len(rest)
         if sampled.stop and not after.startswith(sampled.stop, close_at):
-            raise HistoryRewrittenError(f"the model stopped with {sampled.stop!r}, which is not the next role's marker")
+            raise HistoryRewrittenError(
+                f"the model stopped with {sampled.stop!r}, which is not the next role's marker"
+            )
         return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
 
     def _after_nonce(
@@ -171,18 +229,27 @@ class DeltaRenderer:
         probes = [_probe_content(turn)]
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
-        elif turn.get("reasoning_content") and not turn.get("content"):  # cut in its thought: Seed-OSS closes no turn without content
+        elif turn.get("reasoning_content") and not turn.get("content"):
+            # cut in its thought: Seed-OSS closes no turn without content
             probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
         for probe in probes:
             probed = (*messages[:-1], probe)
             after = self.renderer.render([*probed, *new], tools, generate=True)
             alone = self.renderer.render(probed, tools, generate=False)
             if SENTINEL in after and SENTINEL in alone:
-                return probed, after[after.rfind(SENTINEL) + len(SENTINEL) :], alone[alone.rfind(SENTINEL) + len(SENTINEL) :]
-        raise HistoryRewrittenError("the template does not show this assistant turn once messages follow it")
+                return (
+                    probed,
+                    after[after.rfind(SENTINEL) + len(SENTINEL) :],
+                    alone[alone.rfind(SENTINEL) + len(SENTINEL) :],
+                )
+        raise HistoryRewrittenError(
+            "the template does not show this assistant turn once messages follow it"
+        )
 
     def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
-        """Return the turn close as it is when messages follow: gpt-oss writes `<|end|>` if `<|return|>` was sampled."""
+        """Return the turn close as it is when messages follow: gpt-oss writes `<|end|>` if
+        `<|return|>` was sampled.
+        """
         known: list[str] = [own, *([sampled] if sampled else ()), *self._other_closes]
         for close in known:
             if after.startswith(close, close_at):
@@ -191,13 +258,18 @@ class DeltaRenderer:
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
-        """The control token that follows a text turn in history, whatever the turn ended with. (What follows a turn with calls
-        may be the beginning of a tool result: Gemma puts results into the turn.)"""
+        """The control token that follows a text turn in history, whatever the turn ended with.
+        (What follows a turn with calls may be the beginning of a tool result: Gemma puts results
+        into the turn.)"""
         user: Message = {"role": "user", "content": "x"}
         found = []
         for following in (user, {"role": "system", "content": "x"}):
             try:
-                text = self.renderer.render([user, {"role": "assistant", "content": SENTINEL}, following], None, generate=True)
+                text = self.renderer.render(
+                    [user, {"role": "assistant", "content": SENTINEL}, following],
+                    None,
+                    generate=True,
+                )
             except TemplateError:
                 continue
             marker = self.encoder.pattern.search(text, text.rfind(SENTINEL))
@@ -205,7 +277,7 @@ class DeltaRenderer:
         # A marker that depends on who speaks next is not a close: it begins the next message.
         return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
 
-    # --- the verdict -------------------------------------------------------------------------------------------------
+    # --- the verdict ------------------------------------------------------------------------------
 
     def _rewritten(
         self,
@@ -217,18 +289,23 @@ class DeltaRenderer:
         kept: str,
         tail: _Tail,
     ) -> str | None:
-        """What the template rewrites of the text that was served and sampled; None for nothing. `kept` is the render of the
-        whole conversation less the text to append."""
+        """What the template rewrites of the text that was served and sampled; None for nothing.
+        `kept` is the render of the whole conversation less the text to append."""
         if not kept.startswith(served):
             return _SERVED_ANEW
         if kept[len(served) :] == sampled.text:
             return None
         alone = self.renderer.render(messages, tools, generate=False)
         if not alone.startswith(served):
-            return "the last assistant turn is rendered with another beginning than the generation prompt"
+            return (
+                "the last assistant turn is rendered with another beginning than the generation "
+                "prompt"
+            )
         turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
-        if turn_alone == turn_then or _reads_like_history(_squash(sampled.said), _squash(turn_alone), _squash(turn_then)):
+        if turn_alone == turn_then or _reads_like_history(
+            _squash(sampled.said), _squash(turn_alone), _squash(turn_then)
+        ):
             return None
         return "the last assistant turn is rendered differently once messages follow it"
 
@@ -247,7 +324,11 @@ def _probe_arguments(turn: Message, *, text: bool) -> Message:
     function = dict(calls[-1]["function"])
     arguments = function.get("arguments")
     if text:
-        shown = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        shown = (
+            arguments
+            if isinstance(arguments, str)
+            else json.dumps(arguments or {}, ensure_ascii=False)
+        )
         function["arguments"] = shown + SENTINEL
     else:
         function["arguments"] = {**read_arguments(arguments), _LAST_ARGUMENT: SENTINEL}
@@ -260,16 +341,23 @@ def _probe_content(turn: Message) -> Message:
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
-    """Where the text to append begins after a turn without a stop token (cut by length, a stop string, an abort): behind what
-    of the turn's end the model had already written; the turn close is appended then, with mask 0. Negative where the cut lies
-    before the nonce: in a thought, whose end the template writes before the content."""
+    """Where the text to append begins after a turn without a stop token (cut by length, a stop
+    string, an abort): behind what of the turn's end the model had already written; the turn close
+    is appended then, with mask 0. Negative where the cut lies before the nonce: in a thought, whose
+    end the template writes before the content."""
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        # What stands before the nonce of a call is the call itself: a cut one is never completed with words of ours.
-        if len(tail.after) - tail.close_at <= rest and (rest <= len(tail.after) or not turn.get("tool_calls")):
+        # What stands before the nonce of a call is the call itself: a cut one is never completed
+        # with words of ours.
+        if len(tail.after) - tail.close_at <= rest and (
+            rest <= len(tail.after) or not turn.get("tool_calls")
+        ):
             return len(tail.after) - rest
-    unwritten = tail.close_at if turn.get("tool_calls") else 0  # Cohere closes a text with a marker of its own before the turn's
-    return next((n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten)
+    # Cohere closes a text with a marker of its own before the turn's
+    unwritten = tail.close_at if turn.get("tool_calls") else 0
+    return next(
+        (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
+    )
 
 
 def _shown_again(turn: Message, rest: str) -> bool:
@@ -279,18 +367,23 @@ def _shown_again(turn: Message, rest: str) -> bool:
 
 
 def _reads_like_history(said: str, alone: str, then: str) -> bool:
-    """Whether what was sampled agrees with the turn as history shows it, `then`, from its beginning to the last place where that
-    differs from the turn as the end of a conversation, `alone`. (An empty `<think>` that the template adds only there was not
-    sampled; how the message of a malformed call renders behind that place says nothing about history.)"""
+    """Whether what was sampled agrees with the turn as history shows it, `then`, from its beginning
+    to the last place where that differs from the turn as the end of a conversation, `alone`. (An
+    empty `<think>` that the template adds only there was not sampled; how the message of a
+    malformed call renders behind that place says nothing about history.)"""
     begin = _common(alone, then)
     behind = _common(alone[begin:][::-1], then[begin:][::-1])
-    differs = max(len(then) - behind, begin + 1)  # where `then` only leaves something out, its next character must agree
+    # where `then` only leaves something out, its next character must agree
+    differs = max(len(then) - behind, begin + 1)
     return said.startswith(then[:differs])
 
 
 def _common(one: str, other: str) -> int:
     """The length of the longest common beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _squash(text: str) -> str:

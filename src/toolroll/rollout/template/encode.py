@@ -1,14 +1,17 @@
 """Text to ids, with control tokens only where the template wrote them (I6).
 
-A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`, but
-also the non-special `</tool_response>`. The same characters inside a message body are ordinary text.
+A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`,
+but
+also the non-special `</tool_response>`. The same characters inside a message body are ordinary
+text.
 
-A `tokenizers` pipeline takes added tokens out of a text first, then normalizes, splits and encodes each
-piece between two of them by itself. `Encoder` does the same: it cuts at the control tokens that are
-real, and encodes each piece with a tokenizer that has the same model and the same steps but no control
-tokens. A piece is encoded at its place: after an anchor token if a control token precedes it, at the
-beginning of a text only if it is one. So a vocabulary that marks the beginning of a text (`▁`) marks no
-other place, and a token that eats the white space next to it (`rstrip`) eats it here too.
+A `tokenizers` pipeline takes added tokens out of a text first, then normalizes, splits and encodes
+each piece between two of them by itself. `Encoder` does the same: it cuts at the control tokens
+that are real, and encodes each piece with a tokenizer that has the same model and the same steps
+but no control tokens. A piece is encoded at its place: after an anchor token if a control token
+precedes it, at the beginning of a text only if it is one. So a vocabulary that marks the beginning
+of a text (`▁`) marks no other place, and a token that eats the white space next to it (`rstrip`)
+eats it here too.
 
 Pieces are cached. That is a cache of a pure function by its whole input: the piece and its place.
 Tokenizers that this account does not describe are refused by `Encoder(tokenizer)`.
@@ -67,8 +70,8 @@ _HARMLESS = frozenset({"NFC"})
 class Encoder:
     """Encodes rendered text with `tokenizer`, a fast one of `transformers`.
 
-    It uses the added tokens that the tokenizer has now; one that is added later is not seen. Truncation
-    and padding, which others may switch on in place, have no effect here.
+    It uses the added tokens that the tokenizer has now; one that is added later is not seen.
+    Truncation and padding, which others may switch on in place, have no effect here.
 
     Raises `TemplateError` for a tokenizer whose text cannot be encoded piece by piece.
     """
@@ -88,7 +91,9 @@ class Encoder:
         self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
         """Text of each control token -> its id."""
         self.control_ids = frozenset(self.control.values())
-        self.special = frozenset(text for text in self.control if text in flags and flags[text].special)
+        self.special = frozenset(
+            text for text in self.control if text in flags and flags[text].special
+        )
         """Texts of the control tokens that are special: those that no text is meant to hold."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
@@ -100,20 +105,27 @@ class Encoder:
         self._texts: dict[int, str] = {}
         self._pieces: dict[tuple[str, str], array[int]] = {}
         self._room = _CACHED
-        if self._fast.decode(self._encode_piece(_PROBE, "text"), skip_special_tokens=False) != _PROBE:
+        if (
+            self._fast.decode(self._encode_piece(_PROBE, "text"), skip_special_tokens=False)
+            != _PROBE
+        ):
             raise TemplateError(
-                f"the tokenizer {tokenizer.name_or_path!r} does not give text back as it was encoded "
-                "(it changes case or white space), so what the model sampled cannot be compared with "
+                f"the tokenizer {tokenizer.name_or_path!r} does not give text back as it was "
+                f"encoded "
+                "(it changes case or white space), so what the model sampled cannot be compared "
+                "with "
                 "what the chat template renders"
             )
 
-    # --- encoding ----------------------------------------------------------------------------------
+    # --- encoding ---------------------------------------------------------------------------------
 
-    def encode(self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None) -> list[int]:
+    def encode(
+        self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None
+    ) -> list[int]:
         """Return the ids of `text`. No BOS is added.
 
-        Control-token characters inside `bodies` are ordinary text. `previous` is the id that precedes
-        `text` in its sequence, None if `text` begins it.
+        Control-token characters inside `bodies` are ordinary text. `previous` is the id that
+        precedes `text` in its sequence, None if `text` begins it.
 
         Raises `TemplateError` if ordinary text would become a control token.
         """
@@ -127,7 +139,9 @@ class Encoder:
         begin = 0
         for match in self._controls(text, bodies):
             token = match.group()
-            piece = _stripped(text[begin : match.start()], left=eaten, right=token in self._eats_left)
+            piece = _stripped(
+                text[begin : match.start()], left=eaten, right=token in self._eats_left
+            )
             ids += self._ids_of(piece, place)
             ids.append(self.control[token])
             begin, place, eaten = match.end(), "control", token in self._eats_right
@@ -168,24 +182,33 @@ class Encoder:
         if self._renumbered:
             ids = [self._renumbered.get(index, index) for index in ids]
         if not self._never.isdisjoint(ids):
-            raise TemplateError("a message holds text that the tokenizer encodes as a control token, although it is not one")
+            raise TemplateError(
+                "a message holds text that the tokenizer encodes as a control token, although it "
+                "is not one"
+            )
         return list(ids)
 
     @cached_property
     def _never(self) -> frozenset[int]:
-        """What text is never encoded as: control tokens, except those for unknown characters and for bytes."""
+        """What text is never encoded as: control tokens, except those for unknown characters and
+        for bytes.
+        """
         unknown = self._plain.encode(_UNKNOWN, add_special_tokens=False).ids
         in_bytes = {index for text, index in self.control.items() if _BYTE.fullmatch(text)}
         return self.control_ids - in_bytes - set(unknown)
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """The same tokenizer without control tokens, and with the anchor. It shares the vocabulary."""
+        """The same tokenizer without control tokens, and with the anchor. It shares the
+        vocabulary.
+        """
         return self._without_control(self._fast.normalizer, self._fast.pre_tokenizer)
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """The same without what marks the beginning of a text, for text that continues other text."""
+        """The same without what marks the beginning of a text, for text that continues other
+        text.
+        """
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
         states = {name: component_state(part) for name, part in parts.items()}
         plain = {name: _without_prefix(state) for name, state in states.items()}
@@ -208,14 +231,21 @@ class Encoder:
     def _renumbered(self) -> dict[int, int]:
         """The ids that `_plain` gives to added tokens of white space -> their own."""
         own = self.tokenizer.get_added_vocab()
-        found = {self._plain.token_to_id(token.content): own[token.content] for token in self._blank}
+        found = {
+            self._plain.token_to_id(token.content): own[token.content] for token in self._blank
+        }
         return {made: index for made, index in found.items() if made is not None and made != index}
 
     def _check_normalized(self, text: str) -> None:
-        """Some control tokens match normalized text: it must hold the same ones as the text does."""
+        """Some control tokens match normalized text: it must hold the same ones as the text
+        does.
+        """
         normalized = self._fast.normalizer.normalize_str(text)
         if normalized != text and self.pattern.findall(normalized) != self.pattern.findall(text):
-            raise TemplateError("a message holds text that the tokenizer normalizes into, or out of, the text of a control token")
+            raise TemplateError(
+                "a message holds text that the tokenizer normalizes into, or out of, the text of a "
+                "control token"
+            )
 
     def ending_id(self, text: str) -> int | None:
         """Return what `encode` takes as `previous` for text that follows `text`."""
@@ -224,7 +254,7 @@ class Encoder:
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
         return next(ending, ORDINARY)
 
-    # --- decoding ----------------------------------------------------------------------------------
+    # --- decoding ---------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`, control tokens included. Nothing is tidied."""
@@ -278,7 +308,9 @@ def as_ids(ids: Sequence[int]) -> IdArray:
 
 
 def component_state(component: Any) -> dict[str, Any]:
-    """Return the JSON data of a part of a `tokenizers` pipeline: {"type": "Custom"} for Python code."""
+    """Return the JSON data of a part of a `tokenizers` pipeline: {"type": "Custom"} for Python
+    code.
+    """
     if component is None:
         return {}
     try:
@@ -314,7 +346,9 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
     return piece
 
 
-def _refuse_flags(control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool) -> bool:
+def _refuse_flags(
+    control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
+) -> bool:
     """Refuse control tokens that are not found where their text is.
 
     Return True if some match normalized text, so that each text must be checked.
@@ -334,13 +368,15 @@ def _refuse_flags(control: Iterable[str], flags: Mapping[str, AddedToken], fast:
             if not types <= _HARMLESS:
                 raise TemplateError(
                     f"the token {text!r} matches text only after the tokenizer's normalizer "
-                    f"({', '.join(sorted(types))}) changed it (normalized=True): its place in a text "
+                    f"({', '.join(sorted(types))}) changed it (normalized=True): its place in a "
+                    f"text "
                     "cannot be told. Add it with normalized=False"
                 )
             checked = True
         if has_blank and (text[0].isspace() or token.lstrip or token.rstrip):
             raise TemplateError(
-                f"the token {text!r} takes white space, and other added tokens are white space: what takes it cannot be told"
+                f"the token {text!r} takes white space, and other added tokens are white space: "
+                f"what takes it cannot be told"
             )
     return checked
 

@@ -1,4 +1,6 @@
-"""The conversations that a chat template is certified with: small ones, each of one shape that a tool-calling episode can take."""
+"""The conversations that a chat template is certified with: small ones, each of one shape that a
+tool-calling episode can take.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from toolroll.rollout.types import Message, Tool
 class Probe:
     """A conversation, and what is appended to it.
 
-    `messages`: the last one is the assistant turn that is taken as sampled. `cut`: True if the turn ended by length, without a
-    stop token.
+    `messages`: the last one is the assistant turn that is taken as sampled. `cut`: True if the turn
+    ended by length, without a stop token.
     """
 
     name: str
@@ -34,7 +36,10 @@ HALF = "It is half"
 
 def _tool(name: str, properties: Mapping[str, Any]) -> Tool:
     parameters = {"type": "object", "properties": dict(properties), "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"To {name}.", "parameters": parameters},
+    }
 
 
 OTHER = _tool("list_all", {})
@@ -49,9 +54,15 @@ _AGAIN: Message = {"role": "user", "content": "And y?"}
 
 def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
     """A turn with a call of `look` for each key; no keys: one call without arguments."""
-    calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [("list_all", {})]
+    calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [
+        ("list_all", {})
+    ]
     listed = [
-        {"id": f"callid{at:03d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"callid{at:03d}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for at, (name, arguments) in enumerate(calls, first)
     ]
     return {"role": "assistant", "content": "", **more, "tool_calls": listed}
@@ -61,33 +72,77 @@ def _result(text: str, index: int = 0, name: str = "look") -> Message:
     return {"role": "tool", "tool_call_id": f"callid{index:03d}", "name": name, "content": text}
 
 
+_CALL = (*BASE, _calling("x"))
+_CYCLES = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
+_BATTERY = (
+    Probe("tool", "a tool result", _CALL, (_result('{"x": 1}'),)),
+    Probe("tool_empty", "an empty tool result", _CALL, (_result(""),)),
+    Probe(
+        "tool_control_text",
+        "a tool result with the text of a control token",
+        _CALL,
+        (_result(f"see {CONTROL} there"),),
+    ),
+    Probe(
+        "no_arguments",
+        "a result of a call without arguments",
+        (*BASE, _calling()),
+        (_result("[]", name="list_all"),),
+    ),
+    Probe(
+        "parallel",
+        "two results of two calls",
+        (*BASE, _calling("x", "y")),
+        (_result("1"), _result("2", 1)),
+    ),
+    Probe(
+        "cycles",
+        "a tool result after two earlier ones",
+        (*BASE, *_CYCLES, _calling("z", first=2)),
+        (_result("3", 2),),
+    ),
+    Probe("user", "a user message after an answer", (*BASE, _ANSWER), (_AGAIN,)),
+    Probe(
+        "user_after_tools",
+        "a user message after tools and an answer",
+        (*BASE, *_CYCLES, _ANSWER),
+        (_AGAIN,),
+    ),
+    Probe("no_system", "a tool result without a system message", _CALL[1:], (_result("1"),)),
+    Probe("no_tools", "a user message without any tools", (*BASE, _ANSWER), (_AGAIN,), tools=False),
+    Probe(
+        "thought_tool",
+        "a tool result after a thought and a call",
+        (*BASE, _calling("x", **_THOUGHT)),
+        (_result("1"),),
+    ),
+    Probe(
+        "thought_user",
+        "a user message after a thought and an answer",
+        (*BASE, {**_ANSWER, **_THOUGHT}),
+        (_AGAIN,),
+    ),
+    Probe(
+        "cut",
+        "a user message after an answer cut by length",
+        (*BASE, {**_ANSWER, "content": HALF}),
+        (_AGAIN,),
+        cut=True,
+    ),
+)
+
+
 def probes(*, opens_reasoning: bool) -> list[Probe]:
-    """The battery. `opens_reasoning`: the generation prompt opens a thought, so the model thinks in every turn."""
-    call = (*BASE, _calling("x"))
-    cycles = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
-    battery = [
-        Probe("tool", "a tool result", call, (_result('{"x": 1}'),)),
-        Probe("tool_empty", "an empty tool result", call, (_result(""),)),
-        Probe("tool_control_text", "a tool result with the text of a control token", call, (_result(f"see {CONTROL} there"),)),
-        Probe("no_arguments", "a result of a call without arguments", (*BASE, _calling()), (_result("[]", name="list_all"),)),
-        Probe(
-            "parallel",
-            "two results of two calls",
-            (*BASE, _calling("x", "y")),
-            (_result("1"), _result("2", 1)),
-        ),
-        Probe("cycles", "a tool result after two earlier ones", (*BASE, *cycles, _calling("z", first=2)), (_result("3", 2),)),
-        Probe("user", "a user message after an answer", (*BASE, _ANSWER), (_AGAIN,)),
-        Probe("user_after_tools", "a user message after tools and an answer", (*BASE, *cycles, _ANSWER), (_AGAIN,)),
-        Probe("no_system", "a tool result without a system message", call[1:], (_result("1"),)),
-        Probe("no_tools", "a user message without any tools", (*BASE, _ANSWER), (_AGAIN,), tools=False),
-        Probe("thought_tool", "a tool result after a thought and a call", (*BASE, _calling("x", **_THOUGHT)), (_result("1"),)),
-        Probe("thought_user", "a user message after a thought and an answer", (*BASE, {**_ANSWER, **_THOUGHT}), (_AGAIN,)),
-        Probe("cut", "a user message after an answer cut by length", (*BASE, {**_ANSWER, "content": HALF}), (_AGAIN,), cut=True),
-    ]
+    """Return the battery. `opens_reasoning`: the generation prompt opens a thought, so that the
+    model thinks in every turn.
+    """
     if not opens_reasoning:
-        return battery
-    return [replace(probe, messages=tuple(map(_thinking, probe.messages))) for probe in battery if not probe.cut]
+        return list(_BATTERY)
+    return [
+        replace(probe, messages=tuple(map(_thinking, probe.messages)))
+        for probe in _BATTERY
+        if not probe.cut
+    ]
 
 
 BODIES = (
@@ -105,7 +160,9 @@ BODIES = (
 
 
 def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Message]]:
-    """Yield `count` calls with their results, of one shape, in which names, arguments, ids and texts differ."""
+    """Yield `count` calls with their results, of one shape, in which names, arguments, ids and
+    texts differ.
+    """
     names = ("look", "list_all", "python")
     for at in range(count):
         turn = _calling(f"{'k' * (at % 5)}{at}", first=at, **(_THOUGHT if thinks else {}))
@@ -119,4 +176,6 @@ def _thinking(message: Message) -> Message:
 
 def with_control(messages: tuple[Message, ...], control: str) -> tuple[Message, ...]:
     """`messages` with the text of the control token `control` in its place."""
-    return tuple({**message, "content": message["content"].replace(CONTROL, control)} for message in messages)
+    return tuple(
+        {**message, "content": message["content"].replace(CONTROL, control)} for message in messages
+    )

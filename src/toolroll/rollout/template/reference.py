@@ -1,7 +1,7 @@
 """`ReferenceRender`: conversations as `transformers` renders them, for `Verifier`.
 
-It shares nothing with `Renderer`: `tokenizer.apply_chat_template` is called as it is, and what a template
-can take is found with conversations of its own.
+It shares nothing with `Renderer`: `tokenizer.apply_chat_template` is called as it is, and what a
+template can take is found with conversations of its own.
 """
 
 from __future__ import annotations
@@ -30,16 +30,24 @@ RENDER_ERRORS = (
 
 
 class ReferenceRender:
-    """Renders with `tokenizer`'s chat template, or with `chat_template`, and the switches `kwargs`."""
+    """Renders with `tokenizer`'s chat template, or with `chat_template`, and the switches
+    `kwargs`.
+    """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any]
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._kwargs = dict(kwargs)
         self._shows_parts: dict[str, bool] = {}
 
-    def render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True) -> str:
-        """Return the text of prepared messages. Raises one of `RENDER_ERRORS` if the template refuses them."""
+    def render(
+        self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True
+    ) -> str:
+        """Return the text of prepared messages. Raises one of `RENDER_ERRORS` if the template
+        refuses them.
+        """
         return str(
             self._tokenizer.apply_chat_template(
                 messages,
@@ -52,7 +60,9 @@ class ReferenceRender:
         )
 
     def prepared(self, message: Message) -> Message:
-        """Return the message with its arguments and its content in the form that the template takes."""
+        """Return the message with its arguments and its content in the form that the template
+        takes.
+        """
         made = dict(message)
         if isinstance(made.get("content"), list):
             if self._takes_parts(str(made.get("role"))):
@@ -70,12 +80,16 @@ class ReferenceRender:
         if self._takes_objects and not isinstance(given, Mapping):
             function["arguments"] = _as_object(given)
         elif not self._takes_objects and not isinstance(given, str):
-            function["arguments"] = json.dumps(given or {}, ensure_ascii=False, separators=(",", ":"))
+            function["arguments"] = json.dumps(
+                given or {}, ensure_ascii=False, separators=(",", ":")
+            )
         return {**call, "function": function}
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects (else as JSON text, as DeepSeek-V3's)."""
+        """True if the template takes tool arguments as objects (else as JSON text, as
+        DeepSeek-V3's).
+        """
         # DeepSeek-V3 shows no call beside a text; some templates show none without tools.
         for content, tools in itertools.product(("", None), (None, [_TOOL])):
             call = {**_calling({"x": "qxa"}), "content": content}
@@ -119,7 +133,10 @@ def readable(value: Any) -> Any:
 
 _USER: Message = {"role": "user", "content": "x"}
 _PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
-_TOOL: Tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": _PARAMETERS}}
+_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "x", "description": "x", "parameters": _PARAMETERS},
+}
 
 
 def _calling(arguments: Any) -> Message:

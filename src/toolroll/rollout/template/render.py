@@ -1,11 +1,12 @@
 """One chat template, rendered: messages and tools in, text out.
 
 Invariants: the text is what the installed `transformers` gives for the same messages with
-`tokenizer.apply_chat_template(tokenize=False)`, because it is `transformers`' own code that prepares
-the messages, the tools and the variables; only the compiled template is ours (`sandbox`), with one
-clock reading per `Renderer`, so that a template with the date in it renders the same prompt all
-session long. What the template can take (tool arguments as a dict or as JSON text, text parts or
-one string) is learned from fixed conversations, never from an episode's. No text has a surrogate.
+`tokenizer.apply_chat_template(tokenize=False)`, because it is `transformers`' own code that
+prepares the messages, the tools and the variables; only the compiled template is ours (`sandbox`),
+with one clock reading per `Renderer`, so that a template with the date in it renders the same
+prompt all session long. What the template can take (tool arguments as a dict or as JSON text, text
+parts or one string) is learned from fixed conversations, never from an episode's. No text has a
+surrogate.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Renderer:
         """The template's Jinja text (of the variant for tools, if the tokenizer has several)."""
         return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+    ) -> str:
         """Return the conversation's text; with `generate`, the generation prompt at its end.
 
         Raise `TemplateError` with the template's own message if it refuses the conversation.
@@ -192,7 +195,7 @@ def _is_lead(message: Message) -> bool:
     return message.get("role") in ("system", "developer")
 
 
-# --- transformers' renderer with our compiled template -----------------------------------------------
+# --- transformers' renderer with our compiled template --------------------------------------------
 
 
 def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
@@ -210,7 +213,9 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     if getattr(given, "__func__", None) is not function:
         return given
     compiler = partial(compile_template, now=now)
-    render = _rebound(chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler)
+    render = _rebound(
+        chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler
+    )
     apply = _rebound(function, "render_jinja_template", render)
     return given if render is None or apply is None else partial(apply, tokenizer)
 
@@ -221,12 +226,14 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
     if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
         return None
     names = {**function.__globals__, name: value}
-    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
-# --- messages ----------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def _with_arguments(message: Message, form: ArgumentForm) -> Message:
@@ -239,7 +246,9 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
         function = dict(call["function"])
         arguments = function.get("arguments")
         if form == "text" and not isinstance(arguments, str):
-            function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
+            function["arguments"] = json.dumps(
+                arguments or {}, ensure_ascii=False, separators=(",", ":")
+            )
         elif form == "dict" and not isinstance(arguments, Mapping):
             function["arguments"] = read_arguments(arguments)
         calls.append({**call, "function": function})
@@ -274,12 +283,17 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
     Raise `TemplateError` with the field's name for anything but text parts.
     """
     if not isinstance(content, list):
-        raise TemplateError(f"messages[].content must be text or a list of text parts, not {type(content).__name__}")
+        raise TemplateError(
+            f"messages[].content must be text or a list of text parts, not {type(content).__name__}"
+        )
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
-            raise TemplateError(f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be rendered")
+            raise TemplateError(
+                f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be "
+                f"rendered"
+            )
         if not isinstance(part.get("text"), str):
             raise TemplateError(f"messages[].content[{index}].text must be text")
         parts.append({**part, "type": "text"})
@@ -290,7 +304,7 @@ def _joined(parts: list[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in parts)
 
 
-# --- fixed conversations -----------------------------------------------------------------------------
+# --- fixed conversations --------------------------------------------------------------------------
 
 
 def _call(arguments: Mapping[str, Any], content: Any = "") -> Message:

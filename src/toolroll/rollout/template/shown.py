@@ -1,7 +1,7 @@
 """`ShownConversation`: the prompts of one conversation as `transformers` renders them.
 
-Each message is prepared once, and each prompt is rendered once: a check asks for the prompt before a
-turn after it asked for the one after the previous turn.
+Each message is prepared once, and each prompt is rendered once: a check asks for the prompt before
+a turn after it asked for the one after the previous turn.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class NeutralTextError(Exception):
 class ShownConversation:
     """Renders the beginnings of `messages` with `tools`.
 
-    `control` matches the text of control tokens. In the neutral form it is replaced by other text of
-    the same length: other letters, or, if the template reads the letters, other punctuation.
+    `control` matches the text of control tokens. In the neutral form it is replaced by other text
+    of the same length: other letters, or, if the template reads the letters, other punctuation.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class ShownConversation:
     def prompt(self, stop: int, *, assistant: bool = False) -> Shown:
         """Return the prompt after `stop` messages.
 
-        `assistant`: make control-token text in messages of the assistant neutral as well. Raise one of
-        `RENDER_ERRORS`, or `NeutralTextError`.
+        `assistant`: make control-token text in messages of the assistant neutral as well. Raise one
+        of `RENDER_ERRORS`, or `NeutralTextError`.
         """
         key = (stop, assistant)
         if key not in self._prompts:
@@ -67,7 +67,9 @@ class ShownConversation:
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
     def generation_prompt(self, stop: int) -> str:
-        """Return what a prompt after `stop` messages ends with; empty if the template adds nothing."""
+        """Return what a prompt after `stop` messages ends with; empty if the template adds
+        nothing.
+        """
         if self._generation_prompt is None:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
@@ -96,7 +98,10 @@ class ShownConversation:
     def _neutral(self, other: _Other) -> tuple[list[Message], list[Tool]]:
         """Return messages and tools in one neutral form."""
         if other not in self._forms:
-            self._forms[other] = self._changed(self._messages, other), self._changed(self._tools, other)
+            self._forms[other] = (
+                self._changed(self._messages, other),
+                self._changed(self._tools, other),
+            )
         return self._forms[other]
 
     def _changed(self, value: Any, other: _Other) -> Any:
@@ -104,7 +109,10 @@ class ShownConversation:
         if isinstance(value, str):
             return self._control.sub(lambda match: other(match.group()), value)
         if isinstance(value, Mapping):
-            return {self._changed(name, other): self._changed(item, other) for name, item in value.items()}
+            return {
+                self._changed(name, other): self._changed(item, other)
+                for name, item in value.items()
+            }
         return [self._changed(item, other) for item in value] if isinstance(value, list) else value
 
 

@@ -1,4 +1,6 @@
-"""Which tokens end an assistant turn: the generation config's, the tokenizer's, and those that the template closes a turn with."""
+"""Which tokens end an assistant turn: the generation config's, the tokenizer's, and those that
+the template closes a turn with.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,30 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.types import Message, Tool
 
-_BASE: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": SENTINEL}]
-_FOLLOW: list[Message] = [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "name": "x"}]
-_TOOL: Tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}}
+_BASE: list[Message] = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": SENTINEL},
+]
+_FOLLOW: list[Message] = [
+    {"role": "user", "content": "x"},
+    {"role": "tool", "content": "x", "name": "x"},
+]
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "x",
+        "description": "x",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id": "callid000"}
 
 
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
     """Return the ids that end a turn."""
     found = _configured(tokenizer)
-    for tools in (None, [_TOOL]):  # a tokenizer may have another template for conversations with tools
+    # a tokenizer may have another template for conversations with tools
+    for tools in (None, [_TOOL]):
         texts = _Closing(renderer, encoder, tools).texts()
         found |= {encoder.control[text] for text in texts}
     return found
@@ -34,7 +50,11 @@ def _configured(tokenizer: Any) -> set[int]:
     path = Path(str(tokenizer.name_or_path)) / "generation_config.json"
     if path.is_file():
         listed = orjson.loads(path.read_bytes()).get("eos_token_id")
-        found |= set(listed) if isinstance(listed, list) else ({int(listed)} if isinstance(listed, int) else set())
+        found |= (
+            set(listed)
+            if isinstance(listed, list)
+            else ({int(listed)} if isinstance(listed, int) else set())
+        )
     return found
 
 
@@ -47,9 +67,10 @@ class _Closing:
         self._tools = tools
 
     def texts(self) -> set[str]:
-        """Return the last control token after a text turn, which is its close, and that of a turn with calls if it is another
-        one (Gemma 4, gpt-oss). If there is none (GLM: the stop token is the next role's marker), return the first one of the
-        user message or the tool result that follows."""
+        """Return the last control token after a text turn, which is its close, and that of a turn
+        with calls if it is another one (Gemma 4, gpt-oss). If there is none (GLM: the stop token is
+        the next role's marker), return the first one of the user message or the tool result that
+        follows."""
         alone = self._after_nonce(_BASE)
         if alone is None:
             return set()
@@ -57,18 +78,26 @@ class _Closing:
         if closing:
             return {closing[-1], *self._closing_calls()}
         after = [self._after_nonce([*_BASE, message]) for message in _FOLLOW]
-        found = {match.group() for text in after if text is not None and (match := self._encoder.pattern.search(text))}
+        found = {
+            match.group()
+            for text in after
+            if text is not None and (match := self._encoder.pattern.search(text))
+        }
         return found | self._marker_after_call()
 
     def _closing_calls(self) -> set[str]:
-        """Return the last control token after a turn with calls, if it occurs once however many calls there are: it is not part
-        of a call."""
+        """Return the last control token after a turn with calls, if it occurs once however many
+        calls there are: it is not part of a call."""
         one, two = self._after_nonce(_calling(1)), self._after_nonce(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
-        return {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
+        return (
+            {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
+        )
 
     def _marker_after_call(self) -> set[str]:
-        """Return the role marker with which a tool result begins, if nothing closes the turn before it."""
+        """Return the role marker with which a tool result begins, if nothing closes the turn
+        before it.
+        """
         alone, then = self._after_nonce(_calling(1)), self._after_nonce([*_calling(1), _RESULT])
         if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
             return set()
@@ -76,7 +105,9 @@ class _Closing:
         return {match.group()} if match else set()
 
     def _after_nonce(self, messages: list[Message], *, first: bool = False) -> str | None:
-        """Return the text after the last nonce, or after the first; None if the template refuses the messages or omits it."""
+        """Return the text after the last nonce, or after the first; None if the template refuses
+        the messages or omits it.
+        """
         try:
             text = self._renderer.render(messages, self._tools, generate=False)
         except TemplateError:
@@ -87,6 +118,11 @@ class _Closing:
 
 def _calling(count: int) -> list[Message]:
     calls = [
-        {"id": f"callid{at:03d}", "type": "function", "function": {"name": "x", "arguments": {"x": SENTINEL}}} for at in range(count)
+        {
+            "id": f"callid{at:03d}",
+            "type": "function",
+            "function": {"name": "x", "arguments": {"x": SENTINEL}},
+        }
+        for at in range(count)
     ]
     return [_BASE[0], {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -1,9 +1,11 @@
-"""Recorded conversations as tokens: the render of the whole conversation, with the assistant's own words found in it.
+"""Recorded conversations as tokens: the render of the whole conversation, with the assistant's own
+words found in it.
 
-For SFT and for replaying transcripts: nothing was sampled here, so the trajectory says `source="transcript"` and RL adapters refuse
-it (I3). Invariants: the tokens decode to the render of the whole conversation; a trained span begins behind the generation prompt
-and ends with the stop token, as a rollout would have served and sampled it; a turn that the template shows otherwise once messages
-follow is context, with the reason, and never a wrong slice.
+For SFT and for replaying transcripts: nothing was sampled here, so the trajectory says
+`source="transcript"` and RL adapters refuse it (I3). Invariants: the tokens decode to the render of
+the whole conversation; a trained span begins behind the generation prompt and ends with the stop
+token, as a rollout would have served and sampled it; a turn that the template shows otherwise once
+messages follow is context, with the reason, and never a wrong slice.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ class _Piece:
     excluded: str | None = None
 
 
-def tokenize_conversation(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Trajectory:
-    """The tokens of a recorded conversation, mask 1 on the assistant's words and stop tokens; `Trajectory.spans` says which messages
-    stand where (an assistant message alone, those between two of them together with the generation prompt).
+def tokenize_conversation(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+) -> Trajectory:
+    """The tokens of a recorded conversation, mask 1 on the assistant's words and stop tokens;
+    `Trajectory.spans` says which messages stand where (an assistant message alone, those between
+    two of them together with the generation prompt).
 
-    A turn that the template rewrites once messages follow (Qwen3.5 takes a thought out when the user speaks) has
-    `Turn.excluded` set and mask 0: to train it too, tokenize the conversation up to it as a sample of its own.
-    Raises `TemplateError` where the template refuses the conversation.
+    A turn that the template rewrites once messages follow (Qwen3.5 takes a thought out when the
+    user speaks) has `Turn.excluded` set and mask 0: to train it too, tokenize the conversation up
+    to it as a sample of its own. Raises `TemplateError` where the template refuses the
+    conversation.
     """
     messages = [plain_content(message) for message in messages]
     text, bodies = template.conversation(messages, tools, generate=False)
@@ -51,21 +57,32 @@ def tokenize_conversation(template: ChatTemplate, messages: Sequence[Message], t
     for piece in pieces:
         start = len(ids)
         previous = ids[-1] if ids else None
-        ids += template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece), previous=previous)
+        ids += template.encoder.encode(
+            text[piece.start : piece.stop], _within(bodies, piece), previous=previous
+        )
         spans.append(MessageSpan(piece.first, piece.last, start, len(ids)))
         mask = np.append(mask, np.full(len(ids) - start, piece.trained, dtype=np.uint8))
         if piece.trained or piece.excluded:
             turns.append(Turn(start, len(ids), "stop", excluded=piece.excluded))
     first = next((turn.start for turn in turns if turn.excluded is None), len(ids))
     logprobs = np.full(len(ids), np.nan, dtype=np.float32)
-    return Trajectory(np.array(ids, dtype=np.int32), mask, logprobs, tuple(turns), first, source="transcript", spans=tuple(spans))
+    return Trajectory(
+        np.array(ids, dtype=np.int32),
+        mask,
+        logprobs,
+        tuple(turns),
+        first,
+        source="transcript",
+        spans=tuple(spans),
+    )
 
 
 def last_message_delta(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> tuple[list[int], list[int]]:
-    """The ids and the loss mask that the last message (or the last run of tool messages) adds to the conversation before it: for
-    an assistant message the generation prompt (mask 0), its words up to the stop token (1), and the rest of the turn close (0).
+    """The ids and the loss mask that the last message (or the last run of tool messages) adds to
+    the conversation before it: for an assistant message the generation prompt (mask 0), its words
+    up to the stop token (1), and the rest of the turn close (0).
 
     Raises `HistoryRewrittenError` where it changes how the messages before it are rendered.
     """
@@ -74,12 +91,16 @@ def last_message_delta(
     text, bodies = template.conversation(messages, tools, generate=False)
     prior = template.renderer.render(messages[:before], tools, generate=False) if before else ""
     if not text.startswith(prior):
-        raise HistoryRewrittenError(f"message {before} changes how the messages before it are rendered")
+        raise HistoryRewrittenError(
+            f"message {before} changes how the messages before it are rendered"
+        )
     pieces = [_Piece(len(prior), len(text), before, len(messages) - 1)]
     if messages[-1].get("role") == "assistant":
         prompted = template.renderer.render(messages[:before], tools, generate=True)
         if not (prompted.startswith(prior) and text.startswith(prompted)):
-            raise HistoryRewrittenError(f"message {before} (assistant) does not begin with the generation prompt")
+            raise HistoryRewrittenError(
+                f"message {before} (assistant) does not begin with the generation prompt"
+            )
         stop = _said_until(template, text, len(prompted))
         pieces = [
             _Piece(len(prior), len(prompted), before, before),
@@ -90,7 +111,9 @@ def last_message_delta(
     mask: list[int] = []
     previous = template.encoder.ending_id(prior)
     for piece in pieces:
-        added = template.encoder.encode(text[piece.start : piece.stop], _within(bodies, piece), previous=previous)
+        added = template.encoder.encode(
+            text[piece.start : piece.stop], _within(bodies, piece), previous=previous
+        )
         ids += added
         previous = ids[-1] if ids else previous
         mask += [int(piece.trained)] * len(added)
@@ -98,24 +121,41 @@ def last_message_delta(
 
 
 def _before_last(messages: Sequence[Message]) -> int:
-    """How many messages stand before the last one, or before the run of tool messages at the end (Qwen groups them)."""
+    """How many messages stand before the last one, or before the run of tool messages at the end
+    (Qwen groups them).
+    """
     before = len(messages) - 1
-    while before > 0 and messages[before].get("role") == "tool" and messages[before - 1].get("role") == "tool":
+    while (
+        before > 0
+        and messages[before].get("role") == "tool"
+        and messages[before - 1].get("role") == "tool"
+    ):
         before -= 1
     return before
 
 
 def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
     """The spans that lie in `piece`, counted from its beginning."""
-    return [(start - piece.start, stop - piece.start) for start, stop in bodies if piece.start <= start and stop <= piece.stop]
+    return [
+        (start - piece.start, stop - piece.start)
+        for start, stop in bodies
+        if piece.start <= start and stop <= piece.stop
+    ]
 
 
 def _said_until(template: ChatTemplate, text: str, begin: int) -> int:
-    """Where the last turn's words end in `text`: behind its stop token, or at the end where the template closes no turn."""
-    return max((at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin), default=len(text))
+    """Where the last turn's words end in `text`: behind its stop token, or at the end where the
+    template closes no turn.
+    """
+    return max(
+        (at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin),
+        default=len(text),
+    )
 
 
-def _pieces(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> list[_Piece]:
+def _pieces(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
+) -> list[_Piece]:
     """Cut the whole render at the beginning and the end of each assistant turn."""
     pieces: list[_Piece] = []
     at = first = 0
@@ -126,18 +166,28 @@ def _pieces(template: ChatTemplate, messages: Sequence[Message], tools: Sequence
         begin = _begin(template, messages, index, tools, text)
         stop = _end(template, messages, index, tools, text, begin or at)
         if stop is None or not at <= (begin or at) <= stop:
-            unplaced = "the whole render shows no place of this turn's own"  # it stays in the piece that follows
+            # it stays in the piece that follows
+            unplaced = "the whole render shows no place of this turn's own"
             continue
         spelled = None if begin is None else _spelled_marker(template, text[begin:stop])
         if begin is not None and spelled is not None:
             reason = f"its text holds {spelled!r}, which would be trained as the control token"
-            pieces += [_Piece(at, begin, first, index - 1, excluded=unplaced), _Piece(begin, stop, index, index, excluded=reason)]
+            pieces += [
+                _Piece(at, begin, first, index - 1, excluded=unplaced),
+                _Piece(begin, stop, index, index, excluded=reason),
+            ]
         elif begin is None:
-            reason = "the template does not show the generation prompt before this turn once messages follow"
+            reason = (
+                "the template does not show the generation prompt before this turn once "
+                "messages follow"
+            )
             pieces.append(_Piece(at, stop, first, index, excluded=reason))
         else:
             said = _sampled_until(template, text, stop)
-            pieces += [_Piece(at, begin, first, index - 1, excluded=unplaced), _Piece(begin, said, index, index, trained=True)]
+            pieces += [
+                _Piece(at, begin, first, index - 1, excluded=unplaced),
+                _Piece(begin, said, index, index, trained=True),
+            ]
             pieces.append(_Piece(said, stop, index, index))
         at, first, unplaced = stop, index + 1, None
     pieces.append(_Piece(at, len(text), first, len(messages) - 1, excluded=unplaced))
@@ -151,29 +201,60 @@ def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
-    """`stop`, or where the close before it begins, if no model samples that: in history gpt-oss shows `<|end|>` for `<|return|>`."""
+    """`stop`, or where the close before it begins, if no model samples that: in history gpt-oss
+    shows `<|end|>` for `<|return|>`.
+    """
     if text.endswith(template.stop_texts, 0, stop):
         return stop
-    return next((found.start() for found in template.encoder.pattern.finditer(text, 0, stop) if found.end() == stop), stop)
+    return next(
+        (
+            found.start()
+            for found in template.encoder.pattern.finditer(text, 0, stop)
+            if found.end() == stop
+        ),
+        stop,
+    )
 
 
-def _begin(template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None, text: str) -> int | None:
-    """Where turn `index` begins in `text`, behind its generation prompt; None where the whole render does not show that prompt."""
+def _begin(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    index: int,
+    tools: Sequence[Tool] | None,
+    text: str,
+) -> int | None:
+    """Where turn `index` begins in `text`, behind its generation prompt; None where the whole
+    render does not show that prompt.
+    """
     served = template.renderer.render(messages[:index], tools, generate=True)
     if text.startswith(served):
         return len(served)
-    before = next((at for at in range(index - 1, -1, -1) if messages[at].get("role") == "assistant"), None)
+    before = next(
+        (at for at in range(index - 1, -1, -1) if messages[at].get("role") == "assistant"), None
+    )
     if before is None:
         return None
-    then = _behind(template, messages[:index], before, tools)  # an earlier turn reads otherwise: what stands behind it need not
+    # an earlier turn reads otherwise: what stands behind it need not
+    then = _behind(template, messages[:index], before, tools)
     end = None if then is None else _end(template, messages, before, tools, text, 0)
-    return end + len(then) if then is not None and end is not None and text.startswith(then, end) else None
+    return (
+        end + len(then)
+        if then is not None and end is not None and text.startswith(then, end)
+        else None
+    )
 
 
 def _end(
-    template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None, text: str, begin: int
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    index: int,
+    tools: Sequence[Tool] | None,
+    text: str,
+    begin: int,
 ) -> int | None:
-    """Where turn `index` ends in `text`, stop token included; None where the template moves its end."""
+    """Where turn `index` ends in `text`, stop token included; None where the template moves its
+    end.
+    """
     if index == len(messages) - 1:
         return _said_until(template, text, begin)
     then = _behind(template, messages, index, tools)
@@ -184,11 +265,17 @@ def _end(
     return at if whole[:at] == text[:at] else None
 
 
-def _behind(template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None) -> str | None:
-    """The text behind turn `index`, generation prompt at its end included; None where it cannot be told."""
+def _behind(
+    template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None
+) -> str | None:
+    """The text behind turn `index`, generation prompt at its end included; None where it cannot
+    be told.
+    """
     for stop in template.stop_texts:
         try:
-            return template.deriver.derive(messages[: index + 1], messages[index + 1 :], tools, Sampled(stop, stop)).text
+            return template.deriver.derive(
+                messages[: index + 1], messages[index + 1 :], tools, Sampled(stop, stop)
+            ).text
         except (HistoryRewrittenError, TemplateError):
             continue
     return None

@@ -7,11 +7,11 @@ It shares no code with what made the sequence: the conversation is rendered by
 2. Does the render continue with exactly the text of each delta, directly after the sampled turn? If
    the template shows the turn as it was sampled, or with other text between the same control tokens
    (JSON spacing), one render answers this for every turn. If it does not (another turn close, a
-   tokenizer that normalizes), the prompts before and after the turn are rendered, and compared token
-   by token from the turn's close on.
+   tokenizer that normalizes), the prompts before and after the turn are rendered, and compared
+   token by token from the turn's close on.
 3. Are the tokens of each delta those of that text? If a message holds the text of a control token,
-   the control tokens must be those of the same conversation with that text replaced by other text of
-   the same length, and all pieces between them that hold none of it must have the same tokens.
+   the control tokens must be those of the same conversation with that text replaced by other text
+   of the same length, and all pieces between them that hold none of it must have the same tokens.
 
 What it does not judge is how the template shows a sampled turn: its tokens are the engine's.
 """
@@ -33,14 +33,17 @@ from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConver
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
-"""How many turns of a sequence are checked if the template rewrites its history (one render each)."""
+"""How many turns of a sequence are checked if the template rewrites its history (one render
+each).
+"""
 _PROMPTS = 128
 """How many first prompts are kept encoded: each is that of every sample of its task."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """Where a sampled turn is in the sequence ([start, stop) in tokens), and which message it became.
+    """Where a sampled turn is in the sequence ([start, stop) in tokens), and which message it
+    became.
 
     `stopped`: it ended with a stop token; else it was cut, whatever its last token is.
     """
@@ -55,9 +58,9 @@ class TurnSpan:
 class ServedSequence:
     """One sequence as it was served and sampled, up to its last sampled turn.
 
-    `turns` are those sampled in it, oldest first; what precedes the first is its prompt. `messages` and
-    `tools` are the conversation's. `forked`: the prompt holds tokens of earlier turns. `preserved`: the
-    template would have rewritten some of it, and it was kept on request.
+    `turns` are those sampled in it, oldest first; what precedes the first is its prompt. `messages`
+    and `tools` are the conversation's. `forked`: the prompt holds tokens of earlier turns.
+    `preserved`: the template would have rewritten some of it, and it was kept on request.
     """
 
     input_ids: IdArray
@@ -71,8 +74,8 @@ class ServedSequence:
 class Verifier:
     """Checks sequences served under one chat template. Safe to use in threads.
 
-    `head_hook` is the published hook that rewrites the head of a prompt: leading system messages and
-    tools.
+    `head_hook` is the published hook that rewrites the head of a prompt: leading system messages
+    and tools.
     """
 
     def __init__(
@@ -95,9 +98,13 @@ class Verifier:
         flags = tokenizer.added_tokens_decoder.values()
         self._eats_space = any(token.lstrip or token.rstrip for token in flags)
         self._exact = re.compile(pattern or r"(?!)")
-        self._pattern = re.compile(pattern or r"(?!)", re.IGNORECASE)  # a template may change a text's case
+        # a template may change a text's case
+        self._pattern = re.compile(pattern or r"(?!)", re.IGNORECASE)
         # In some vocabularies, unknown characters and single bytes have the ids of special tokens.
-        text_too = {*self._encode("\U0010fffd"), *(index for index in texts if re.fullmatch("<0x..>", texts[index]))}
+        text_too = {
+            *self._encode("\U0010fffd"),
+            *(index for index in texts if re.fullmatch("<0x..>", texts[index])),
+        }
         self._control = {index: text for index, text in texts.items() if index not in text_too}
 
     def check(self, served: ServedSequence) -> str | None:
@@ -119,7 +126,7 @@ class Verifier:
             return f"render: {error}"
         return None
 
-    # --- a sequence that the template only appends to ----------------------------------------------
+    # --- a sequence that the template only appends to ---------------------------------------------
 
     def _check_all(self, served: ServedSequence, talk: ShownConversation) -> None:
         first, last = served.turns[0].message, served.turns[-1].message
@@ -163,7 +170,9 @@ class Verifier:
             raise _Mismatch("prompt: control tokens")
 
     def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
-        """Check what follows the turn that begins at `at` in the render; return where the next begins."""
+        """Check what follows the turn that begins at `at` in the render; return where the next
+        begins.
+        """
         served, talk, whole = walk.served, walk.talk, walk.whole
         sampled = served.input_ids[turn.start : turn.stop].tolist()
         delta = served.input_ids[turn.stop : following.start].tolist()
@@ -172,13 +181,17 @@ class Verifier:
         start = at + len(said) if as_said else self._closed_at(walk, turn, sampled, at)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
-            if self._is_encoded(sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])):
+            if self._is_encoded(
+                sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])
+            ):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
         if before.text != whole.text[:at] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
         alone = talk.without_prompt(turn.message + 1)
-        turn_ids = self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
+        turn_ids = (
+            self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
+        )
         shown = Shown(after.text[at:], after.neutral[at:])
         if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
             self._check_after_stop(sampled, delta, shown, turn_ids)
@@ -189,9 +202,10 @@ class Verifier:
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
         """Return where the turn that begins at `at` ends in the render, if that is certain.
 
-        It begins there if the generation prompt ends there. The template closes turns in history with
-        the stop token that the model sampled. If the text up to its first one has the control tokens of
-        the turn, and no others, nothing but the turn is in it: another message comes after that token.
+        It begins there if the generation prompt ends there. The template closes turns in history
+        with the stop token that the model sampled. If the text up to its first one has the control
+        tokens of the turn, and no others, nothing but the turn is in it: another message comes
+        after that token.
         """
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
@@ -215,11 +229,14 @@ class Verifier:
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
 
-    def _check_after_stop(self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]) -> None:
+    def _check_after_stop(
+        self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]
+    ) -> None:
         """Compare tokens from the turn's close on.
 
-        `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`: the ids of the turn as it
-        shows it at the end of a conversation; they tell which close in `shown` is the turn's own.
+        `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`:
+        the ids of the turn as it shows it at the end of a conversation; they tell which close in
+        `shown` is the turn's own.
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
@@ -228,7 +245,8 @@ class Verifier:
         others = len(self._controls(turn)) or len(self._controls(sampled))
         if len(closing) >= count:
             place = closing[count - 1]
-        elif len(controls) >= others > 0:  # history closes otherwise (gpt-oss), after as many control tokens
+        elif len(controls) >= others > 0:
+            # history closes otherwise (gpt-oss), after as many control tokens
             place = controls[others - 1]
         else:
             raise _Mismatch("delta")
@@ -236,9 +254,15 @@ class Verifier:
             raise _Mismatch("delta: tokens")
 
     def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
-        """Compare tokens with the end of what the template shows: the turn's close must be among them."""
+        """Compare tokens with the end of what the template shows: the turn's close must be among
+        them.
+        """
         expected = self._encode(shown.neutral)
-        controls, own, within = self._controls(expected), self._controls(delta), self._controls(turn)
+        controls, own, within = (
+            self._controls(expected),
+            self._controls(delta),
+            self._controls(turn),
+        )
         closing = [place for place, index in enumerate(controls) if index in self._closes]
         count = sum(index in self._closes for index in within)
         begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
@@ -246,13 +270,17 @@ class Verifier:
         if not own or len(own) < least or controls[-len(own) :] != own:
             raise _Mismatch("delta: control tokens")
         pieces = self._pieces(expected)[-len(own) :]
-        if not all(map(self._alike, self._pieces(delta)[1:], pieces, self._piece_texts(shown)[-len(own) :])):
+        if not all(
+            map(self._alike, self._pieces(delta)[1:], pieces, self._piece_texts(shown)[-len(own) :])
+        ):
             raise _Mismatch("delta: tokens")
 
-    # --- a sequence whose history was preserved ----------------------------------------------------
+    # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """The template rewrites history: a sample of deltas must be the end of the render at their time."""
+        """The template rewrites history: a sample of deltas must be the end of the render at
+        their time.
+        """
         self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
         middle = len(gaps) // 2
@@ -262,7 +290,9 @@ class Verifier:
             ended = turn.stopped and sampled[-1] in self._control
             self._check_tail(sampled, delta, talk.prompt(following.message), ended=ended)
 
-    def _check_tail(self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool) -> None:
+    def _check_tail(
+        self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool
+    ) -> None:
         """The render must end with the turn's close, if the model `ended` it, and the delta."""
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
@@ -271,26 +301,38 @@ class Verifier:
             raise _Mismatch("delta: control tokens")
         if ended and controls[-count - 1] not in (sampled[-1], *self._closes):
             raise _Mismatch("delta: the turn does not end there")
-        pairs = zip(self._pieces(delta), self._pieces(expected)[-count - 1 :], self._piece_texts(shown)[-count - 1 :], strict=True)
+        pairs = zip(
+            self._pieces(delta),
+            self._pieces(expected)[-count - 1 :],
+            self._piece_texts(shown)[-count - 1 :],
+            strict=True,
+        )
         if not delta or not all(self._alike(*parts) for parts in list(pairs)[not ended :]):
             raise _Mismatch("delta")
 
     @cached_property
     def _closes(self) -> tuple[int, ...]:
         """The control token that follows a text turn in history."""
-        user, turn = ({"role": role, "content": content} for role, content in (("user", "x"), ("assistant", "qxa")))
+        user, turn = (
+            {"role": role, "content": content}
+            for role, content in (("user", "x"), ("assistant", "qxa"))
+        )
         try:
             shown = self._reference.render([user, turn, user], None)
         except RENDER_ERRORS:
             return ()
         return tuple(self._controls(self._encode(shown[shown.rfind("qxa") :]))[:1])
 
-    # --- tokens ------------------------------------------------------------------------------------
+    # --- tokens -----------------------------------------------------------------------------------
 
-    def _same(self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False) -> bool:
-        """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with `expected`.
+    def _same(
+        self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False
+    ) -> bool:
+        """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with
+        `expected`.
 
-        `text_first`: what precedes the first control token continues a text, so only its text counts.
+        `text_first`: what precedes the first control token continues a text, so only its text
+        counts.
         """
         if given == expected:
             return True
@@ -305,13 +347,18 @@ class Verifier:
         return all(map(self._alike, own, wanted, texts))
 
     def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
-        """Return True if a piece has the ids that are wanted, or, if it holds control-token text, its text."""
+        """Return True if a piece has the ids that are wanted, or, if it holds control-token
+        text, its text.
+        """
         if shown.text == shown.neutral:
             return own == wanted
-        text, found = (unicodedata.normalize("NFC", each) for each in (shown.text, self._decode(own)))
+        text, found = (
+            unicodedata.normalize("NFC", each) for each in (shown.text, self._decode(own))
+        )
         if self._eats_space:
             return found.strip() == text.strip()
-        return found == text or found == text.removeprefix(" ")  # a vocabulary may not write a first space
+        # a vocabulary may not write a first space
+        return found == text or found == text.removeprefix(" ")
 
     def _pieces(self, ids: list[int]) -> list[list[int]]:
         """Cut at control tokens."""
@@ -331,7 +378,7 @@ class Verifier:
             at = match.end()
         return [*pieces, Shown(shown.text[at:], shown.neutral[at:])]
 
-    # --- transformers and the tokenizer ------------------------------------------------------------
+    # --- transformers and the tokenizer -----------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
         fast = self._tokenizer.backend_tokenizer
@@ -365,7 +412,9 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the deltas of one sequence are checked against: its conversation, and the last prompt."""
+    """What the deltas of one sequence are checked against: its conversation, and the last
+    prompt.
+    """
 
     served: ServedSequence
     talk: ShownConversation

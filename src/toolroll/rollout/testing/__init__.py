@@ -1,8 +1,20 @@
-"""Public test doubles: an embedded engine that speaks SGLang's `/generate`, and a small tokenizer."""
+"""Public test doubles: an embedded engine that speaks SGLang's `/generate`, and a small
+tokenizer.
+"""
 
-from toolroll.rollout.model.embedded_tokenizer import embedded_tokenizer_path, load_embedded_tokenizer
+from toolroll.rollout.model.embedded_tokenizer import (
+    embedded_tokenizer_path,
+    load_embedded_tokenizer,
+)
 from toolroll.rollout.testing.engine import EmbeddedEngine
-from toolroll.rollout.testing.faults import Fault, FaultPlan, drop_ids, drop_logprob, fault_at, shift_logprobs
+from toolroll.rollout.testing.faults import (
+    Fault,
+    FaultPlan,
+    drop_ids,
+    drop_logprob,
+    fault_at,
+    shift_logprobs,
+)
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script

@@ -34,7 +34,13 @@ class _Control:
         if body.get("abort_all_requests", True):
             self._engine.abort(every=True)
         self._engine.set_weight_version(version)
-        return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        return json_response(
+            {
+                "success": True,
+                "message": f"Weight version updated to {version}",
+                "new_version": version,
+            }
+        )
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
         mode = (await read_json(request)).get("mode", "abort")
@@ -96,7 +102,12 @@ class _Control:
         )
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        card = {"id": self._engine.model_name, "object": "model", "owned_by": "toolroll", "max_model_len": self._engine.context_length}
+        card = {
+            "id": self._engine.model_name,
+            "object": "model",
+            "owned_by": "toolroll",
+            "max_model_len": self._engine.context_length,
+        }
         return json_response({"object": "list", "data": [card]})
 
 

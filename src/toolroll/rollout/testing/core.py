@@ -1,7 +1,8 @@
-"""`EngineCore`: what the embedded engine is behind its HTTP: its queue, its cache, its weights, its log, and how it answers.
+"""`EngineCore`: what the embedded engine is behind its HTTP: its queue, its cache, its weights, its
+log, and how it answers.
 
-Invariants: each request is in `log` once, with the status that it got; its rid is taken while it is unanswered; only started ones
-count as running.
+Invariants: each request is in `log` once, with the status that it got; its rid is taken while it is
+unanswered; only started ones count as running.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ class EngineCore:
         """Prompt and answer together, in tokens."""
         return self.limits.context_length
 
-    # --- what tests do to it -----------------------------------------------------------------------------------------
+    # --- what tests do to it ----------------------------------------------------------------------
 
     async def until(self, condition: Callable[[EngineCore], bool]) -> None:
-        """Wait until `condition(engine)`, looked at whenever a request arrives, stands at its `hold`, or ends."""
+        """Wait until `condition(engine)`, looked at whenever a request arrives, stands at its
+        `hold`, or ends.
+        """
         while not condition(self):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -115,13 +118,17 @@ class EngineCore:
                 run.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """What `/abort_request` does: all running requests whose rid begins with `rid`, or every one."""
+        """What `/abort_request` does: all running requests whose rid begins with `rid`, or every
+        one.
+        """
         for name, run in self._running.items():
             if every or (rid and name.startswith(rid)):
                 run.ask_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Nothing is sampled until `resume`; "abort" ends what runs, "retract" gives its cache back."""
+        """Nothing is sampled until `resume`; "abort" ends what runs, "retract" gives its cache
+        back.
+        """
         self._paused = mode
         for run in self._running.values():
             if mode == "abort":
@@ -144,11 +151,20 @@ class EngineCore:
         self._caches.clear()
         return True
 
-    # --- answers ---------------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
     async def answer(self, ask: Ask, http: web.Request, send: Send | None = None) -> Any:
-        """One answer's body; `send` gets it in parts as well. Raises `RefusedError`, `FaultedError`."""
-        entry = LoggedRequest(ask.rid, ask.routing_key, ask.input_ids, ask.params, headers=ask.headers, arrival=self._arrivals)
+        """One answer's body; `send` gets it in parts as well. Raises `RefusedError`,
+        `FaultedError`.
+        """
+        entry = LoggedRequest(
+            ask.rid,
+            ask.routing_key,
+            ask.input_ids,
+            ask.params,
+            headers=ask.headers,
+            arrival=self._arrivals,
+        )
         self._arrivals += 1
         if self._keep_log:
             self.log.append(entry)
@@ -174,12 +190,19 @@ class EngineCore:
             self._finishes += 1
             self._notify()
 
-    async def _admitted(self, entry: LoggedRequest, ask: Ask, http: web.Request, send: Send | None) -> Any:
+    async def _admitted(
+        self, entry: LoggedRequest, ask: Ask, http: web.Request, send: Send | None
+    ) -> Any:
         self._check(ask)
         run = self._running[ask.rid] = Run()
         try:
             seen = PolicyRequest(
-                ask.input_ids, self.speaker.decode, ask.routing_key, self._calls[ask.routing_key], entry.arrival, ask.params
+                ask.input_ids,
+                self.speaker.decode,
+                ask.routing_key,
+                self._calls[ask.routing_key],
+                entry.arrival,
+                ask.params,
             )
             fault = (self.faults(seen) if self.faults else None) or Fault()
             entry.faulted = fault != Fault()
@@ -202,7 +225,10 @@ class EngineCore:
         if ask.rid in self._running:
             raise refused(f"Duplicate request ID detected: {ask.rid}")
         self.limits.check(len(ask.unchecked), ask.params)
-        if int(ask.unchecked.min(initial=0)) < 0 or int(ask.unchecked.max(initial=0)) >= self.vocab_size:
+        if (
+            int(ask.unchecked.min(initial=0)) < 0
+            or int(ask.unchecked.max(initial=0)) >= self.vocab_size
+        ):
             self.killed += 1
             raise RefusedError(500, "Internal Server Error")
 
@@ -216,7 +242,11 @@ class EngineCore:
         await run.wait_for_start()
 
     def _dispatch(self) -> None:
-        while self._queue and self._paused is None and (self._max_running is None or self._active < self._max_running):
+        while (
+            self._queue
+            and self._paused is None
+            and (self._max_running is None or self._active < self._max_running)
+        ):
             run = self._queue.popleft()
             if run.aborted:
                 continue
@@ -226,7 +256,13 @@ class EngineCore:
             run.wake()
 
     async def _sample(
-        self, entry: LoggedRequest, seen: PolicyRequest, ask: Ask, fault: Fault, run: Run, send: Send | None
+        self,
+        entry: LoggedRequest,
+        seen: PolicyRequest,
+        ask: Ask,
+        fault: Fault,
+        run: Run,
+        send: Send | None,
     ) -> dict[str, Any]:
         began = time.perf_counter()
         cache = self._caches[ask.extra_key]
@@ -236,7 +272,9 @@ class EngineCore:
             reply = await self._reply(entry, seen, run)
             rng = random.Random(f"{self._seed}/{ask.routing_key}/{seen.call}")
             planned = self.speaker.plan(
-                self.speaker.said(reply, rng), ask.params, self.limits.max_new_tokens(len(entry.input_ids), ask.params)
+                self.speaker.said(reply, rng),
+                ask.params,
+                self.limits.max_new_tokens(len(entry.input_ids), ask.params),
             )
             latency = self.latency(seen) if callable(self.latency) else self.latency
             run.begin(len(planned.ids), latency, self.token_latency)
@@ -252,13 +290,18 @@ class EngineCore:
             text = self.speaker.text(ids, ask.params)
             entry.aborted = True
             self._remember_rest(entry, ids, planned.said)
-        cache.insert(np.concatenate([entry.input_ids, np.array(ids[:-1], dtype=np.int32)]))  # the last token has no KV yet
-        body = answer_body(ask, entry, run, ids=ids, finish=finish, text=text, version=self.weight_version)
+        # the last token has no KV yet
+        cache.insert(np.concatenate([entry.input_ids, np.array(ids[:-1], dtype=np.int32)]))
+        body = answer_body(
+            ask, entry, run, ids=ids, finish=finish, text=text, version=self.weight_version
+        )
         body["meta_info"]["e2e_latency"] = time.perf_counter() - began
         return body
 
     def _cached(self, cache: PrefixCache, entry: LoggedRequest, ask: Ask) -> int:
-        """The last token of a prompt is always computed, and so is every one whose logprob is wanted."""
+        """The last token of a prompt is always computed, and so is every one whose logprob is
+        wanted.
+        """
         most = len(entry.input_ids) - 1
         if ask.return_logprob and ask.logprob_start_len >= 0:
             most = min(most, ask.logprob_start_len)
@@ -301,9 +344,18 @@ class EngineCore:
         await run.advance(length)
 
     async def _play_in_parts(
-        self, ask: Ask, entry: LoggedRequest, planned: Planned, run: Run, send: Send, *, until: int | None
+        self,
+        ask: Ask,
+        entry: LoggedRequest,
+        planned: Planned,
+        run: Run,
+        send: Send,
+        *,
+        until: int | None,
     ) -> None:
-        """Send what is sampled as it comes, and nothing of what an abort after `until` tokens cuts."""
+        """Send what is sampled as it comes, and nothing of what an abort after `until` tokens
+        cuts.
+        """
         step = max(1, int(ask.params.get("stream_interval") or 1))
         end = len(planned.ids) if until is None else min(until, len(planned.ids))
         for at in range(step, end, step):
@@ -311,7 +363,9 @@ class EngineCore:
             ids = planned.ids[:at]
             text = self.speaker.text(ids, ask.params)
             text = text if planned.text.startswith(text) else planned.text
-            body = answer_body(ask, entry, run, ids=ids, finish=None, text=text, version=self.weight_version)
+            body = answer_body(
+                ask, entry, run, ids=ids, finish=None, text=text, version=self.weight_version
+            )
             await send(orjson.dumps(body))
 
     def stop(self) -> None:

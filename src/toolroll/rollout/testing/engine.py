@@ -1,9 +1,11 @@
-"""`EmbeddedEngine`: a real HTTP server that speaks SGLang 0.5.23's `/generate` on the level of token ids, without weights.
+"""`EmbeddedEngine`: a real HTTP server that speaks SGLang 0.5.23's `/generate` on the level of
+token ids, without weights.
 
-A public test double. A policy says what to say; everything else is as on the wire: the stop token is in `output_ids` and not in
-`text`, stop strings trim the text and not the ids, aborts are 200s with a partial output, errors have SGLang's own bodies.
-Invariants: it shares no code with our templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` holds every
-request with what was answered, and is the tests' oracle.
+A public test double. A policy says what to say; everything else is as on the wire: the stop token
+is in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s
+with a partial output, errors have SGLang's own bodies. Invariants: it shares no code with our
+templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` holds every request
+with what was answered, and is the tests' oracle.
 """
 
 from __future__ import annotations
@@ -25,29 +27,39 @@ _BODY_LIMIT = 256 * 2**20
 
 
 class EmbeddedEngine(EngineCore):
-    """Serves on `host` (127.0.0.1) at `url` while its async context is open; an address that is taken raises `OSError`.
+    """Serves on `host` (127.0.0.1) at `url` while its async context is open; an address that is
+    taken raises `OSError`.
 
-    `tokenizer`: any fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`. `stop_token_ids`: default, the tokenizer's
-    end-of-sequence token. `latency`: seconds per request; `token_latency`: seconds per token behind it. `split`: "random" samples
-    other token splits of the same text, the same ones for the same `seed`, routing key and call. `vocab_size`: default, the
-    tokenizer's. `max_total_tokens`, `max_running`, `max_queued`: as the server's flags of about these names; None is no limit.
-    `continue_aborted`: a prompt that goes on behind an aborted answer gets the rest of that answer, as a model would give it,
-    without asking the policy. `keep_log` off: `log` stays empty, for long benchmarks.
+    `tokenizer`: any fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
+    `stop_token_ids`: default, the tokenizer's end-of-sequence token. `latency`: seconds per
+    request; `token_latency`: seconds per token behind it. `split`: "random" samples other token
+    splits of the same text, the same ones for the same `seed`, routing key and call. `vocab_size`:
+    default, the tokenizer's. `max_total_tokens`, `max_running`, `max_queued`: as the server's flags
+    of about these names; None is no limit. `continue_aborted`: a prompt that goes on behind an
+    aborted answer gets the rest of that answer, as a model would give it, without asking the
+    policy. `keep_log` off: `log` stays empty, for long benchmarks.
 
-    `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the requests that stand
-    at their reply's `hold` now. `healthy` can be set; it is what `/health` says.
+    `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the
+    requests that stand at their reply's `hold` now. `healthy` can be set; it is what `/health`
+    says.
     """
 
     _runner: web.AppRunner | None = None
 
-    # --- serving -----------------------------------------------------------------------------------------------------
+    # --- serving ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> EmbeddedEngine:
         app = web.Application(client_max_size=_BODY_LIMIT)
         app.add_routes(
-            [web.post("/generate", self._generate), web.post("/v1/chat/completions", self._chat), *control_routes(self)],
+            [
+                web.post("/generate", self._generate),
+                web.post("/v1/chat/completions", self._chat),
+                *control_routes(self),
+            ],
         )
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, *self.address, backlog=4096).start()
@@ -75,7 +87,7 @@ class EmbeddedEngine(EngineCore):
                 connection.transport.abort()
         await runner.cleanup()
 
-    # --- /generate -------------------------------------------------------------------------------------------------------
+    # --- /generate --------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -107,7 +119,9 @@ class EmbeddedEngine(EngineCore):
         return list(self.speaker.backend.encode(text).ids)
 
     async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
-        """Server-sent events: cumulative answers, then `[DONE]`; errors are a 200 with an error in it."""
+        """Server-sent events: cumulative answers, then `[DONE]`; errors are a 200 with an error
+        in it.
+        """
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
         async def send(data: bytes) -> None:
@@ -118,8 +132,17 @@ class EmbeddedEngine(EngineCore):
         try:
             await send(orjson.dumps(await self.answer(ask, request, send)))
         except RefusedError as error:
-            words = error.body["error"]["message"] if isinstance(error.body, dict) and "error" in error.body else str(error.body)
-            told = {"message": words, "type": "invalid_request_error", "code": error.status, "retryable": False}
+            words = (
+                error.body["error"]["message"]
+                if isinstance(error.body, dict) and "error" in error.body
+                else str(error.body)
+            )
+            told = {
+                "message": words,
+                "type": "invalid_request_error",
+                "code": error.status,
+                "retryable": False,
+            }
             await send(orjson.dumps({"error": told}))
         except FaultedError as error:
             return web.Response() if error.response is None else error.response

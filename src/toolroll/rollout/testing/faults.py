@@ -16,10 +16,11 @@ from toolroll.rollout.testing.policy import PolicyRequest
 class Fault:
     """What goes wrong with one request.
 
-    One of: an HTTP `status` with `body` and `headers` (status 200 with a body that is no JSON is a malformed answer); the connection
-    is dropped without an answer (`drop`); the answer comes `hang` seconds later; its JSON goes through `garble`; it is aborted after
-    `abort_after` tokens; the engine's weights change to `weight_version` after `switch_after` tokens. They combine where that has
-    a meaning.
+    One of: an HTTP `status` with `body` and `headers` (status 200 with a body that is no JSON is a
+    malformed answer); the connection is dropped without an answer (`drop`); the answer comes `hang`
+    seconds later; its JSON goes through `garble`; it is aborted after `abort_after` tokens; the
+    engine's weights change to `weight_version` after `switch_after` tokens. They combine where that
+    has a meaning.
     """
 
     status: int | None = None
@@ -45,7 +46,9 @@ class FaultedError(Exception):
 
 
 def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
-    """The plan that does `faults[index]` to the engine's request number `index` (from 0, of all requests)."""
+    """The plan that does `faults[index]` to the engine's request number `index` (from 0, of all
+    requests).
+    """
     return lambda request: faults.get(request.index)
 
 
@@ -58,7 +61,9 @@ async def inject(http: web.Request, fault: Fault) -> None:
             http.transport.abort()
         raise FaultedError(None)
     if fault.status is not None:
-        raise FaultedError(web.Response(status=fault.status, body=fault.body, headers=dict(fault.headers)))
+        raise FaultedError(
+            web.Response(status=fault.status, body=fault.body, headers=dict(fault.headers))
+        )
 
 
 def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +80,8 @@ def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_ids(answer: dict[str, Any]) -> dict[str, Any]:
-    """`Fault(garble=drop_ids)`: an answer without `output_ids`, as an engine too old to send them gives."""
+    """`Fault(garble=drop_ids)`: an answer without `output_ids`, as an engine too old to send
+    them gives.
+    """
     del answer["output_ids"]
     return answer

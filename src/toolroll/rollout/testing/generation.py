@@ -1,7 +1,8 @@
-"""`Run`: one answer in time: how many of its tokens are sampled by now, under which weights, paused, held or aborted.
+"""`Run`: one answer in time: how many of its tokens are sampled by now, under which weights,
+paused, held or aborted.
 
-Invariants: an answer without latency needs no clock and no task; a paused run makes no progress; after `abort` nothing advances,
-and `sampled()` says how far it came.
+Invariants: an answer without latency needs no clock and no task; a paused run makes no progress;
+after `abort` nothing advances, and `sampled()` says how far it came.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Run:
         self._paused = False
         self._stands_at: int | None = None
 
-    # --- time --------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def begin(self, length: int, latency: float, per_token: float) -> None:
-        """From now on `length` tokens are sampled: after `latency`, one each `per_token`; where that is 0, evenly within it."""
+        """From now on `length` tokens are sampled: after `latency`, one each `per_token`; where
+        that is 0, evenly within it.
+        """
         self._length, self._latency, self._per_token = length, latency, per_token
         self._elapsed = 0.0
         self._since = None if self._paused else _now()
@@ -84,7 +87,9 @@ class Run:
         return min(limit, max(self._reached, by_time))
 
     async def stand_at(self, tokens: int) -> None:
-        """Wait until `tokens` are sampled, and stay there until `go_on`, whatever the clock says; raises `RunAborted`."""
+        """Wait until `tokens` are sampled, and stay there until `go_on`, whatever the clock
+        says; raises `RunAborted`.
+        """
         await self.advance(tokens)
         self._stands_at = tokens
 
@@ -100,7 +105,7 @@ class Run:
     def _spent(self) -> float:
         return self._elapsed + (_now() - self._since if self._since is not None else 0.0)
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- what happens to it -----------------------------------------------------------------------
 
     def wake(self) -> None:
         """It may start."""
@@ -123,7 +128,9 @@ class Run:
             self._wake.set()
 
     def ask_abort(self, *, paused: bool) -> None:
-        """What `/abort_request` does. SGLang loses an abort for a request that a pause holds, and all later ones for it."""
+        """What `/abort_request` does. SGLang loses an abort for a request that a pause holds,
+        and all later ones for it.
+        """
         if self._abort_sent:
             return
         self._abort_sent = True
@@ -148,7 +155,7 @@ class Run:
         self._elapsed = self._spent()
         self._since = None
 
-    # --- weights -----------------------------------------------------------------------------------------------------
+    # --- weights ----------------------------------------------------------------------------------
 
     def switch(self, version: str) -> None:
         """From this token on, `version` samples."""

@@ -1,7 +1,9 @@
-"""The embedded engine's logprobs: a hash of (the ids before, the id), so that a test can recompute each of them.
+"""The embedded engine's logprobs: a hash of (the ids before, the id), so that a test can recompute
+each of them.
 
-Invariant: a value depends on nothing but the whole prefix and the id, so a logprob recorded beside the wrong token, or a prompt
-that differs in one id from the one that was served, does not agree with it.
+Invariant: a value depends on nothing but the whole prefix and the id, so a logprob recorded beside
+the wrong token, or a prompt that differs in one id from the one that was served, does not agree
+with it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: in
     return reference_logprobs(prefix_ids, (token_id,))[0]
 
 
-def reference_logprobs(prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]) -> list[float]:
-    """The logprobs of `ids`, one behind the other, after `prefix_ids`; O(prefix + ids), as the hash goes on where it was."""
+def reference_logprobs(
+    prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
+) -> list[float]:
+    """The logprobs of `ids`, one behind the other, after `prefix_ids`; O(prefix + ids), as the
+    hash goes on where it was.
+    """
     state = blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
     values = []
     for token_id in ids:

@@ -1,4 +1,6 @@
-"""The embedded engine's `/v1/chat/completions`: just enough for a user simulator: one answer, no streaming, no tools."""
+"""The embedded engine's `/v1/chat/completions`: just enough for a user simulator: one answer, no
+streaming, no tools.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_pena
 
 
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
-    """One chat completion: the tokenizer's chat template makes the prompt, the policy the answer."""
+    """One chat completion: the tokenizer's chat template makes the prompt, the policy the
+    answer.
+    """
     try:
         body = await read_json(request)
         answer = await engine.answer(_ask(engine, body, request), request)
@@ -37,7 +41,14 @@ async def chat_completions(engine: EngineCore, request: web.Request) -> web.Stre
             "object": "chat.completion",
             "created": int(time.time()),
             "model": body.get("model") or "embedded",
-            "choices": [{"index": 0, "message": message, "finish_reason": meta["finish_reason"]["type"], "logprobs": None}],
+            "choices": [
+                {
+                    "index": 0,
+                    "message": message,
+                    "finish_reason": meta["finish_reason"]["type"],
+                    "logprobs": None,
+                }
+            ],
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
     )
@@ -51,11 +62,20 @@ def _ask(engine: EngineCore, body: dict[str, Any], request: web.Request) -> Ask:
         if body.get(unsupported):
             raise invalid(f"the embedded engine's chat completions know no {unsupported}")
     try:
-        text = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = engine.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
     except (TemplateError, ValueError) as error:
         raise invalid(f"the chat template refuses messages: {error}") from error
     params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")  # None: what the context holds
+    # None: what the context holds
+    params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")
     headers = {name.lower(): value for name, value in request.headers.items()}
     prompt = np.array(engine.speaker.encode(text), dtype=np.int64)
-    return Ask(uuid.uuid4().hex, prompt, params, routing_key=headers.get("x-smg-routing-key", "chat"), headers=headers)
+    return Ask(
+        uuid.uuid4().hex,
+        prompt,
+        params,
+        routing_key=headers.get("x-smg-routing-key", "chat"),
+        headers=headers,
+    )

@@ -1,4 +1,6 @@
-"""`play_episode`: one whole episode of an environment against the embedded engine, for the tests of environments."""
+"""`play_episode`: one whole episode of an environment against the embedded engine, for the tests
+of environments.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,27 @@ async def play_episode(
     options: EnvironmentOptions | None = None,
     max_num_steps: int = 30,
 ) -> InteractionResult:
-    """Play `task` through everything that a real run goes through: HTTP, tokens, chat template, parser, environment.
+    """Play `task` through everything that a real run goes through: HTTP, tokens, chat template,
+    parser, environment.
 
-    The model says `replies` (calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), then a farewell; without them, the
-    task's reference actions, of which `ValueError` where there are none.
+    The model says `replies` (calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`),
+    then a farewell; without them, the task's reference actions, of which `ValueError` where there
+    are none.
     """
     lines = (
-        {session_id(factory.name, task.id, 0): list(replies)} if replies is not None else play_references(factory, [task], samples=1)
+        {session_id(factory.name, task.id, 0): list(replies)}
+        if replies is not None
+        else play_references(factory, [task], samples=1)
     )
-    async with EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines), context_length=131072) as engine:
-        args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes", concurrency=4)
+    async with EmbeddedEngine(
+        load_embedded_tokenizer(), reference_policy(lines), context_length=131072
+    ) as engine:
+        args = RolloutArgs(
+            engine_url=engine.url,
+            hf_checkpoint="embedded",
+            tool_call_parser="hermes",
+            concurrency=4,
+        )
         async with Model.from_args(args) as served:
             make = agent_maker("tool-calling")
             settings = RunSettings({"max_new_tokens": 4096}, max_num_steps=max_num_steps)

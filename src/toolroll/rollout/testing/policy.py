@@ -16,8 +16,9 @@ import numpy.typing as npt
 class PolicyRequest:
     """One request as a policy sees it.
 
-    `input_ids`: the prompt. `call` counts the requests of this routing key that a policy has answered, from 0: a request that failed
-    is not counted, so its repetition has the same number. `index` counts all requests, refused ones included.
+    `input_ids`: the prompt. `call` counts the requests of this routing key that a policy has
+    answered, from 0: a request that failed is not counted, so its repetition has the same number.
+    `index` counts all requests, refused ones included.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -29,7 +30,9 @@ class PolicyRequest:
 
     @cached_property
     def text(self) -> str:
-        """The decoded prompt, control tokens included; decoded on first use, as long prompts are costly to decode."""
+        """The decoded prompt, control tokens included; decoded on first use, as long prompts are
+        costly to decode.
+        """
         return self.decode(self.input_ids.tolist())
 
 
@@ -37,9 +40,10 @@ class PolicyRequest:
 class Reply:
     """What to say.
 
-    `output_ids` in the place of `text` gives exact ids (no stop token is added to them); without `stop` the text has no stop token
-    and ends as if it were cut by length. `hold` stops the answer after `hold_after` tokens until the event is set: a request that
-    is aborted, or whose weights change, at exactly that token needs no clock.
+    `output_ids` in the place of `text` gives exact ids (no stop token is added to them); without
+    `stop` the text has no stop token and ends as if it were cut by length. `hold` stops the answer
+    after `hold_after` tokens until the event is set: a request that is aborted, or whose weights
+    change, at exactly that token needs no clock.
     """
 
     text: str = ""

@@ -1,6 +1,7 @@
 """A radix tree of the sequences that the embedded engine has computed, for `cached_tokens`.
 
-Invariants: `match` is the longest common prefix with any inserted sequence; a token is stored once, however many sequences share it.
+Invariants: `match` is the longest common prefix with any inserted sequence; a token is stored once,
+however many sequences share it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class PrefixCache:
             first = int(ids[at])
             child = node.children.get(first)
             if child is None:
-                node.children[first] = _Node(ids[at:].copy())  # a view would keep the whole sequence alive
+                # a view would keep the whole sequence alive
+                node.children[first] = _Node(ids[at:].copy())
                 return
             common = _common(child.ids, ids[at:])
             if common < len(child.ids):

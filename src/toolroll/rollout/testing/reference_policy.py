@@ -1,8 +1,9 @@
-"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: what the demo's engine says.
+"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: what the
+demo's engine says.
 
-No weights are in it: it knows each task's solution and writes it as a model would (`<tool_call>` JSON), so that everything behind
-the engine can be seen at work. The mistakes make rewards differ: a wrong argument, a malformed call (mended in the next turn), and
-an early stop.
+No weights are in it: it knows each task's solution and writes it as a model would (`<tool_call>`
+JSON), so that everything behind the engine can be seen at work. The mistakes make rewards differ: a
+wrong argument, a malformed call (mended in the next turn), and an early stop.
 """
 
 from __future__ import annotations
@@ -22,16 +23,24 @@ _FAREWELL = "I am afraid that I cannot help you any further. Goodbye."
 def write_action(action: Action) -> str:
     """The action as a model of the Hermes format writes it."""
     calls = [
-        "<tool_call>" + json.dumps({"name": call.name, "arguments": call.arguments}) + "</tool_call>" for call in action.tool_calls
+        "<tool_call>"
+        + json.dumps({"name": call.name, "arguments": call.arguments})
+        + "</tool_call>"
+        for call in action.tool_calls
     ]
     return action.content + "".join(calls)
 
 
 def play_references(
-    factory: EnvironmentFactory, tasks: Sequence[Task], *, samples: int, mistakes: float = 0.0, seed: int = 0
+    factory: EnvironmentFactory,
+    tasks: Sequence[Task],
+    *,
+    samples: int,
+    mistakes: float = 0.0,
+    seed: int = 0,
 ) -> dict[str, list[str]]:
-    """What to say in each episode (by its session id) of `tasks`: the reference actions, and with the chance `mistakes` for each
-    episode one mistake in them."""
+    """What to say in each episode (by its session id) of `tasks`: the reference actions, and with
+    the chance `mistakes` for each episode one mistake in them."""
     lines: dict[str, list[str]] = {}
     for task in tasks:
         actions = factory.reference(task)
@@ -61,7 +70,9 @@ def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) 
     if kind == "malformed":
         return [*texts[:at], texts[at].replace("}</tool_call>", "</tool_call>", 1), *texts[at:]]
     call = actions[at].tool_calls[0]
-    wrong = Action(actions[at].content, (type(call)(call.name, _wrong(call.arguments or {}, rng), call.raw),))
+    wrong = Action(
+        actions[at].content, (type(call)(call.name, _wrong(call.arguments or {}, rng), call.raw),)
+    )
     return [*texts[:at], write_action(wrong), *texts[at + 1 :]]
 
 

@@ -1,6 +1,7 @@
 """The answer side of SGLang's `/generate`: the bodies of 0.5.23, field for field.
 
-Invariant: the log's entry and the body that is sent are written in the same place, from the same ids and logprobs.
+Invariant: the log's entry and the body that is sent are written in the same place, from the same
+ids and logprobs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from toolroll.rollout.testing.wire import Ask
 
 
 def answer_body(
-    ask: Ask, entry: LoggedRequest, run: Run, *, ids: list[int], finish: dict[str, Any] | None, text: str, version: str
+    ask: Ask,
+    entry: LoggedRequest,
+    run: Run,
+    *,
+    ids: list[int],
+    finish: dict[str, Any] | None,
+    text: str,
+    version: str,
 ) -> dict[str, Any]:
     """The answer with `ids`; `finish` None is a part of a stream. Writes the same into `entry`."""
     logprobs = reference_logprobs(entry.input_ids, ids)
@@ -36,7 +44,9 @@ def answer_body(
     }
     if ask.return_logprob:
         meta["input_token_logprobs"] = _input_logprobs(entry.input_ids, ask.logprob_start_len)
-        meta["output_token_logprobs"] = [[value, index, None] for value, index in zip(logprobs, ids, strict=True)]
+        meta["output_token_logprobs"] = [
+            [value, index, None] for value, index in zip(logprobs, ids, strict=True)
+        ]
         meta["output_token_logprobs_length"] = len(ids)
     meta |= {
         "reasoning_tokens": 0,
@@ -54,13 +64,17 @@ def answer_body(
 
 
 def _routed_experts(ids: list[int]) -> str:
-    """Made-up experts of every token but the last, in two layers with two experts each: base64 of int32 [tokens - 1, 2, 2]."""
+    """Made-up experts of every token but the last, in two layers with two experts each: base64
+    of int32 [tokens - 1, 2, 2].
+    """
     experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
     return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
 
 
 def queue_abort_body(ask: Ask, version: str) -> dict[str, Any]:
-    """The answer to a request that was aborted before it ran: no prompt_tokens, no cached_tokens."""
+    """The answer to a request that was aborted before it ran: no prompt_tokens, no
+    cached_tokens.
+    """
     meta: dict[str, Any] = {
         "id": ask.rid,
         "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
@@ -71,12 +85,18 @@ def queue_abort_body(ask: Ask, version: str) -> dict[str, Any]:
         "e2e_latency": 0.0,
     }
     if ask.return_logprob:
-        meta |= {"input_token_logprobs": [], "output_token_logprobs": [], "output_token_logprobs_length": 0}
+        meta |= {
+            "input_token_logprobs": [],
+            "output_token_logprobs": [],
+            "output_token_logprobs_length": 0,
+        }
     return {"text": "", "output_ids": [], "meta_info": meta}
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """`[logprob, id, null]` from `start` on; the first one has no logprob. Nothing where `start` is -1."""
+    """`[logprob, id, null]` from `start` on; the first one has no logprob. Nothing where `start`
+    is -1.
+    """
     if not 0 <= start < len(prompt):
         return []
     ids: list[int] = prompt[start:].tolist()

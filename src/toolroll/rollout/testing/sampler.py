@@ -1,7 +1,9 @@
-"""`Sampler`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang sends.
+"""`Sampler`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang
+sends.
 
-Invariants: `output_ids` keep the stop token, `text` does not (unless told); a stop string cuts the text, never the ids; stops come in
-SGLang's order at each token: strings, then tokens, then the length.
+Invariants: `output_ids` keep the stop token, `text` does not (unless told); a stop string cuts the
+text, never the ids; stops come in SGLang's order at each token: strings, then tokens, then the
+length.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _REMEMBERED_TEXTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An answer before anything happens to it. `said`: all ids of the reply, those behind a stop or the length included."""
+    """An answer before anything happens to it. `said`: all ids of the reply, those behind a stop
+    or the length included.
+    """
 
     ids: list[int]
     said: list[int]
@@ -31,19 +35,32 @@ class Planned:
 
 
 class Sampler:
-    """`tokenizer`: a fast one of `transformers`, or of `tokenizers` (then `stop_token_ids` must be given)."""
+    """`tokenizer`: a fast one of `transformers`, or of `tokenizers` (then `stop_token_ids` must
+    be given).
+    """
 
-    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] | None, split: Literal["canonical", "random"]) -> None:
-        self.backend: Tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_token_ids: Sequence[int] | None,
+        split: Literal["canonical", "random"],
+    ) -> None:
+        self.backend: Tokenizer = (
+            tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        )
         eos: int | None = None if isinstance(tokenizer, Tokenizer) else tokenizer.eos_token_id
         stops = stop_token_ids if stop_token_ids is not None else [] if eos is None else [eos]
         if not stops:
-            raise ValueError("the tokenizer names no end-of-sequence token: give the embedded engine stop_token_ids")
+            raise ValueError(
+                "the tokenizer names no end-of-sequence token: give the embedded engine "
+                "stop_token_ids"
+            )
         self.stops = frozenset(stops)
         self.stop_id: int = eos if eos is not None and eos in self.stops else min(self.stops)
         self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
         self._splitter = TokenSplitter(tokenizer) if split == "random" else None
-        self.encode = lru_cache(_REMEMBERED_TEXTS)(self._encode)  # a benchmark says the same texts again and again
+        # a benchmark says the same texts again and again
+        self.encode = lru_cache(_REMEMBERED_TEXTS)(self._encode)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.backend.encode(text, add_special_tokens=False).ids)
@@ -63,20 +80,33 @@ class Sampler:
 
     def plan(self, said: list[int], params: Mapping[str, Any], limit: int) -> Planned:
         """Where `said` ends, and why."""
-        strings = [params["stop"]] if isinstance(params.get("stop"), str) else list(params.get("stop") or ())
-        stops = frozenset() if params.get("ignore_eos") else self.stops | set(params.get("stop_token_ids") or ())
+        strings = (
+            [params["stop"]]
+            if isinstance(params.get("stop"), str)
+            else list(params.get("stop") or ())
+        )
+        stops = (
+            frozenset()
+            if params.get("ignore_eos")
+            else self.stops | set(params.get("stop_token_ids") or ())
+        )
         if strings and not any(string in self.decode(said[:limit]) for string in strings):
             strings = []
-        window = max((len(string.encode()) for string in strings), default=0) + 1  # a token has at least one byte
+        # a token has at least one byte
+        window = max((len(string.encode()) for string in strings), default=0) + 1
         for at, index in enumerate(said[:limit]):
             tail = self.decode(said[max(0, at + 1 - window) : at + 1]) if strings else ""
             matched = next((string for string in strings if string in tail), None)
             ids = said[: at + 1] if matched is not None or index in stops else []
             if matched is not None:
-                return Planned(ids, said, {"type": "stop", "matched": matched}, self._cut(ids, matched, params))
+                return Planned(
+                    ids, said, {"type": "stop", "matched": matched}, self._cut(ids, matched, params)
+                )
             if index in stops:
                 shown = ids if params.get("no_stop_trim") else ids[:-1]
-                return Planned(ids, said, {"type": "stop", "matched": index}, self.text(shown, params))
+                return Planned(
+                    ids, said, {"type": "stop", "matched": index}, self.text(shown, params)
+                )
         ids = said[:limit]
         return Planned(ids, said, {"type": "length", "length": len(ids)}, self.text(ids, params))
 

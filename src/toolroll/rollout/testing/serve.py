@@ -17,7 +17,8 @@ from toolroll.rollout.testing.policy import Policy, echo, script
 logger = logging.getLogger(__name__)
 
 _SHAPES = (
-    'It must be a JSON object {"routing key": ["reply", ...]}, or have a line {"routing_key": "...", "replies": ["...", ...]} for '
+    'It must be a JSON object {"routing key": ["reply", ...]}, or have a line {"routing_key": '
+    '"...", "replies": ["...", ...]} for '
     "each key."
 )
 
@@ -37,7 +38,14 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    engine = EmbeddedEngine(_tokenizer(tokenizer), policy, context_length=context_length, latency=latency, host=host, port=port)
+    engine = EmbeddedEngine(
+        _tokenizer(tokenizer),
+        policy,
+        context_length=context_length,
+        latency=latency,
+        host=host,
+        port=port,
+    )
     try:
         async with engine:
             logger.warning("the embedded engine serves at %s", engine.url)
@@ -68,7 +76,9 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Replies by routing key: one JSON object of lists, or a line `{"routing_key": ..., "replies": [...]}` for each key."""
+    """Replies by routing key: one JSON object of lists, or a line `{"routing_key": ...,
+    "replies": [...]}` for each key.
+    """
     try:
         lines = _lines(text)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -90,6 +100,8 @@ def _lines(text: str) -> Any:
 
 def _checked(lines: Any, path: Path) -> dict[str, list[str]]:
     rows = lines.values() if isinstance(lines, dict) else ["not an object"]
-    if not all(isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows):
+    if not all(
+        isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
+    ):
         raise UsageError(f"--script {path} is no script. {_SHAPES}")
     return dict(lines)

@@ -14,8 +14,9 @@ from toolroll.rollout.testing.engine import EmbeddedEngine
 def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
     """Serve `engine` while the context is open, on an event loop in a thread of its own.
 
-    `engine.url` and `engine.log` may be read from anywhere; whatever changes it goes over HTTP (`/abort_request`,
-    `/update_weight_version`, `/pause_generation`), as its methods belong to its own loop. Its policy is called in that thread.
+    `engine.url` and `engine.log` may be read from anywhere; whatever changes it goes over HTTP
+    (`/abort_request`, `/update_weight_version`, `/pause_generation`), as its methods belong to its
+    own loop. Its policy is called in that thread.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)

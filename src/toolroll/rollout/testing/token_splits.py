@@ -1,6 +1,7 @@
 """Other token splits of the same text: what a model may sample and no tokenizer would give back.
 
-Invariant: a split decodes to exactly the text of the ids that it replaces; control tokens stay whole.
+Invariant: a split decodes to exactly the text of the ids that it replaces; control tokens stay
+whole.
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ _MAX_PIECE = 24  # characters of a vocabulary entry that are looked at
 
 
 class TokenSplitter:
-    """Splits of one tokenizer's text. `tokenizer`: a fast one of `transformers`, or of `tokenizers`."""
+    """Splits of one tokenizer's text. `tokenizer`: a fast one of `transformers`, or of
+    `tokenizers`.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
-        backend: Tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        backend: Tokenizer = (
+            tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        )
         self._decode = backend.decode
         self._piece = backend.id_to_token
         self._added = set(backend.get_added_tokens_decoder())
         vocabulary = backend.get_vocab(with_added_tokens=False)
-        self._ids = {piece: index for piece, index in vocabulary.items() if index not in self._added}
+        self._ids = {
+            piece: index for piece, index in vocabulary.items() if index not in self._added
+        }
 
     def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-        """`ids` split anew: at each place where an id begins, with the chance `rate`, any vocabulary entry that fits is taken.
+        """`ids` split anew: at each place where an id begins, with the chance `rate`, any
+        vocabulary entry that fits is taken.
 
-        Every split of the text has a chance. What does not decode to the same text (a decoder that looks at neighbours) is given
-        back as it was.
+        Every split of the text has a chance. What does not decode to the same text (a decoder that
+        looks at neighbours) is given back as it was.
         """
         out: list[int] = []
         run: list[int] = []
@@ -41,7 +49,9 @@ class TokenSplitter:
             else:
                 run.append(index)
         out += self._walk(run, rng, rate)
-        same = self._decode(out, skip_special_tokens=False) == self._decode(list(ids), skip_special_tokens=False)
+        same = self._decode(out, skip_special_tokens=False) == self._decode(
+            list(ids), skip_special_tokens=False
+        )
         return out if same else list(ids)
 
     def _walk(self, run: list[int], rng: random.Random, rate: float) -> list[int]:
@@ -61,7 +71,9 @@ class TokenSplitter:
             if canonical is not None and rng.random() >= rate:
                 chosen = canonical
             else:
-                ends = [end for end in _ends(at, text) if reachable[end] and text[at:end] in self._ids]
+                ends = [
+                    end for end in _ends(at, text) if reachable[end] and text[at:end] in self._ids
+                ]
                 if not ends:
                     return run  # an id that the vocabulary's pieces do not spell
                 chosen = self._ids[text[at : rng.choice(ends)]]
@@ -70,7 +82,9 @@ class TokenSplitter:
         return out
 
     def _reachable(self, text: str) -> list[bool]:
-        """For each place of `text` whether vocabulary entries spell the rest; in a byte-level vocabulary all do."""
+        """For each place of `text` whether vocabulary entries spell the rest; in a byte-level
+        vocabulary all do.
+        """
         good = [False] * len(text) + [True]
         for at in range(len(text) - 1, -1, -1):
             good[at] = any(good[end] and text[at:end] in self._ids for end in _ends(at, text))
@@ -81,6 +95,8 @@ def _ends(at: int, text: str) -> range:
     return range(at + 1, min(at + _MAX_PIECE, len(text)) + 1)
 
 
-def random_split(tokenizer: Any, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
+def random_split(
+    tokenizer: Any, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3
+) -> list[int]:
     """One random split of `ids`; `TokenSplitter` does many with one look at the vocabulary."""
     return TokenSplitter(tokenizer).split(ids, rng, rate=rate)

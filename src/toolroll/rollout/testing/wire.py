@@ -1,6 +1,8 @@
-"""The request side of SGLang's `/generate`: what a body means, and what the server refuses, in its own words.
+"""The request side of SGLang's `/generate`: what a body means, and what the server refuses, in its
+own words.
 
-Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the scheduler from its source).
+Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the
+scheduler from its source).
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import orjson
 from aiohttp import web
 
 KNOWN_PARAMS = (
-    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty "
-    "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
-    "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width "
+    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
+    "presence_penalty "
+    "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos "
+    "skip_special_tokens "
+    "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed "
+    "custom_params beam_width "
     "watermark choice"
 ).split()
 _DEFAULT_MAX_NEW_TOKENS = 128
@@ -26,7 +31,10 @@ _UNBOUNDED = 1 << 30
 _INPUT_RESERVE = 5  # the scheduler keeps these behind the longest prompt
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: 0 <= value < float("inf"), "must be a non-negative finite number"),
+    "temperature": (
+        lambda value: 0 <= value < float("inf"),
+        "must be a non-negative finite number",
+    ),
     "top_p": (lambda value: 0 < value <= 1, "must be in (0, 1]"),
     "min_p": (lambda value: 0 <= value <= 1, "must be in [0, 1]"),
     "top_k": (lambda value: value == -1 or value >= 1, "must be -1 (disable) or at least 1"),
@@ -49,7 +57,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the same as int32."""
+    """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the
+    same as int32.
+    """
 
     rid: str
     unchecked: npt.NDArray[np.int64]
@@ -69,7 +79,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`context_length`: prompt and answer. `pool`: tokens in the KV cache (--max-total-tokens), None for as many as wanted."""
+    """`context_length`: prompt and answer. `pool`: tokens in the KV cache (--max-total-tokens),
+    None for as many as wanted.
+    """
 
     context_length: int
     pool: int | None = None
@@ -88,21 +100,30 @@ class Limits:
         """Refuse what does not fit."""
         limit, wanted = self.context_length, params.get("max_new_tokens")
         if prompt >= limit:
-            raise refused(f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens).")
+            raise refused(
+                f"The input ({prompt} tokens) is longer than the model's context length ({limit} "
+                f"tokens)."
+            )
         if wanted is not None and prompt + wanted > limit:
             raise refused(
-                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total of "
-                f"{prompt + wanted} tokens: {prompt} tokens from the input messages and {wanted} tokens for the completion. Please "
-                "reduce the number of tokens in the input messages or the completion to fit within the limit."
+                f"Requested token count exceeds the model's maximum context length of {limit} "
+                f"tokens. You requested a total of "
+                f"{prompt + wanted} tokens: {prompt} tokens from the input messages and {wanted} "
+                f"tokens for the completion. Please "
+                "reduce the number of tokens in the input messages or the completion to fit within "
+                "the limit."
             )
         if prompt >= self.prompt:
             raise refused(
-                f"Input length ({prompt} tokens) exceeds the maximum allowed length ({self.prompt} tokens). Use a shorter input or "
+                f"Input length ({prompt} tokens) exceeds the maximum allowed length ({self.prompt} "
+                f"tokens). Use a shorter input or "
                 "enable --allow-auto-truncate."
             )
 
     def max_new_tokens(self, prompt: int, params: Mapping[str, Any]) -> int:
-        """The length at which an answer is cut: what was asked for, and no more than the scheduler has room for."""
+        """The length at which an answer is cut: what was asked for, and no more than the
+        scheduler has room for.
+        """
         wanted = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
         return max(0, min(_UNBOUNDED if wanted is None else int(wanted), self.request - prompt - 1))
 
@@ -115,20 +136,33 @@ def refused(message: str) -> RefusedError:
 def invalid(message: str) -> RefusedError:
     """A 400 of the shape that a body of the wrong types gets."""
     text = f"1 validation error: {message}"
-    return RefusedError(400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400})
+    return RefusedError(
+        400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400}
+    )
 
 
 def queue_full() -> RefusedError:
     """The 503 of --max-queued-requests."""
-    body = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+    body = {
+        "object": "error",
+        "message": "The request queue is full.",
+        "type": "503",
+        "param": None,
+        "code": 503,
+    }
     return RefusedError(503, body)
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object in the body; raise `RefusedError` if it is not one, or not sent as JSON."""
+    """Return the JSON object in the body; raise `RefusedError` if it is not one, or not sent as
+    JSON.
+    """
     body = await request.read()
     if body and request.content_type != "application/json":
-        raise invalid(f"Unsupported Media Type: Only 'application/json' is allowed, not {request.content_type!r}")
+        raise invalid(
+            f"Unsupported Media Type: Only 'application/json' is allowed, not "
+            f"{request.content_type!r}"
+        )
     try:
         data = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:
@@ -147,7 +181,9 @@ class Asks:
     stream: bool
 
 
-def read_generate(body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]) -> Asks:
+def read_generate(
+    body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
+) -> Asks:
     """The prompts of a body; `encode` is for `text`. Raises `RefusedError`."""
     params = _read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
@@ -195,7 +231,9 @@ def _read_params(value: Any) -> dict[str, Any]:
     return params
 
 
-def _read_prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]]) -> tuple[list[npt.NDArray[np.int64]], bool]:
+def _read_prompts(
+    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+) -> tuple[list[npt.NDArray[np.int64]], bool]:
     ids = body.get("input_ids")
     if ids is None:
         text = body.get("text")
@@ -221,14 +259,22 @@ def _read_ids(prompt: list[Any]) -> npt.NDArray[np.int64]:
     except ValueError as error:
         raise invalid(f"input_ids must hold integers only: {error}") from error
     if found.dtype.kind != "i" or found.ndim != 1:
-        raise invalid(f"input_ids must hold integers only, not {found.dtype} in {found.ndim} dimensions")
+        raise invalid(
+            f"input_ids must hold integers only, not {found.dtype} in {found.ndim} dimensions"
+        )
     return found.astype(np.int64)
 
 
 def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
     if rid is None or fresh:
         return [uuid.uuid4().hex for _ in range(count)]
-    rids = rid if isinstance(rid, list) else [rid] if count == 1 else [f"{rid}_{at}" for at in range(count)]
+    rids = (
+        rid
+        if isinstance(rid, list)
+        else [rid]
+        if count == 1
+        else [f"{rid}_{at}" for at in range(count)]
+    )
     if len(rids) != count or not all(isinstance(each, str) for each in rids):
         raise invalid("rid must be a string, or a list of as many strings as prompts")
     return rids

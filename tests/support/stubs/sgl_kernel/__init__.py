@@ -1,6 +1,8 @@
-"""Stands in for SGLang's compiled kernels, whose wheels are CUDA only: every name is there, and raises when called.
+"""Stands in for SGLang's compiled kernels, whose wheels are CUDA only: every name is there, and
+raises when called.
 
-SGLang 0.5.23 imports names from it when its CPU engine starts; a dense model with torch attention calls none of them.
+SGLang 0.5.23 imports names from it when its CPU engine starts; a dense model with torch attention
+calls none of them.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Stands in for torchvision, whose PyPI wheel does not load beside the CPU build of torch (operator torchvision::nms is missing).
+"""Stands in for torchvision, whose PyPI wheel does not load beside the CPU build of torch (operator
+torchvision::nms is missing).
 
 SGLang imports it for image models only: every name is there, and raises when called.
 """

@@ -1,4 +1,6 @@
-"""A value that may be imported, subscripted and looked into, and that raises when something is done with it."""
+"""A value that may be imported, subscripted and looked into, and that raises when something is
+done with it.
+"""
 
 from typing import Any
 
@@ -24,7 +26,10 @@ class Absent:
         return isinstance(other, Absent) and other._path == self._path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f"{self._path} is a stub: torchvision's wheel does not load beside the CPU build of torch")
+        raise RuntimeError(
+            f"{self._path} is a stub: torchvision's wheel does not load beside the CPU build of "
+            f"torch"
+        )
 
 
 def absent(path: str, name: str) -> Absent:

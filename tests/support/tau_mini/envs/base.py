@@ -1,4 +1,6 @@
-"""The environment: reset, step, and a reward by the state of the database, computed as tau-bench computes it."""
+"""The environment: reset, step, and a reward by the state of the database, computed as tau-bench
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +93,20 @@ class Env:
             if action.name not in self.terminate_tools:
                 self.step(action)
         wanted = self.get_data_hash()
-        reward, info = float(mine == wanted), RewardActionInfo(r_actions=mine == wanted, gt_data_hash=wanted)
+        reward, info = (
+            float(mine == wanted),
+            RewardActionInfo(r_actions=mine == wanted, gt_data_hash=wanted),
+        )
         actions = [action for action in self.task.actions if action.name != "respond"]
         if not self.task.outputs:
             return RewardResult(reward=reward, info=info, actions=actions)
-        texts = [a.kwargs["content"].lower().replace(",", "") for a in self.actions if a.name == "respond"]
-        found = {output: any(output.lower() in text for text in texts) for output in self.task.outputs}
+        texts = [
+            a.kwargs["content"].lower().replace(",", "")
+            for a in self.actions
+            if a.name == "respond"
+        ]
+        found = {
+            output: any(output.lower() in text for text in texts) for output in self.task.outputs
+        }
         said = RewardOutputInfo(r_outputs=float(all(found.values())), outputs=found)
         return RewardResult(reward=reward * all(found.values()), info=said, actions=actions)

@@ -1,4 +1,6 @@
-"""The domain behind both environments: a shop's orders and members, six tools, and tasks over them."""
+"""The domain behind both environments: a shop's orders and members, six tools, and tasks over
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,27 @@ from support.tau_mini.types import Action, Task
 
 def load() -> dict[str, Any]:
     """A fresh database, made of text as the original's is."""
-    members = {f"m{i}": {"name": f"Member {i}", "city": "Ghent", "points": i, "orders": [f"o{i}"]} for i in range(40)}
-    orders = {f"o{i}": {"member": f"m{i}", "status": "open", "lines": [{"item": "cup", "price": 1.5 * i}]} for i in range(40)}
-    loaded: dict[str, Any] = json.loads(json.dumps({"orders": orders, "members": members, "holidays": ["1 May", "25 December"]}))
+    members = {
+        f"m{i}": {"name": f"Member {i}", "city": "Ghent", "points": i, "orders": [f"o{i}"]}
+        for i in range(40)
+    }
+    orders = {
+        f"o{i}": {"member": f"m{i}", "status": "open", "lines": [{"item": "cup", "price": 1.5 * i}]}
+        for i in range(40)
+    }
+    loaded: dict[str, Any] = json.loads(
+        json.dumps({"orders": orders, "members": members, "holidays": ["1 May", "25 December"]})
+    )
     return loaded
 
 
 def _tool(name: str, /, **parameters: str) -> dict[str, Any]:
     properties = {key: {"type": kind} for key, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    return {"type": "function", "function": {"name": name, "description": name.replace("_", " "), "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": name.replace("_", " "), "parameters": schema},
+    }
 
 
 class FindMember:
@@ -36,7 +49,9 @@ class FindMember:
 class ShowOrder:
     @staticmethod
     def invoke(data: dict[str, Any], order: str) -> str:
-        return json.dumps(data["orders"][order]) if order in data["orders"] else "Error: no such order"
+        return (
+            json.dumps(data["orders"][order]) if order in data["orders"] else "Error: no such order"
+        )
 
     @staticmethod
     def get_info() -> dict[str, Any]:
@@ -108,19 +123,42 @@ TOOLS = [FindMember, ShowOrder, CancelOrder, Move, Grant, Calculate, Transfer]
 
 def _task(number: int, outputs: tuple[str, ...], *actions: tuple[str, dict[str, Any]]) -> Task:
     made = [Action(name=name, kwargs=kwargs) for name, kwargs in actions]
-    return Task(user_id=f"m{number}", actions=made, instruction=f"You are Member {number}.", outputs=list(outputs))
+    return Task(
+        user_id=f"m{number}",
+        actions=made,
+        instruction=f"You are Member {number}.",
+        outputs=list(outputs),
+    )
 
 
 def tasks(first: int, count: int) -> list[Task]:
-    """Of every six tasks: a cancellation, a move with something to be told, nothing to do, a look, a transfer, points."""
+    """Of every six tasks: a cancellation, a move with something to be told, nothing to do, a
+    look, a transfer, points.
+    """
     made: list[Task] = []
     for i in range(first, first + count):
         kinds = (
             _task(i, (), ("cancel_order", {"order": f"o{i}", "reasons": ["broken"]})),
-            _task(i, ("1250.5",), ("move", {"member": f"m{i}", "city": "Bruges"}), ("show_order", {"order": f"o{i}"})),
+            _task(
+                i,
+                ("1250.5",),
+                ("move", {"member": f"m{i}", "city": "Bruges"}),
+                ("show_order", {"order": f"o{i}"}),
+            ),
             _task(i, ()),
-            _task(i, (), ("find_member", {"name": f"Member {i}"}), ("show_order", {"order": "nowhere"}), ("show_order", {})),
-            _task(i, (), ("move", {"member": f"m{i}", "city": "Mons"}), ("transfer_to_human_agents", {"summary": "angry"})),
+            _task(
+                i,
+                (),
+                ("find_member", {"name": f"Member {i}"}),
+                ("show_order", {"order": "nowhere"}),
+                ("show_order", {}),
+            ),
+            _task(
+                i,
+                (),
+                ("move", {"member": f"m{i}", "city": "Mons"}),
+                ("transfer_to_human_agents", {"summary": "angry"}),
+            ),
             _task(i, (), ("grant", {"member": f"m{i}", "points": 1})),
         )
         made.append(kinds[i % 6])

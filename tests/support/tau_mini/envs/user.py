@@ -30,7 +30,10 @@ class LLMUserSimulationEnv:
 
     def reset(self, instruction: str | None = None) -> str:
         greeting = {"role": "user", "content": "Hi! How can I help you today?"}
-        self.messages = [{"role": "system", "content": self.build_system_prompt(instruction)}, greeting]
+        self.messages = [
+            {"role": "system", "content": self.build_system_prompt(instruction)},
+            greeting,
+        ]
         return self._next()
 
     def step(self, content: str) -> str:
@@ -41,7 +44,9 @@ class LLMUserSimulationEnv:
         return self.total_cost
 
     def _next(self) -> str:
-        answer = completion(model=self.model, custom_llm_provider=self.provider, messages=self.messages)
+        answer = completion(
+            model=self.model, custom_llm_provider=self.provider, messages=self.messages
+        )
         message = answer.choices[0].message
         self.messages.append({"role": "assistant", "content": message.content})
         self.total_cost += 0.5

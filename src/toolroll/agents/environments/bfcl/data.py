@@ -1,6 +1,8 @@
-"""BFCL's multi-turn entries and tool documents, read from the `bfcl-eval` wheel without importing its package code.
+"""BFCL's multi-turn entries and tool documents, read from the `bfcl-eval` wheel without importing
+its package code.
 
-Its utilities create folders in site-packages at import; the JSON lines are read directly instead. Parsed once per factory.
+Its utilities create folders in site-packages at import; the JSON lines are read directly instead.
+Parsed once per factory.
 """
 
 from __future__ import annotations
@@ -85,12 +87,18 @@ class BfclData:
     def documents(self) -> Mapping[str, Sequence[Tool]]:
         """For each class: its functions as tools in OpenAI's format."""
         folder = self._folder / "multi_turn_func_doc"
-        return {name: [to_tool(item) for item in _lines(folder / f"{file}.json")] for name, file in DOCUMENTS.items()}
+        return {
+            name: [to_tool(item) for item in _lines(folder / f"{file}.json")]
+            for name, file in DOCUMENTS.items()
+        }
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise UsageError(f"{path.name} is not in the installed bfcl-eval: toolroll reads version {VERSION} ({INSTALL})")
+        raise UsageError(
+            f"{path.name} is not in the installed bfcl-eval: toolroll reads version {VERSION} "
+            f"({INSTALL})"
+        )
     return [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
 
 
@@ -129,7 +137,10 @@ def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _items(items: Mapping[str, Any]) -> dict[str, Any]:
     converted = {**items, "type": _TYPES.get(items["type"], "string")}
     if converted["type"] == "array" and "items" in items:
-        converted["items"] = {**items["items"], "type": _TYPES.get(items["items"]["type"], "string")}
+        converted["items"] = {
+            **items["items"],
+            "type": _TYPES.get(items["items"]["type"], "string"),
+        }
     elif converted["type"] == "object" and "properties" in items:
         converted["properties"] = _properties(items["properties"])
     return converted

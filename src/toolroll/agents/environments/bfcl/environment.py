@@ -1,9 +1,11 @@
-"""BFCL v4 multi-turn as environments: `bfcl/multi_turn_base`, `_miss_func`, `_miss_param`, `_long_context`.
+"""BFCL v4 multi-turn as environments: `bfcl/multi_turn_base`, `_miss_func`, `_miss_param`,
+`_long_context`.
 
-The benchmark's data, tool classes and scoring rule; the loop and the scoring are ours, since the official executor evaluates model
-text as Python and keeps its worlds in module globals. A reply without calls ends the user's turn; at the end of a turn the world is
-compared with a second one that the ground truth has changed. Invariants: deterministic; one pair of worlds per episode; a wrong
-call is an observation.
+The benchmark's data, tool classes and scoring rule; the loop and the scoring are ours, since the
+official executor evaluates model text as Python and keeps its worlds in module globals. A reply
+without calls ends the user's turn; at the end of a turn the world is compared with a second one
+that the ground truth has changed. Invariants: deterministic; one pair of worlds per episode; a
+wrong call is an observation.
 """
 
 from __future__ import annotations
@@ -33,18 +35,26 @@ MAX_STEPS_PER_TURN = 20
 """BFCL gives an entry up when a turn takes more."""
 
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-"""What the user says when functions that were held back become available (BFCL's own line, part of the task)."""
+"""What the user says when functions that were held back become available (BFCL's own line, part
+of the task).
+"""
 
 SPLIT = "test"
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """A ground-truth call, which BFCL writes as Python text: its name, positional and named arguments. Only literals."""
+    """A ground-truth call, which BFCL writes as Python text: its name, positional and named
+    arguments. Only literals.
+    """
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
         raise ValueError(f"no plain call: {text!r}")
     values = [ast.literal_eval(value) for value in tree.args]
-    return tree.func.id, values, {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+    return (
+        tree.func.id,
+        values,
+        {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords},
+    )
 
 
 class BfclEnvironment(Environment):
@@ -66,10 +76,20 @@ class BfclEnvironment(Environment):
     def reset(self, task: Task, seed: int) -> Observation:
         """The first user message and the tools of that turn. Nothing here is random."""
         entry = self._entry = self._data.entries[task.index]
-        self._done, self._turn, self._turn_steps, self._turn_calls, self._results = False, 0, 0, 0, []
+        self._done, self._turn, self._turn_steps, self._turn_calls, self._results = (
+            False,
+            0,
+            0,
+            0,
+            [],
+        )
         self._world, self._truth = self._new_world(entry), self._new_world(entry)
         self._truths = self._data.ground_truths[entry["id"]]
-        return Observation([dict(message) for message in entry["question"][0]], self._tools(), {"entry": entry["id"]})
+        return Observation(
+            [dict(message) for message in entry["question"][0]],
+            self._tools(),
+            {"entry": entry["id"]},
+        )
 
     def step(self, action: Action) -> StepResult:
         """Execute all calls in order; without one, the turn ends."""
@@ -90,10 +110,16 @@ class BfclEnvironment(Environment):
         """Calls, calls that gave an error (in all and by tool), and user turns begun."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         turns = float(self._turn + 1)
-        return {"env_calls": float(self._calls), "tool_errors": float(self._errors.total()), "user_turns": turns, **errors}
+        return {
+            "env_calls": float(self._calls),
+            "tool_errors": float(self._errors.total()),
+            "user_turns": turns,
+            **errors,
+        }
 
     def _execute(self, call: ToolCall) -> Message:
-        # A function that is still held back can be called all the same, as in BFCL: one ground truth does it.
+        # A function that is still held back can be called all the same, as in BFCL: one ground
+        # truth does it.
         result = self._world.call(call.name, call.arguments or {})
         self._calls += 1
         self._turn_calls += 1
@@ -119,7 +145,9 @@ class BfclEnvironment(Environment):
         return StepResult(messages)
 
     def _judge(self, truth: Sequence[str]) -> str | None:
-        """BFCL's rule at the end of a turn; None for a pass. A turn with an empty ground truth is not judged."""
+        """BFCL's rule at the end of a turn; None for a pass. A turn with an empty ground truth
+        is not judged.
+        """
         expected = []
         for text in truth:
             name, values, named = parse_call(text)
@@ -141,10 +169,19 @@ class BfclEnvironment(Environment):
         return StepResult(reward=reward, done=True, info={"failure": failure} if failure else {})
 
     def _tools(self) -> list[Tool]:
-        """The tools of the current turn: functions that are missed in a later turn are held back until then."""
+        """The tools of the current turn: functions that are missed in a later turn are held back
+        until then.
+        """
         assert self._entry is not None
-        held = {name for turn, names in (self._entry.get("missed_function") or {}).items() if int(turn) > self._turn for name in names}
-        tools = (tool for name in self._entry["involved_classes"] for tool in self._data.documents[name])
+        held = {
+            name
+            for turn, names in (self._entry.get("missed_function") or {}).items()
+            if int(turn) > self._turn
+            for name in names
+        }
+        tools = (
+            tool for name in self._entry["involved_classes"] for tool in self._data.documents[name]
+        )
         return [tool for tool in tools if tool["function"]["name"] not in held]
 
     def _new_world(self, entry: Mapping[str, Any]) -> BfclWorld:
@@ -182,9 +219,13 @@ class BfclFactory:
         return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
 
     def make(self, options: EnvironmentOptions) -> BfclEnvironment:
-        """A fresh pair of worlds for one episode. No one plays a user here: the user's lines are the task's."""
+        """A fresh pair of worlds for one episode. No one plays a user here: the user's lines are
+        the task's.
+        """
         if options.settings:
-            raise UsageError(f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}")
+            raise UsageError(
+                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
+            )
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
@@ -192,12 +233,16 @@ class BfclFactory:
         actions: list[Action] = []
         for turn in self._data.ground_truths[task.id]:
             actions += [Action("", (self._reference_call(text),)) for text in turn]
-            actions.append(Action("That is done." if turn else "I cannot do that with what I have."))
+            actions.append(
+                Action("That is done." if turn else "I cannot do that with what I have.")
+            )
         return actions
 
     def _reference_call(self, text: str) -> ToolCall:
         name, values, named = parse_call(text)
-        return ToolCall(name, {**dict(zip(self._parameters[name], values, strict=False)), **named}, text)
+        return ToolCall(
+            name, {**dict(zip(self._parameters[name], values, strict=False)), **named}, text
+        )
 
     @cached_property
     def _parameters(self) -> Mapping[str, Sequence[str]]:
@@ -209,7 +254,13 @@ class BfclFactory:
         }
 
 
-MULTI_TURN_BASE = BfclFactory("multi_turn_base", "BFCL v4 multi-turn: 200 tasks over 8 simulated APIs")
-MULTI_TURN_MISS_FUNC = BfclFactory("multi_turn_miss_func", "the same, with functions held back until a later turn")
-MULTI_TURN_MISS_PARAM = BfclFactory("multi_turn_miss_param", "the same, with a parameter that the user gives later")
+MULTI_TURN_BASE = BfclFactory(
+    "multi_turn_base", "BFCL v4 multi-turn: 200 tasks over 8 simulated APIs"
+)
+MULTI_TURN_MISS_FUNC = BfclFactory(
+    "multi_turn_miss_func", "the same, with functions held back until a later turn"
+)
+MULTI_TURN_MISS_PARAM = BfclFactory(
+    "multi_turn_miss_param", "the same, with a parameter that the user gives later"
+)
 MULTI_TURN_LONG_CONTEXT = BfclFactory("multi_turn_long_context", "the same, with long tool results")

@@ -1,9 +1,11 @@
-"""One world of BFCL: fresh instances of the benchmark's own tool classes, called by name, never through `eval`.
+"""One world of BFCL: fresh instances of the benchmark's own tool classes, called by name, never
+through `eval`.
 
-Invariants: a world belongs to one episode; only functions that the tool documents name can be called; no call raises, and no call
-runs without a bound: `MathAPI` would compute `power(9, 9**9)` or three million digits of a root for minutes while holding the
-interpreter. What `MathAPI` sets for the whole process (mpmath's precision, the decimal context) is put back after each call, and
-its calls are made one at a time.
+Invariants: a world belongs to one episode; only functions that the tool documents name can be
+called; no call raises, and no call runs without a bound: `MathAPI` would compute `power(9, 9**9)`
+or three million digits of a root for minutes while holding the interpreter. What `MathAPI` sets for
+the whole process (mpmath's precision, the decimal context) is put back after each call, and its
+calls are made one at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _math_lock = threading.Lock()  # mpmath's precision is one number for the whole 
 
 
 class BfclWorld:
-    """The instances of `classes`, set up from an entry's `initial_config`. `documents`: tools by class, `modules`: module by
-    class."""
+    """The instances of `classes`, set up from an entry's `initial_config`. `documents`: tools by
+    class, `modules`: module by class."""
 
     def __init__(
         self,
@@ -47,7 +49,9 @@ class BfclWorld:
             kind = getattr(importlib.import_module(f"{_MODULES}.{modules[name]}"), name)
             instance = kind()
             if name not in _STATELESS:
-                instance._load_scenario(copy.deepcopy(initial_config.get(name, {})), long_context=long_context)
+                instance._load_scenario(
+                    copy.deepcopy(initial_config.get(name, {})), long_context=long_context
+                )
             self.instances[name] = instance
             for tool in documents[name]:
                 function = tool["function"]["name"]
@@ -101,7 +105,9 @@ def _as_text(result: Any) -> str:
     return str(result)
 
 
-def _call_math(name: str, function: Callable[..., Any], values: list[Any], named: dict[str, Any]) -> str:
+def _call_math(
+    name: str, function: Callable[..., Any], values: list[Any], named: dict[str, Any]
+) -> str:
     import mpmath
 
     problem = _too_large(name, [*values, *named.values()], named, values)
@@ -115,17 +121,30 @@ def _call_math(name: str, function: Callable[..., Any], values: list[Any], named
             mpmath.mp.dps = digits
 
 
-def _too_large(name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]) -> str | None:
+def _too_large(
+    name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]
+) -> str | None:
     """Why a call would run away: the bounds are far beyond any task's numbers."""
     for value in _numbers(given):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"
-    precision = named.get("precision", values[-1] if name in ("logarithm", "square_root") and len(values) > 1 else None)
+    precision = named.get(
+        "precision",
+        values[-1] if name in ("logarithm", "square_root") and len(values) > 1 else None,
+    )
     if isinstance(precision, int | float) and precision > _MAX_DIGITS:
         return f"the precision may be at most {_MAX_DIGITS} digits"
     if name == "power":
-        base, exponent = (named.get(key, values[at] if at < len(values) else None) for at, key in enumerate(("base", "exponent")))
-        if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent * math.log2(abs(base)) > _MAX_BITS:
+        base, exponent = (
+            named.get(key, values[at] if at < len(values) else None)
+            for at, key in enumerate(("base", "exponent"))
+        )
+        if (
+            isinstance(base, int)
+            and isinstance(exponent, int)
+            and abs(base) > 1
+            and exponent * math.log2(abs(base)) > _MAX_BITS
+        ):
             return f"the result has more than {_MAX_BITS} bits"
     return None
 

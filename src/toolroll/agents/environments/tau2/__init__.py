@@ -5,4 +5,12 @@ from toolroll.agents.environments.tau2.factory import AIRLINE, RETAIL, TELECOM, 
 from toolroll.agents.environments.tau2.package import INSTALL
 from toolroll.agents.environments.tau2.reference import ReferenceUser
 
-__all__ = ["AIRLINE", "INSTALL", "RETAIL", "TELECOM", "ReferenceUser", "Tau2Environment", "Tau2Factory"]
+__all__ = [
+    "AIRLINE",
+    "INSTALL",
+    "RETAIL",
+    "TELECOM",
+    "ReferenceUser",
+    "Tau2Environment",
+    "Tau2Factory",
+]

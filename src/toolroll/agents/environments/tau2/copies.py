@@ -1,7 +1,8 @@
 """Fresh databases for episodes, and how two of them are compared.
 
-Copying airline's database object by object takes 0.25 s, its flights most of it. No tool changes a flight but through `_get_flight`
-(inspect-evals 0.26.0), so episodes share the flights, and get one of their own when they ask for it there. What is small is copied.
+Copying airline's database object by object takes 0.25 s, its flights most of it. No tool changes a
+flight but through `_get_flight` (inspect-evals 0.26.0), so episodes share the flights, and get one
+of their own when they ask for it there. What is small is copied.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ def copies(made: Any) -> Callable[[], Any]:
 
 def _airline_copies(made: Any) -> Callable[[], Any]:
     database = type(made.db)
-    parts = {name: TypeAdapter(database.model_fields[name].annotation) for name in ("users", "reservations")}
+    parts = {
+        name: TypeAdapter(database.model_fields[name].annotation)
+        for name in ("users", "reservations")
+    }
     texts = {name: part.dump_json(getattr(made.db, name)) for name, part in parts.items()}
     kind = _with_own_flights(type(made))
 
     def make() -> Any:
         small = {name: part.validate_json(texts[name]) for name, part in parts.items()}
-        return kind(db=database.model_construct(flights=dict(made.db.flights), **small), initialized=True)
+        return kind(
+            db=database.model_construct(flights=dict(made.db.flights), **small), initialized=True
+        )
 
     return make
 
@@ -51,16 +57,25 @@ def _with_own_flights(kind: type[Any]) -> type[Any]:
             flight = self.db.flights[flight_number] = copy.deepcopy(flight)
         return flight
 
-    body = {"__module__": kind.__module__, "__annotations__": {"_own": set}, "_own": set(), "_get_flight": get_flight}
+    body = {
+        "__module__": kind.__module__,
+        "__annotations__": {"_own": set},
+        "_own": set(),
+        "_get_flight": get_flight,
+    }
     return type(kind.__name__, (kind,), body)
 
 
 def quick_digest(database: Any) -> str:
-    """A hash of a database as it stands: equal ones are the same database; of different ones, `digest` knows."""
+    """A hash of a database as it stands: equal ones are the same database; of different ones,
+    `digest` knows.
+    """
     return hashlib.sha256(database.model_dump_json().encode()).hexdigest()
 
 
 def digest(database: Any) -> str:
-    """A hash of a database in which the order of keys does not count: equal where tau2's own hashes are."""
+    """A hash of a database in which the order of keys does not count: equal where tau2's own
+    hashes are.
+    """
     data = orjson.loads(database.model_dump_json())
     return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,6 +1,7 @@
 """`Domain`: what all episodes of one tau2 domain share, and one episode's state in it.
 
-Invariants: nothing shared is ever changed; the state of an episode lies in its own store; a tool's error is its answer.
+Invariants: nothing shared is ever changed; the state of an episode lies in its own store; a tool's
+error is its answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import Any
 import orjson
 
 from toolroll.agents.environments.tau2.copies import copies, digest, quick_digest
-from toolroll.agents.environments.tau2.package import STORE, Store, ToolError, data_folder, load_modules
+from toolroll.agents.environments.tau2.package import (
+    STORE,
+    Store,
+    ToolError,
+    data_folder,
+    load_modules,
+)
 from toolroll.agents.environments.tau2.schemas import tool_schema
 from toolroll.rollout.types import Tool
 
@@ -27,7 +34,9 @@ READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain. `make` gives each tool's function by name, `user_make` those of the simulated user (telecom only)."""
+    """One domain. `make` gives each tool's function by name, `user_make` those of the simulated
+    user (telecom only).
+    """
 
     name: str
     policy: str
@@ -52,10 +61,14 @@ class Domain:
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
         """Whether `database` is the one behind the task's own actions."""
-        return quick_digest(database) == self._digest(task, quick_digest) or digest(database) == self._digest(task, digest)
+        return quick_digest(database) == self._digest(task, quick_digest) or digest(
+            database
+        ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """The digest of the database behind the task's own actions; each kind is worked out once."""
+        """The digest of the database behind the task's own actions; each kind is worked out
+        once.
+        """
         with self._lock:
             if (task["id"], of) not in self._expected:
                 state = self.begin(task)
@@ -93,9 +106,13 @@ class State:
         token = STORE.set(self._store)
         try:
             if self._domain.name != "telecom":
-                return getattr(next(iter(self._store.values())), name)(**copy.deepcopy(dict(arguments)))
+                return getattr(next(iter(self._store.values())), name)(
+                    **copy.deepcopy(dict(arguments))
+                )
             environment = load_modules()["telecom.environment"].get_environment()
-            found = getattr(environment.tools if side == "assistant" else environment.user_tools, name)(**arguments)
+            found = getattr(
+                environment.tools if side == "assistant" else environment.user_tools, name
+            )(**arguments)
             environment.sync_tools()
             return found
         finally:
@@ -133,8 +150,12 @@ def load_domain(name: str) -> Domain:
     functions = {make.__name__: make() for make in vars(modules[f"{name}.tools"])[_ALL[name]]}
     user_functions: dict[str, Callable[..., Any]] = {}
     if name == "telecom":
-        user_functions = {make.__name__: make() for make in modules["telecom.user_tools"].all_telecom_user_tools}
-    guidelines = "simulation_guidelines_tools.txt" if user_functions else "simulation_guidelines.txt"
+        user_functions = {
+            make.__name__: make() for make in modules["telecom.user_tools"].all_telecom_user_tools
+        }
+    guidelines = (
+        "simulation_guidelines_tools.txt" if user_functions else "simulation_guidelines.txt"
+    )
     return Domain(
         name=name,
         policy=_policy(folder, name),
@@ -149,7 +170,11 @@ def load_domain(name: str) -> Domain:
     )
 
 
-_ALL = {"airline": "all_airline_tools", "retail": "all_retail_tools", "telecom": "all_telecom_agent_tools"}
+_ALL = {
+    "airline": "all_airline_tools",
+    "retail": "all_retail_tools",
+    "telecom": "all_telecom_agent_tools",
+}
 
 
 def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
@@ -171,7 +196,11 @@ def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
 
 def _tasks(folder: Path) -> list[Mapping[str, Any]]:
     packed = folder / "tasks.json.gz"
-    raw = gzip.decompress(packed.read_bytes()) if packed.is_file() else (folder / "tasks.json").read_bytes()
+    raw = (
+        gzip.decompress(packed.read_bytes())
+        if packed.is_file()
+        else (folder / "tasks.json").read_bytes()
+    )
     found: list[Mapping[str, Any]] = orjson.loads(raw)
     return found
 
@@ -180,4 +209,7 @@ def _policy(folder: Path, name: str) -> str:
     if name != "telecom":
         return f"<policy>\n{(folder / 'policy.txt').read_text(encoding='utf-8')}\n</policy>"
     parts = {"main_policy": "main_policy.txt", "tech_support_policy": "tech_support_manual.txt"}
-    return "\n".join(f"<{tag}>\n{(folder / file).read_text(encoding='utf-8')}\n</{tag}>" for tag, file in parts.items())
+    return "\n".join(
+        f"<{tag}>\n{(folder / file).read_text(encoding='utf-8')}\n</{tag}>"
+        for tag, file in parts.items()
+    )

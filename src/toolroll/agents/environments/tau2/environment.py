@@ -1,7 +1,8 @@
 """`Tau2Environment`: one episode of tau2, with a user simulator that may have tools of its own.
 
-Invariants: the episode ends when the user says so, and nothing happens after it; a tool's error is an observation; the agent sees of
-the user's calls what the user tells; a failing user simulator is never a reward; what takes long (copies, hashes) runs in threads.
+Invariants: the episode ends when the user says so, and nothing happens after it; a tool's error is
+an observation; the agent sees of the user's calls what the user tells; a failing user simulator is
+never a reward; what takes long (copies, hashes) runs in threads.
 """
 
 from __future__ import annotations
@@ -16,31 +17,46 @@ from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.users import OpenAIUser
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool, UserSimulator
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+    UserSimulator,
+)
 
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """What ends an episode, in the user's line."""
 
 # tau2's rules for the agent, in our words.
 INSTRUCTIONS = """You are a customer service agent. Help the user within the policy below, and follow it in everything.
-In each turn either write to the user or call tools, never both."""
+In each turn either write to the user or call tools, never both."""  # noqa: E501
 
 
 @runtime_checkable
 class UsesTools(Protocol):
     """A user simulator that can act on its own side."""
 
-    def adopt_tools(self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]) -> None:
+    def adopt_tools(
+        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
+    ) -> None:
         """From now on `call(name, arguments)` gives the answer of a tool."""
         ...
 
 
 class Tau2Environment(Environment):
-    """`domain` is what episodes share, `make_user(seed)` makes who plays the user, `threads` does the slow work."""
+    """`domain` is what episodes share, `make_user(seed)` makes who plays the user, `threads`
+    does the slow work.
+    """
 
     blocking = False  # tools take a millisecond or so; the rest is awaited
 
-    def __init__(self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: BlockingRunner) -> None:
+    def __init__(
+        self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: BlockingRunner
+    ) -> None:
         self._domain = domain
         self._make_user = make_user
         self._threads = threads
@@ -62,16 +78,22 @@ class Tau2Environment(Environment):
         self._state = await self._threads.run_in_thread(self._domain.begin, task.data)
         self._user = user = self._make_user(seed)
         if isinstance(user, OpenAIUser):
-            user.adopt_prompt(f"{self._domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>")
+            user.adopt_prompt(
+                f"{self._domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>"
+            )
         if self._domain.user_tools:
             if not isinstance(user, UsesTools):
                 raise UsageError(
-                    f"tau2/{self._domain.name} needs a user simulator with tools (adopt_tools); {type(user).__name__} has none"
+                    f"tau2/{self._domain.name} needs a user simulator with tools (adopt_tools); "
+                    f"{type(user).__name__} has none"
                 )
             user.adopt_tools(self._domain.user_tools, self._user_calls)
         line = _checked(await user.reset(scenario(task.data)))
         system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
-        return Observation([{"role": "system", "content": system}, {"role": "user", "content": line}], self._domain.tools)
+        return Observation(
+            [{"role": "system", "content": system}, {"role": "user", "content": line}],
+            self._domain.tools,
+        )
 
     async def step(self, action: Action) -> StepResult:
         """The calls in order; without calls, the text to the user."""
@@ -79,7 +101,12 @@ class Tau2Environment(Environment):
         if state is None or user is None:
             raise EnvironmentFailure("step was called before reset or after the end")
         if action.tool_calls:
-            return StepResult([answer(call, self._called(state, call.name, call.arguments or {})) for call in action.tool_calls])
+            return StepResult(
+                [
+                    answer(call, self._called(state, call.name, call.arguments or {}))
+                    for call in action.tool_calls
+                ]
+            )
         if not action.content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
         line = _checked(await user.step(action.content))
@@ -87,15 +114,24 @@ class Tau2Environment(Environment):
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
             return StepResult(messages)
-        graded = await self._threads.run_in_thread(grade, self._domain, self._task, state, self._said)
+        graded = await self._threads.run_in_thread(
+            grade, self._domain, self._task, state, self._said
+        )
         self._state = None
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
     def metrics(self) -> Mapping[str, float]:
-        """Calls, those that gave an error (in all and by tool), and the user simulator's numbers."""
+        """Calls, those that gave an error (in all and by tool), and the user simulator's
+        numbers.
+        """
         user = self._user.metrics() if self._user is not None else {}
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
-        return {"tool_errors": float(self._errors.total()), "user_tool_errors": float(self._user_errors), **errors, **user}
+        return {
+            "tool_errors": float(self._errors.total()),
+            "user_tool_errors": float(self._user_errors),
+            **errors,
+            **user,
+        }
 
     async def close(self) -> None:
         """Close the user simulator."""

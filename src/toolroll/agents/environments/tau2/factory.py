@@ -32,7 +32,9 @@ class Tau2Factory:
         self._lock = threading.Lock()
 
     def missing(self) -> str | None:
-        """The command that installs the wheel without its dependency list, of which nothing is needed here."""
+        """The command that installs the wheel without its dependency list, of which nothing is
+        needed here.
+        """
         return None if data_folder() is not None else INSTALL
 
     @property
@@ -54,10 +56,13 @@ class Tau2Factory:
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
         """A fresh world for one episode; it takes no settings."""
         if options.settings:
-            raise UsageError(f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}")
+            raise UsageError(
+                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
+            )
         if options.user is None:
             raise UsageError(
-                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url ADDRESS "
+                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url "
+                f"ADDRESS "
                 "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
         return Tau2Environment(self.domain, options.user, self._threads)
@@ -67,8 +72,18 @@ class Tau2Factory:
         return reference(task.data)
 
 
-AIRLINE = Tau2Factory("airline", ("base", "train", "test"), "tau2-bench airline: bookings and changes; a model plays the user")
-RETAIL = Tau2Factory("retail", ("base", "train", "test"), "tau2-bench retail: orders, returns and exchanges; a model plays the user")
+AIRLINE = Tau2Factory(
+    "airline",
+    ("base", "train", "test"),
+    "tau2-bench airline: bookings and changes; a model plays the user",
+)
+RETAIL = Tau2Factory(
+    "retail",
+    ("base", "train", "test"),
+    "tau2-bench retail: orders, returns and exchanges; a model plays the user",
+)
 TELECOM = Tau2Factory(
-    "telecom", ("base", "train", "test", "small", "full"), "tau2-bench telecom: a phone is out of order; the user has tools too"
+    "telecom",
+    ("base", "train", "test", "small", "full"),
+    "tau2-bench telecom: a phone is out of order; the user has tools too",
 )

@@ -1,7 +1,9 @@
-"""tau2's reward of an episode: 1.0 where everything that the task's criteria ask for is so, else 0.0.
+"""tau2's reward of an episode: 1.0 where everything that the task's criteria ask for is so, else
+0.0.
 
-airline and retail: the database is that behind the reference actions, and every text to be communicated was said. telecom: the
-assertions on the agent's and the user's side hold, and, where the task's reward basis has ACTION, the reference actions were done.
+airline and retail: the database is that behind the reference actions, and every text to be
+communicated was said. telecom: the assertions on the agent's and the user's side hold, and, where
+the task's reward basis has ACTION, the reference actions were done.
 """
 
 from __future__ import annotations
@@ -12,25 +14,41 @@ from typing import Any
 from toolroll.agents.environments.tau2.domain import Call, Domain, State
 
 
-def grade(domain: Domain, task: Mapping[str, Any], state: State, said: Sequence[str]) -> dict[str, Any]:
-    """`{"reward", "database", "communicated", "assertions", "actions"}`; None where the task does not ask for it."""
+def grade(
+    domain: Domain, task: Mapping[str, Any], state: State, said: Sequence[str]
+) -> dict[str, Any]:
+    """`{"reward", "database", "communicated", "assertions", "actions"}`; None where the task
+    does not ask for it.
+    """
     criteria = task.get("evaluation_criteria") or {}
-    found: dict[str, Any] = {"database": None, "communicated": None, "assertions": None, "actions": None}
+    found: dict[str, Any] = {
+        "database": None,
+        "communicated": None,
+        "assertions": None,
+        "actions": None,
+    }
     if domain.name == "telecom":
         found["assertions"] = _assertions(criteria, state)
         if "ACTION" in (criteria.get("reward_basis") or ()):
-            found["actions"] = [action["action_id"] for action in criteria.get("actions") or () if not _done(action, state)] == []
+            found["actions"] = [
+                action["action_id"]
+                for action in criteria.get("actions") or ()
+                if not _done(action, state)
+            ] == []
     else:
         if criteria.get("actions") is not None:
             found["database"] = domain.is_expected(task, state.database)
         text = "\n".join(said).lower().replace(",", "")
-        found["communicated"] = all(str(info).lower() in text for info in criteria.get("communicate_info") or ())
+        found["communicated"] = all(
+            str(info).lower() in text for info in criteria.get("communicate_info") or ()
+        )
     return {"reward": float(all(value is not False for value in found.values())), **found}
 
 
 def _assertions(criteria: Mapping[str, Any], state: State) -> bool:
     return all(
-        state.do(one["env_type"], one["func_name"], one["arguments"]) == one.get("assert_value", True)
+        state.do(one["env_type"], one["func_name"], one["arguments"])
+        == one.get("assert_value", True)
         for one in criteria.get("env_assertions") or ()
     )
 
@@ -48,7 +66,10 @@ def _is(action: Mapping[str, Any], call: Call) -> bool:
         return True
     if compared is None:
         return same(arguments, action["arguments"])
-    return same({key: arguments.get(key) for key in compared}, {key: action["arguments"].get(key) for key in compared})
+    return same(
+        {key: arguments.get(key) for key in compared},
+        {key: action["arguments"].get(key) for key in compared},
+    )
 
 
 def same(left: Any, right: Any) -> bool:

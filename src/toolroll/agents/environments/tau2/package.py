@@ -1,9 +1,10 @@
 """Takes tau2's domains out of the inspect-evals wheel, without inspect_ai.
 
-The wheel (MIT; tau2-bench, MIT, Sierra Research) holds the data, and tools that keep their state in inspect_ai's store. Here the
-three names of inspect_ai that the tools use have stand-ins while the modules are imported, and the store is the episode's own.
-Invariants: nothing is imported before it is asked for; `sys.modules` is left as it was found; two episodes never share a store.
-Facts of inspect-evals 0.26.0.
+The wheel (MIT; tau2-bench, MIT, Sierra Research) holds the data, and tools that keep their state in
+inspect_ai's store. Here the three names of inspect_ai that the tools use have stand-ins while the
+modules are imported, and the store is the episode's own. Invariants: nothing is imported before it
+is asked for; `sys.modules` is left as it was found; two episodes never share a store. Facts of
+inspect-evals 0.26.0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
 
 Store = dict[tuple[type, str | None], Any]
-"""One episode's state: the object of each class of tools, by the name under which the wheel asks for it."""
+"""One episode's state: the object of each class of tools, by the name under which the wheel asks
+for it.
+"""
 
 STORE: ContextVar[Store] = ContextVar("tau2_store")
 
@@ -68,7 +71,9 @@ def data_folder() -> Path | None:
 
 @cache
 def load_modules() -> Mapping[str, ModuleType]:
-    """The modules that the domains are made of, by their names below `inspect_evals.tau2`; imported once."""
+    """The modules that the domains are made of, by their names below `inspect_evals.tau2`;
+    imported once.
+    """
     data = data_folder()
     if data is None:
         raise UsageError(f"tau2's data are not installed: {INSTALL}")
@@ -87,7 +92,9 @@ def load_modules() -> Mapping[str, ModuleType]:
 
 @contextmanager
 def _stand_ins(folder: Path) -> Iterator[None]:
-    """While this lasts: inspect_ai's three names, and the wheel's package without its `__init__`, which imports all of inspect_ai."""
+    """While this lasts: inspect_ai's three names, and the wheel's package without its
+    `__init__`, which imports all of inspect_ai.
+    """
     stubs = {
         "inspect_ai": _module("inspect_ai"),
         "inspect_ai.tool": _module("inspect_ai.tool", Tool=object, ToolError=ToolError, tool=_tool),

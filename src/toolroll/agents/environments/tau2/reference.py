@@ -17,17 +17,29 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """The reference actions in order, those of one side that follow each other together."""
     actions = (task.get("evaluation_criteria") or {}).get("actions") or ()
-    return [(side, list(group)) for side, group in groupby(actions, key=lambda action: action.get("requestor") or "assistant")]
+    return [
+        (side, list(group))
+        for side, group in groupby(
+            actions, key=lambda action: action.get("requestor") or "assistant"
+        )
+    ]
 
 
 def reference(task: Mapping[str, Any]) -> list[Action]:
-    """The agent's side: its calls, one a step, what it asks the user to do, and what it has to tell."""
+    """The agent's side: its calls, one a step, what it asks the user to do, and what it has to
+    tell.
+    """
     steps: list[Action] = []
     for side, group in _groups(task):
         if side == "assistant":
-            steps += [Action("", (ToolCall(action["name"], dict(action["arguments"]), ""),)) for action in group]
+            steps += [
+                Action("", (ToolCall(action["name"], dict(action["arguments"]), ""),))
+                for action in group
+            ]
         else:
-            asked = "; ".join(f"{action['name']} {json.dumps(action['arguments'])}" for action in group)
+            asked = "; ".join(
+                f"{action['name']} {json.dumps(action['arguments'])}" for action in group
+            )
             steps.append(Action(f"Please do this on your phone: {asked}"))
     told = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
     words = f"You asked for: {'; '.join(map(str, told))}. " if told else ""
@@ -35,14 +47,18 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
 
 
 class ReferenceUser:
-    """The user of `task` who does the reference's actions when asked, and leaves when there are none left."""
+    """The user of `task` who does the reference's actions when asked, and leaves when there are
+    none left.
+    """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._left = [group for side, group in _groups(task) if side == "user"]
         self._call: Callable[[str, Mapping[str, Any]], str] | None = None
         self._lines = 0
 
-    def adopt_tools(self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]) -> None:
+    def adopt_tools(
+        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
+    ) -> None:
         """Take the phone."""
         self._call = call
 
@@ -56,7 +72,12 @@ class ReferenceUser:
         if not self._left:
             return STOP_MARKER
         assert self._call is not None
-        return "\n".join(self._call(action["name"], action["arguments"]) for action in self._left.pop(0)) or "Done."
+        return (
+            "\n".join(
+                self._call(action["name"], action["arguments"]) for action in self._left.pop(0)
+            )
+            or "Done."
+        )
 
     def metrics(self) -> Mapping[str, float]:
         """How many lines were said."""

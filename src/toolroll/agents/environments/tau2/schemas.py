@@ -17,7 +17,9 @@ _PARAMETER = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
-    """`{"type": "function", "function": {name, description, parameters}}`; nested models keep their `$defs`."""
+    """`{"type": "function", "function": {name, description, parameters}}`; nested models keep
+    their `$defs`.
+    """
     doc = inspect.getdoc(function) or ""
     sections = _SECTION.split(doc)
     texts = dict(zip(sections[1::2], sections[2::2], strict=True))
@@ -26,14 +28,20 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, Any), Field(default, description=told.get(parameter.name)))
+        fields[parameter.name] = (
+            hints.get(parameter.name, Any),
+            Field(default, description=told.get(parameter.name)),
+        )
     model: type[BaseModel] = create_model(name, **fields)
     parameters = model.model_json_schema()
     parameters.pop("title", None)
     for value in parameters.get("properties", {}).values():
         value.pop("title", None)
     description = " ".join(sections[0].split())
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def _parameters(text: str) -> dict[str, str]:

@@ -3,7 +3,11 @@
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
 from toolroll.agents.environments.tau_bench.factory import AIRLINE, RETAIL, TauBenchFactory
 from toolroll.agents.environments.tau_bench.package import INSTALL
-from toolroll.agents.environments.tau_bench.users import TauBenchUser, TauBenchUsers, tau_bench_users
+from toolroll.agents.environments.tau_bench.users import (
+    TauBenchUser,
+    TauBenchUsers,
+    tau_bench_users,
+)
 
 __all__ = [
     "AIRLINE",

@@ -1,9 +1,10 @@
-"""tau-bench's tool `calculate`, bounded: Python's own `eval`, as in the original, with powers and products
-that cannot become too large.
+"""tau-bench's tool `calculate`, bounded: Python's own `eval`, as in the original, with powers and
+products that cannot become too large.
 
-Invariants: no expression takes more than milliseconds (`9**9**9` would hold the interpreter, and every other
-episode with it, for minutes, and no time limit can end it); an expression that the original answers is
-answered with the same text, errors included. Only digits, operators, brackets and points are evaluated.
+Invariants: no expression takes more than milliseconds (`9**9**9` would hold the interpreter, and
+every other episode with it, for minutes, and no time limit can end it); an expression that the
+original answers is answered with the same text, errors included. Only digits, operators, brackets
+and points are evaluated.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _MAX_LENGTH = 2_000
 _MAX_BITS = 1 << 16
-"""Of a whole number on the way to the result. One of more than 1,024 bits cannot become a float, so only a
-quotient of two such could be an answer."""
+"""Of a whole number on the way to the result. One of more than 1,024 bits cannot become a float, so
+only a quotient of two such could be an answer."""
 
 _TOO_LARGE = "int too large to convert to float"
 
@@ -33,17 +34,29 @@ class Calculate:
             return "Error: eval() arg 1 must be a string, bytes or code object"
         try:
             return str(round(float(_evaluate(expression)), 2))
-        except (ArithmeticError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        except (
+            ArithmeticError,
+            ValueError,
+            TypeError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             return f"Error: {error}"
 
 
 def _evaluate(expression: str) -> Any:
-    """Return the value of `expression`. Raise what Python raises for it, or `OverflowError` beyond the bounds."""
+    """Return the value of `expression`. Raise what Python raises for it, or `OverflowError`
+    beyond the bounds.
+    """
     if len(expression) > _MAX_LENGTH:
         raise OverflowError(f"the expression is longer than {_MAX_LENGTH} characters")
     tree = _Bounded().visit(ast.parse(expression.lstrip(" \t"), "<string>", "eval"))
     code = compile(ast.fix_missing_locations(tree), "<string>", "eval")
-    return eval(code, {"__builtins__": {}, "power": _power, "product": _product, "same": lambda value: value})
+    return eval(
+        code,
+        {"__builtins__": {}, "power": _power, "product": _product, "same": lambda value: value},
+    )
 
 
 class _Bounded(ast.NodeTransformer):

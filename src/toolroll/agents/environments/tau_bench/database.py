@@ -5,9 +5,10 @@ A table's records are made one by one, and a record's lists and dicts too. A who
 a field or two of every record, and what it makes is what Python's garbage collector visits again
 and again. With 64 live episodes and whole records it held the event loop for 100 ms at a time.
 
-Invariants: a copy behaves as the dict that tau-bench loads (same keys, order and values; what is read once stays
-the same object); nothing that an episode does to its copy is seen by another; two databases have equal `changes`
-exactly if tau-bench's own hash of them is equal (`1`, `1.0` and `True` differ there, the order of keys does not).
+Invariants: a copy behaves as the dict that tau-bench loads (same keys, order and values; what is
+read once stays the same object); nothing that an episode does to its copy is seen by another; two
+databases have equal `changes` exactly if tau-bench's own hash of them is equal (`1`, `1.0` and
+`True` differ there, the order of keys does not).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Changes = Mapping[tuple[str, str | None], str | None]
-"""What differs from the database as loaded: (table, key) -> the record's hashable text, None if it was removed. A
-table that is not a dict of records has the key None."""
+"""What differs from the database as loaded: (table, key) -> the record's hashable text, None if it
+was removed. A table that is not a dict of records has the key None."""
 
 _VERSION = 2
-"""Of marshal: the last one whose bytes depend on values alone, and not on which objects are shared."""
+"""Of marshal: the last one whose bytes depend on values alone, and not on which objects are
+shared.
+"""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 _get = dict.__getitem__  # as a global, since super() takes longer than the look-up itself
@@ -54,7 +57,8 @@ class Table(dict[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        # Its own, so that dict(table) and {**table} read the values instead of copying what stands in for them.
+        # Its own, so that dict(table) and {**table} read the values instead of copying what stands
+        # in for them.
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -103,7 +107,9 @@ for _name in ("values", "items", "pop", "popitem", "setdefault", "copy", "__or__
 
 
 class Database:
-    """`data` is tau-bench's: tables of records. `to_hashable` and `consistent_hash` are its own functions."""
+    """`data` is tau-bench's: tables of records. `to_hashable` and `consistent_hash` are its own
+    functions.
+    """
 
     def __init__(
         self,
@@ -123,7 +129,10 @@ class Database:
 
     def copy(self) -> dict[str, Any]:
         """Return a database for one episode. It costs one pointer a record, not the database."""
-        return {name: marshal.loads(table) if isinstance(table, bytes) else Table(table) for name, table in self._tables.items()}
+        return {
+            name: marshal.loads(table) if isinstance(table, bytes) else Table(table)
+            for name, table in self._tables.items()
+        }
 
     def changes(self, data: Mapping[str, Any]) -> Changes:
         """Return how `data`, a changed `copy()`, differs from the database as loaded."""
@@ -157,10 +166,11 @@ class Database:
     def _text(self, value: Any) -> str:
         return repr(self._to_hashable(value))
 
-    # --- tau-bench's hash ------------------------------------------------------------------------------------------------
+    # --- tau-bench's hash -------------------------------------------------------------------------
 
     def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`, made of the records' texts instead of the records.
+        """Return tau-bench's hash of the database with `changes`, made of the records' texts
+        instead of the records.
 
         That takes milliseconds instead of tenths of a second; the first call makes all texts.
         """
@@ -177,9 +187,13 @@ class Database:
     def _table_text(self, name: str, base: Mapping[str, str] | str, changes: Changes) -> str:
         if isinstance(base, str):
             return base
-        changed = {key: text for (table, key), text in changes.items() if table == name and key is not None}
+        changed = {
+            key: text for (table, key), text in changes.items() if table == name and key is not None
+        }
         records = {**base, **changed}
-        return _tuple_text([f"({key!r}, {text})" for key, text in sorted(records.items()) if text is not None])
+        return _tuple_text(
+            [f"({key!r}, {text})" for key, text in sorted(records.items()) if text is not None]
+        )
 
     def _all_texts(self) -> Mapping[str, Mapping[str, str] | str]:
         if self._texts is None:
@@ -204,14 +218,20 @@ def _has_names(value: Any) -> bool:
 def _stored(record: Any) -> Stored | bytes:
     if not _has_names(record):
         return marshal.dumps(record, _VERSION)
-    return Stored((key, field if type(field) in _ATOMS else marshal.dumps(field, _VERSION)) for key, field in record.items())
+    return Stored(
+        (key, field if type(field) in _ATOMS else marshal.dumps(field, _VERSION))
+        for key, field in record.items()
+    )
 
 
 def _plain(stored: Stored | bytes) -> Any:
     """Return what `stored` stands for, whole."""
     if isinstance(stored, bytes):
         return marshal.loads(stored)
-    return {key: marshal.loads(field) if type(field) is bytes else field for key, field in stored.items()}
+    return {
+        key: marshal.loads(field) if type(field) is bytes else field
+        for key, field in stored.items()
+    }
 
 
 def _is_still(now: Any, base: Any) -> bool:
@@ -219,7 +239,11 @@ def _is_still(now: Any, base: Any) -> bool:
     if now is base:
         return True
     if type(base) is Stored:
-        return type(now) is Table and now.keys() == base.keys() and all(_is_still(field, base[key]) for key, field in now.raw())
+        return (
+            type(now) is Table
+            and now.keys() == base.keys()
+            and all(_is_still(field, base[key]) for key, field in now.raw())
+        )
     return type(base) is bytes and _dumped(now) == base
 
 

@@ -1,8 +1,9 @@
 """`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
 
-The benchmark's tasks, tools, database, policy and reward; the loop is ours, since the package's own gives reward 1.0 for any step
-after the end, loads its database three times an episode and blocks the event loop. Invariants: nothing happens after `done`; what
-the model did wrong is an observation; nothing blank is ever said to the user; a failing user simulator is never a reward.
+The benchmark's tasks, tools, database, policy and reward; the loop is ours, since the package's own
+gives reward 1.0 for any step after the end, loads its database three times an episode and blocks
+the event loop. Invariants: nothing happens after `done`; what the model did wrong is an
+observation; nothing blank is ever said to the user; a failing user simulator is never a reward.
 """
 
 from __future__ import annotations
@@ -17,18 +18,32 @@ from toolroll.agents.loop.call_policy import answer
 from toolroll.agents.users import OpenAIUser, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UserSimulatorError
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, UserSimulator
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    UserSimulator,
+)
 
 _CALL_PREFIX = "Error: "
 
 
 class TauBenchEnvironment(Environment):
-    """`bench_of(split)` gives what episodes share; `make_user(seed)` makes who plays the user, at `reset`. `split` is that of tasks
-    which name none (the published `task_index`)."""
+    """`bench_of(split)` gives what episodes share; `make_user(seed)` makes who plays the user, at
+    `reset`. `split` is that of tasks which name none (the published `task_index`)."""
 
     blocking = False  # a step takes micro- to milliseconds, and everything that waits is awaited
 
-    def __init__(self, bench_of: Callable[[str], Bench], make_user: Callable[[int], UserSimulator], *, split: str) -> None:
+    def __init__(
+        self,
+        bench_of: Callable[[str], Bench],
+        make_user: Callable[[int], UserSimulator],
+        *,
+        split: str,
+    ) -> None:
         self._bench_of = bench_of
         self._make_user = make_user
         self._split = split
@@ -44,7 +59,9 @@ class TauBenchEnvironment(Environment):
         return self._data
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The policy as the system message, the user's first line, and the tools. `UsageError` for a task out of range."""
+        """The policy as the system message, the user's first line, and the tools. `UsageError`
+        for a task out of range.
+        """
         self._bench = self._bench_of(task.split or self._split)
         tau_task = self._bench.task(task.index)
         self._index, self._said, self._calls, self._errors = task.index, [], 0, 0
@@ -53,8 +70,15 @@ class TauBenchEnvironment(Environment):
         if isinstance(self._user, OpenAIUser):
             self._user.adopt_prompt(self._bench.domain.user_prompt)
         line = _checked(await self._user.reset(tau_task.instruction))
-        messages: list[Message] = [{"role": "system", "content": self._bench.domain.wiki}, {"role": "user", "content": line}]
-        return Observation(messages, self._bench.domain.tools_info, {"task": tau_task.model_dump(), "source": "user"})
+        messages: list[Message] = [
+            {"role": "system", "content": self._bench.domain.wiki},
+            {"role": "user", "content": line},
+        ]
+        return Observation(
+            messages,
+            self._bench.domain.tools_info,
+            {"task": tau_task.model_dump(), "source": "user"},
+        )
 
     async def step(self, action: Action) -> StepResult:
         """The calls in order, until one ends the episode; without calls, the text to the user."""
@@ -87,7 +111,9 @@ class TauBenchEnvironment(Environment):
         return await self._result([{"role": "user", "content": line}], "user", done=is_stop(line))
 
     async def _result(self, messages: list[Message], source: str, *, done: bool) -> StepResult:
-        """The step's result; the reward is there only at the end, and the database is dropped with it."""
+        """The step's result; the reward is there only at the end, and the database is dropped
+        with it.
+        """
         if not done:
             return StepResult(messages, 0.0, False, info={"source": source})
         assert self._data is not None
@@ -95,7 +121,9 @@ class TauBenchEnvironment(Environment):
         async with self._bench.turn():
             graded = self._bench.grade(self._index, expected, self._data, self._said)
         self._data = None
-        return StepResult(messages, float(graded["reward"]), True, info={"source": source, "reward_info": graded})
+        return StepResult(
+            messages, float(graded["reward"]), True, info={"source": source, "reward_info": graded}
+        )
 
     def metrics(self) -> Mapping[str, float]:
         """Calls, calls that gave an error, and the user simulator's numbers."""
@@ -111,7 +139,9 @@ class TauBenchEnvironment(Environment):
 
 def _check(call: ToolCall) -> None:
     if call.name == RESPOND_ACTION_NAME:
-        raise ActionError(f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call")
+        raise ActionError(
+            f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call"
+        )
     if call.arguments is not None and not isinstance(call.arguments, dict):
         raise ActionError(f"the arguments of {call.name} must be a JSON object")
 

@@ -1,7 +1,7 @@
 """`tau-bench/retail` and `tau-bench/airline` by name.
 
-Invariants: the package is imported, and its database read, at the first need and once per split; ids of tasks are
-`<split>-<index>`, since tau-bench's tasks have none of their own.
+Invariants: the package is imported, and its database read, at the first need and once per split;
+ids of tasks are `<split>-<index>`, since tau-bench's tasks have none of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 class TauBenchFactory:
     """One domain. `package` is the import name of tau-bench."""
 
-    def __init__(self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench") -> None:
+    def __init__(
+        self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench"
+    ) -> None:
         self.name = f"tau-bench/{domain}"
         self.description = description
         self.splits = splits
@@ -35,7 +37,9 @@ class TauBenchFactory:
         self._lock = threading.Lock()
 
     def missing(self) -> str | None:
-        """The command that installs tau-bench without its dependency list, of which nothing is needed here."""
+        """The command that installs tau-bench without its dependency list, of which nothing is
+        needed here.
+        """
         return None if installed(self._package, self._domain) else INSTALL
 
     def bench(self, split: str) -> Bench:
@@ -46,31 +50,47 @@ class TauBenchFactory:
             if split not in self._benches:
                 domain = load_domain(self._package, self._domain, split)
                 known = next(iter(self._benches.values()), None)
-                database = known.database if known else Database(domain.data, domain.to_hashable, domain.consistent_hash)
+                database = (
+                    known.database
+                    if known
+                    else Database(domain.data, domain.to_hashable, domain.consistent_hash)
+                )
                 self._benches[split] = Bench(replace(domain, data={}), database)
         return self._benches[split]
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of `split`; their data are tau-bench's: user_id, instruction, actions, outputs."""
+        """All tasks of `split`; their data are tau-bench's: user_id, instruction, actions,
+        outputs.
+        """
         tasks = self.bench(split).domain.tasks
-        return [Task(f"{split}-{index}", index, split, task.model_dump()) for index, task in enumerate(tasks)]
+        return [
+            Task(f"{split}-{index}", index, split, task.model_dump())
+            for index, task in enumerate(tasks)
+        ]
 
     def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
-        """A fresh world for one episode. `settings`: {"split": NAME} for tasks that do not name theirs."""
+        """A fresh world for one episode. `settings`: {"split": NAME} for tasks that do not name
+        theirs.
+        """
         unknown = sorted(set(options.settings) - {"split"})
         if unknown:
             raise UsageError(f"{self.name} takes the setting split, got: {', '.join(unknown)}")
         if options.user is None:
             raise UsageError(
-                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url ADDRESS "
+                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url "
+                f"ADDRESS "
                 "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
-        return TauBenchEnvironment(self.bench, options.user, split=str(options.settings.get("split") or self.splits[0]))
+        return TauBenchEnvironment(
+            self.bench, options.user, split=str(options.settings.get("split") or self.splits[0])
+        )
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """tau-bench's actions, one a step; then what the user is to be told, and a farewell, in one line.
+        """tau-bench's actions, one a step; then what the user is to be told, and a farewell, in one
+        line.
 
-        A transfer to a human ends an episode at once, so it comes last, and only where nothing has to be said.
+        A transfer to a human ends an episode at once, so it comes last, and only where nothing has
+        to be said.
         """
         domain = self.bench(task.split or self.splits[0]).domain
         found = self.bench(task.split or self.splits[0]).task(task.index)
@@ -88,5 +108,13 @@ def _call(action: object) -> Action:
     return Action("", (ToolCall(data["name"], data["kwargs"], ""),))
 
 
-RETAIL = TauBenchFactory("retail", ("test", "train", "dev"), "tau-bench retail: orders, returns and exchanges; a model plays the user")
-AIRLINE = TauBenchFactory("airline", ("test",), "tau-bench airline: bookings and changes of flights; a model plays the user")
+RETAIL = TauBenchFactory(
+    "retail",
+    ("test", "train", "dev"),
+    "tau-bench retail: orders, returns and exchanges; a model plays the user",
+)
+AIRLINE = TauBenchFactory(
+    "airline",
+    ("test",),
+    "tau-bench airline: bookings and changes of flights; a model plays the user",
+)

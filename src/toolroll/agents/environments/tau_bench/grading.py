@@ -1,8 +1,9 @@
-"""`Bench`: what all episodes of one domain and split share: the domain, its database, and each task's expected outcome.
+"""`Bench`: what all episodes of one domain and split share: the domain, its database, and each
+task's expected outcome.
 
-Invariants: rewards and reward infos are those that tau-bench computes (the expected database is replayed once a task and
-remembered as what it changes); no task object is ever changed: every argument is a copy; the event loop goes on between any two
-episodes' steps.
+Invariants: rewards and reward infos are those that tau-bench computes (the expected database is
+replayed once a task and remembered as what it changes); no task object is ever changed: every
+argument is a copy; the event loop goes on between any two episodes' steps.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ class Bench:
         self._expected: dict[int, Expected] = {}
         # One thread: hashing is CPU work, and two episodes of a task need its outcome only once.
         self._grader = Threads(1)
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
 
     def task(self, index: int) -> Any:
         """tau-bench's task object. `UsageError` for an index out of range."""
         tasks = self.domain.tasks
         if not 0 <= index < len(tasks):
-            raise UsageError(f"tau-bench/{self.domain.name} ({self.domain.split}) has tasks 0 to {len(tasks) - 1}, not {index}")
+            raise UsageError(
+                f"tau-bench/{self.domain.name} ({self.domain.split}) has tasks 0 to "
+                f"{len(tasks) - 1}, not {index}"
+            )
         return tasks[index]
 
     def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
@@ -63,7 +69,8 @@ class Bench:
     async def turn(self) -> AsyncIterator[None]:
         """For one episode's work on the event loop, one episode in each of the loop's iterations.
 
-        A look-up of a user by name reads all records, in milliseconds; those of many episodes at once would hold the loop.
+        A look-up of a user by name reads all records, in milliseconds; those of many episodes at
+        once would hold the loop.
         """
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             yield
@@ -83,21 +90,32 @@ class Bench:
             return self._expected[index]
         data = self.database.copy()
         for action in self.task(index).actions:
-            if action.name not in self.domain.terminate_tools and action.name != RESPOND_ACTION_NAME:
+            if (
+                action.name not in self.domain.terminate_tools
+                and action.name != RESPOND_ACTION_NAME
+            ):
                 self.invoke(data, action.name, action.kwargs)
         changes = self.database.changes(data)
         return Expected(changes, self.database.hash(changes))
 
-    def grade(self, index: int, expected: Expected, data: Mapping[str, Any], said: Sequence[str]) -> dict[str, Any]:
-        """tau-bench's `RewardResult` as plain data. `said`: what the agent told the user, in order."""
+    def grade(
+        self, index: int, expected: Expected, data: Mapping[str, Any], said: Sequence[str]
+    ) -> dict[str, Any]:
+        """tau-bench's `RewardResult` as plain data. `said`: what the agent told the user, in
+        order.
+        """
         task = self.task(index)
         right = self.database.changes(data) == expected.changes
         reward = 1.0 if right else 0.0
         info: dict[str, Any] = {"r_actions": float(right), "gt_data_hash": expected.hash}
         if task.outputs:
             texts = [text.lower().replace(",", "") for text in said]
-            found = {output: any(output.lower() in text for text in texts) for output in task.outputs}
+            found = {
+                output: any(output.lower() in text for text in texts) for output in task.outputs
+            }
             info = {"r_outputs": 1.0 if all(found.values()) else 0.0, "outputs": found}
             reward = reward if all(found.values()) else 0.0
-        actions = [action.model_dump() for action in task.actions if action.name != RESPOND_ACTION_NAME]
+        actions = [
+            action.model_dump() for action in task.actions if action.name != RESPOND_ACTION_NAME
+        ]
         return {"reward": reward, "info": info, "actions": actions}

@@ -1,7 +1,8 @@
 """Finds the `tau_bench` package and takes from it, once, what its environments are made of.
 
-Invariants: nothing is imported before it is asked for; importing tau-bench neither needs litellm nor lets it fetch its price list
-over the network; `sys.modules` and the environment variables are left as they were found. Facts of tau-bench: commit 59a200c6.
+Invariants: nothing is imported before it is asked for; importing tau-bench neither needs litellm
+nor lets it fetch its price list over the network; `sys.modules` and the environment variables are
+left as they were found. Facts of tau-bench: commit 59a200c6.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _import_lock = threading.RLock()
 class Domain:
     """One domain of tau-bench as its package defines it; shared by all episodes and never changed.
 
-    `tasks` are the package's own task objects of one split. `invoke[name]` is a tool: `invoke[name](data=..., **arguments)`.
-    `user_prompt` is the package's prompt for a simulated user, with `{instruction}` where the instruction belongs.
-    `to_hashable` and `consistent_hash` are the package's: the reward is defined by them.
+    `tasks` are the package's own task objects of one split. `invoke[name]` is a tool:
+    `invoke[name](data=..., **arguments)`. `user_prompt` is the package's prompt for a simulated
+    user, with `{instruction}` where the instruction belongs. `to_hashable` and `consistent_hash`
+    are the package's: the reward is defined by them.
     """
 
     name: str
@@ -54,19 +56,26 @@ def installed(package: str, domain: str) -> bool:
     """Whether `package` is there and is this benchmark: PyPI has others of that name."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
-    return bool(folders) and any((Path(folder) / "envs" / domain / "env.py").is_file() for folder in folders or ())
+    return bool(folders) and any(
+        (Path(folder) / "envs" / domain / "env.py").is_file() for folder in folders or ()
+    )
 
 
 def load_domain(package: str, domain: str, split: str) -> Domain:
-    """The domain with the tasks of `split`; reads the package's database once. `UsageError` where it is not installed."""
+    """The domain with the tasks of `split`; reads the package's database once. `UsageError`
+    where it is not installed.
+    """
     if not installed(package, domain):
         raise UsageError(f"tau-bench is not installed: {INSTALL}")
     envs = import_module(f"{package}.envs")
     base = import_module(f"{package}.envs.base")
     users = import_module(f"{package}.envs.user")
-    # "human" is the one strategy whose constructor calls no model; index 0 because None draws one task too many.
+    # "human" is the one strategy whose constructor calls no model; index 0 because None draws one
+    # task too many.
     env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=0)
-    prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(instruction="{instruction}")
+    prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(
+        instruction="{instruction}"
+    )
     return Domain(
         name=domain,
         split=split,
@@ -83,7 +92,9 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of tau-bench, with a stand-in for litellm while that lasts (unless litellm is imported already)."""
+    """Import a module of tau-bench, with a stand-in for litellm while that lasts (unless litellm
+    is imported already).
+    """
     with _import_lock:
         if name in sys.modules:
             return sys.modules[name]
@@ -93,7 +104,9 @@ def import_module(name: str) -> ModuleType:
 
 @contextmanager
 def _stand_in_for_litellm() -> Iterator[None]:
-    """tau-bench imports litellm's `completion` wherever it is imported; what it gets loads litellm at the first call."""
+    """tau-bench imports litellm's `completion` wherever it is imported; what it gets loads
+    litellm at the first call.
+    """
     if "litellm" in sys.modules:
         yield
         return
@@ -121,7 +134,8 @@ def import_litellm() -> ModuleType:
             if error.name != "litellm":
                 raise
             raise UsageError(
-                "tau-bench's own user simulators call litellm, which is not installed: pip install litellm "
+                "tau-bench's own user simulators call litellm, which is not installed: pip install "
+                "litellm "
                 "(or let a model behind an OpenAI-compatible address play the user: --user-model)"
             ) from error
 

@@ -14,7 +14,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from toolroll.agents.environments.tau_bench.package import INSTALL, import_litellm, import_module, installed
+from toolroll.agents.environments.tau_bench.package import (
+    INSTALL,
+    import_litellm,
+    import_module,
+    installed,
+)
 from toolroll.agents.users import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
 from toolroll.rollout.runtime.threads import BlockingRunner, Threads
@@ -23,7 +28,9 @@ STRATEGIES = ("llm", "verify", "reflection", "react")
 
 
 class TauBenchUser:
-    """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its model at once."""
+    """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its
+    model at once.
+    """
 
     def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
         self._load = load
@@ -48,25 +55,32 @@ class TauBenchUser:
         line = visible_text(said) if isinstance(said, str) else ""
         if not line:
             self._metrics["user_errors"] += 1
-            raise UserSimulatorError(f"tau-bench's user simulator said nothing visible: {said!r:.200}")
+            raise UserSimulatorError(
+                f"tau-bench's user simulator said nothing visible: {said!r:.200}"
+            )
         return line
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         try:
-            return await self._threads.run_in_thread(partial(function, *args, **kwargs), what="tau-bench's user simulator")
+            return await self._threads.run_in_thread(
+                partial(function, *args, **kwargs), what="tau-bench's user simulator"
+            )
         except UsageError:
             raise
         except Exception as error:
             self._metrics["user_errors"] += 1
             raise UserSimulatorError(
-                f"tau-bench's user simulator failed: {type(error).__name__}: {message_of(error, 1500)}"
+                f"tau-bench's user simulator failed: {type(error).__name__}: "
+                f"{message_of(error, 1500)}"
             ) from error
         finally:
             self._metrics["user_seconds"] += perf_counter() - began
 
     def metrics(self) -> Mapping[str, float]:
-        """user_calls, user_seconds, user_errors, and user_cost where litellm knows the model's price."""
+        """user_calls, user_seconds, user_errors, and user_cost where litellm knows the model's
+        price.
+        """
         cost = self._user.get_total_cost() if self._user is not None else None
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
@@ -75,17 +89,31 @@ class TauBenchUser:
 
 
 class TauBenchUsers:
-    """Makes one `TauBenchUser` an episode; `concurrency` of them may wait for their model at once."""
+    """Makes one `TauBenchUser` an episode; `concurrency` of them may wait for their model at
+    once.
+    """
 
-    def __init__(self, model: str, provider: str, *, strategy: str = "llm", concurrency: int = 64, package: str = "tau_bench") -> None:
+    def __init__(
+        self,
+        model: str,
+        provider: str,
+        *,
+        strategy: str = "llm",
+        concurrency: int = 64,
+        package: str = "tau_bench",
+    ) -> None:
         if strategy not in STRATEGIES:
-            raise UsageError(f"tau-bench's user strategies are {', '.join(STRATEGIES)}, not {strategy!r}")
+            raise UsageError(
+                f"tau-bench's user strategies are {', '.join(STRATEGIES)}, not {strategy!r}"
+            )
         if not installed(package, "retail"):
             raise UsageError(f"tau-bench is not installed: {INSTALL}")
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, not {concurrency}")
         users = import_module(f"{package}.envs.user")
-        self._load = partial(users.load_user, user_strategy=strategy, model=model, provider=provider)
+        self._load = partial(
+            users.load_user, user_strategy=strategy, model=model, provider=provider
+        )
         self._threads = Threads(concurrency)
 
     async def __aenter__(self) -> TauBenchUsers:
@@ -93,7 +121,12 @@ class TauBenchUsers:
         await self._threads.run_in_thread(import_litellm)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
@@ -105,8 +138,12 @@ class TauBenchUsers:
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:
-    """The maker behind the name `tau-bench` (entry points `toolroll.users`): model, provider, strategy, concurrency."""
+    """The maker behind the name `tau-bench` (entry points `toolroll.users`): model, provider,
+    strategy, concurrency.
+    """
     try:
         return TauBenchUsers(**settings)
     except TypeError as error:
-        raise UsageError(f"tau-bench's user simulators take model, provider, strategy, concurrency: {error}") from error
+        raise UsageError(
+            f"tau-bench's user simulators take model, provider, strategy, concurrency: {error}"
+        ) from error

@@ -1,7 +1,9 @@
-"""`AgentExecutor`: one sample of OpenRLHF, played by any program that speaks to `openai.AsyncOpenAI`.
+"""`AgentExecutor`: one sample of OpenRLHF, played by any program that speaks to
+`openai.AsyncOpenAI`.
 
-Invariants: no server, no port and no thread of its own: the agent's calls are answered in the caller's event loop; samples share
-nothing that one of them could change; an overflow truncates the sample and keeps its earlier turns.
+Invariants: no server, no port and no thread of its own: the agent's calls are answered in the
+caller's event loop; samples share nothing that one of them could change; an overflow truncates the
+sample and keeps its earlier turns.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Outcome:
 
 
 class AgentExecutor:
-    """Override `run_agent`, and name the file of your class in `--train.agent_func_path`; the class there must be called
-    `AgentExecutor`. `parser` is the model's tool-call format, as SGLang names it."""
+    """Override `run_agent`, and name the file of your class in `--train.agent_func_path`; the class
+    there must be called `AgentExecutor`. `parser` is the model's tool-call format, as SGLang names
+    it."""
 
     parser = "hermes"
 
@@ -47,15 +50,17 @@ class AgentExecutor:
         self._templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
 
     async def run_agent(self, client: ToolrollClient, prompt: Any, label: Any) -> Outcome | float:
-        """Play one sample with `client`, and return its reward. The default is a single turn with reward 0: `prompt` as the user's
-        message, or as the messages."""
-        messages: Any = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        """Play one sample with `client`, and return its reward. The default is a single turn with
+        reward 0: `prompt` as the user's message, or as the messages."""
+        messages: Any = (
+            prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        )
         await client.chat.completions.create(model=client.endpoint.model, messages=messages)
         return 0.0
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """OpenRLHF takes one sequence a sample: of several (a sub-agent's, a fork's), the one that trains most. What is left out is
-        counted in `extra_logs`."""
+        """OpenRLHF takes one sequence a sample: of several (a sub-agent's, a fork's), the one that
+        trains most. What is left out is counted in `extra_logs`."""
         return max(trajectories, key=lambda found: found.trained_tokens)
 
     async def execute(
@@ -68,12 +73,20 @@ class AgentExecutor:
         llm_engine: LlmEngine,
         images: Any = None,
     ) -> dict[str, Any]:
-        """OpenRLHF 0.11's call for one sample: its result dict. `rollout_log_probs` is None where the trainer wants none."""
+        """OpenRLHF 0.11's call for one sample: its result dict. `rollout_log_probs` is None
+        where the trainer wants none.
+        """
         if images:
-            raise UsageError("images are not supported: their tokens are not in the chat template's text")
+            raise UsageError(
+                "images are not supported: their tokens are not in the chat template's text"
+            )
         template = self._template(hf_tokenizer)
-        engine = VllmEngine(llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer))
-        served = Model(engine, template, get_parser(self.parser, template.encoder.control), threads=1)
+        engine = VllmEngine(
+            llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer)
+        )
+        served = Model(
+            engine, template, get_parser(self.parser, template.encoder.control), threads=1
+        )
         endpoint = Endpoint(served, EndpointSettings(default_max_tokens=sampling_params.max_tokens))
         try:
             await endpoint.start()
@@ -84,13 +97,23 @@ class AgentExecutor:
             await endpoint.aclose()
             served.release()
         if not trajectories:
-            raise RolloutError("run_agent ended without a single reply of the model: there is nothing to train")
+            raise RolloutError(
+                "run_agent ended without a single reply of the model: there is nothing to train"
+            )
         result = _result(self.choose(trajectories), trajectories, outcome, overflow=overflow)
         if sampling_params.logprobs is None:
             result["rollout_log_probs"] = None
-        return {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": None, **result}
+        return {
+            "prompt": prompt,
+            "label": label,
+            "images": images,
+            "mm_train_inputs": None,
+            **result,
+        }
 
-    async def _played(self, client: ToolrollClient, prompt: Any, label: Any) -> tuple[Outcome, bool]:
+    async def _played(
+        self, client: ToolrollClient, prompt: Any, label: Any
+    ) -> tuple[Outcome, bool]:
         try:
             outcome = await self.run_agent(client, prompt, label)
         except BadRequestError as error:
@@ -106,7 +129,9 @@ class AgentExecutor:
         return self._templates[tokenizer]
 
 
-def _result(chosen: Trajectory, every: Sequence[Trajectory], outcome: Outcome, *, overflow: bool) -> dict[str, Any]:
+def _result(
+    chosen: Trajectory, every: Sequence[Trajectory], outcome: Outcome, *, overflow: bool
+) -> dict[str, Any]:
     trained = [turn for turn in chosen.turns if turn.excluded is None]
     left_out = sum(found.trained_tokens for found in every) - chosen.trained_tokens
     mask = chosen.loss_mask.astype(bool)
@@ -121,5 +146,6 @@ def _result(chosen: Trajectory, every: Sequence[Trajectory], outcome: Outcome, *
     }
 
 
-with contextlib.suppress(ImportError):  # OpenRLHF asks for a subclass of its own class, and is there only inside a trainer
+# OpenRLHF asks for a subclass of its own class, and is there only inside a trainer
+with contextlib.suppress(ImportError):
     importlib.import_module("openrlhf.utils.agent").AgentExecutorBase.register(AgentExecutor)

@@ -1,7 +1,7 @@
 """`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `Model`.
 
-Invariants: it is called in the event loop that calls it and in no other; the trainer's sampling parameters are copied for each call,
-never changed; what vLLM cannot be told is refused by name.
+Invariants: it is called in the event loop that calls it and in no other; the trainer's sampling
+parameters are copied for each call, never changed; what vLLM cannot be told is refused by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _NAMES = {
     **{
         name: name
         for name in (
-            "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty stop stop_token_ids ignore_eos "
+            "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+            "stop stop_token_ids ignore_eos "
         ).split()
     },
 }
@@ -36,16 +37,20 @@ _PASSED_OVER = frozenset({"no_stop_trim"})
 class LlmEngine(Protocol):
     """What OpenRLHF 0.11 passes as `llm_engine`."""
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
+    ) -> Any:
         """vLLM's `RequestOutput`."""
         ...
 
 
 class VllmEngine:
-    """`sampling_params`: the trainer's (vLLM's `SamplingParams`), for whatever a request leaves open. `max_length`: prompt and
-    answer together."""
+    """`sampling_params`: the trainer's (vLLM's `SamplingParams`), for whatever a request leaves
+    open. `max_length`: prompt and answer together."""
 
-    def __init__(self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int) -> None:
+    def __init__(
+        self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int
+    ) -> None:
         self._engine = llm_engine
         self._params = sampling_params
         self._facts = ModelInfo(context_length=max_length, vocab_size=vocab_size)
@@ -60,10 +65,14 @@ class VllmEngine:
         return self._facts
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One call. Raises `CompletionError` where a logprob is missing, `UsageError` for what vLLM cannot be told."""
+        """One call. Raises `CompletionError` where a logprob is missing, `UsageError` for what
+        vLLM cannot be told.
+        """
         params = self._sampling(request)
         began = perf_counter()
-        answer = await self._engine.generate(request.input_ids.tolist(), params, multi_modal_data=None)
+        answer = await self._engine.generate(
+            request.input_ids.tolist(), params, multi_modal_data=None
+        )
         output = answer.outputs[0]
         ids = np.array(output.token_ids, dtype=np.int32)
         stop = output.stop_reason
@@ -79,7 +88,9 @@ class VllmEngine:
             prompt_tokens=len(request.input_ids),
             cached_tokens=int(answer.num_cached_tokens or 0),
             latency=perf_counter() - began,
-            top_logprobs=_top_logprobs(output.logprobs, int(request.extra.get("top_logprobs_num") or 0)),
+            top_logprobs=_top_logprobs(
+                output.logprobs, int(request.extra.get("top_logprobs_num") or 0)
+            ),
         )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,10 +106,13 @@ class VllmEngine:
             if name in _PASSED_OVER:
                 continue
             if name not in _NAMES:
-                raise UsageError(f"{name!r} cannot be passed on to OpenRLHF's vLLM engine: leave it out")
+                raise UsageError(
+                    f"{name!r} cannot be passed on to OpenRLHF's vLLM engine: leave it out"
+                )
             setattr(params, _NAMES[name], value)
         params.n = 1
-        params.logprobs = max(params.logprobs or 0, int(request.extra.get("top_logprobs_num") or 0))  # 0: the sampled token's own
+        # 0: the sampled token's own
+        params.logprobs = max(params.logprobs or 0, int(request.extra.get("top_logprobs_num") or 0))
         return params
 
 
@@ -108,13 +122,20 @@ def _logprobs(given: Sequence[Mapping[int, Any]] | None, ids: np.ndarray[Any, An
     values: list[float] = []
     for at, (index, place) in enumerate(zip(ids.tolist(), given, strict=True)):
         if index not in place:
-            raise CompletionError(f"vLLM gave no logprob for the sampled token {index} at place {at}")
+            raise CompletionError(
+                f"vLLM gave no logprob for the sampled token {index} at place {at}"
+            )
         values.append(float(place[index].logprob))
     return np.array(values, dtype=np.float32)
 
 
-def _top_logprobs(given: Sequence[Mapping[int, Any]], top: int) -> tuple[tuple[tuple[float, int], ...], ...] | None:
+def _top_logprobs(
+    given: Sequence[Mapping[int, Any]], top: int
+) -> tuple[tuple[tuple[float, int], ...], ...] | None:
     if not top:
         return None
-    ranked = (sorted(((float(found.logprob), index) for index, found in place.items()), reverse=True) for place in given)
+    ranked = (
+        sorted(((float(found.logprob), index) for index, found in place.items()), reverse=True)
+        for place in given
+    )
     return tuple(tuple(place[:top]) for place in ranked)

@@ -5,8 +5,9 @@
     --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
 
-Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`); `SlimeSettings` lists them. Written for slime
-at commit 624b824a; slime itself is imported only where one of its own types must be made.
+Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`);
+`SlimeSettings` lists them. Written for slime at commit 624b824a; slime itself is imported only
+where one of its own types must be made.
 """
 
 from toolroll.rollout.adapters.slime.filters import keep_group
@@ -15,4 +16,13 @@ from toolroll.rollout.adapters.slime.samples import to_samples
 from toolroll.rollout.adapters.slime.settings import SlimeSettings, read_settings
 from toolroll.rollout.adapters.slime.training import close_rollout, generate_rollout
 
-__all__ = ["SlimeSettings", "aclose", "close_rollout", "generate", "generate_rollout", "keep_group", "read_settings", "to_samples"]
+__all__ = [
+    "SlimeSettings",
+    "aclose",
+    "close_rollout",
+    "generate",
+    "generate_rollout",
+    "keep_group",
+    "read_settings",
+    "to_samples",
+]

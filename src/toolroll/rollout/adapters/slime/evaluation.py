@@ -1,7 +1,8 @@
 """Evaluation datasets, played: what slime's `RolloutFnEvalOutput.data` holds.
 
-Invariants: rewards, truncated and samples are equally long and hold graded episodes only; how many were aborted is a metric of its
-own, and a dataset of which nothing was graded is an error and no number.
+Invariants: rewards, truncated and samples are equally long and hold graded episodes only; how many
+were aborted is a metric of its own, and a dataset of which nothing was graded is an error and no
+number.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from toolroll.rollout.adapters.slime.settings import attribute, check_supported
 from toolroll.rollout.errors import RolloutError, UsageError
 
 
-async def evaluate(args: Any, rollout_id: int) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
+async def evaluate(
+    args: Any, rollout_id: int
+) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
     """All of `args.eval_datasets`, one after another; data by name, and metrics."""
     datasets = attribute(args, "eval_datasets", [])
     if not datasets:
-        raise UsageError("there is nothing to evaluate: --eval-prompt-data NAME FILE names a file of `toolroll tasks`")
+        raise UsageError(
+            "there is nothing to evaluate: --eval-prompt-data NAME FILE names a file of `toolroll "
+            "tasks`"
+        )
     data: dict[str, dict[str, list[Any]]] = {}
     metrics: dict[str, float] = {}
     for dataset in datasets:
@@ -49,7 +55,10 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
     aborted = type(samples[0]).Status.ABORTED
     graded = [episode[0] for episode in episodes if episode[0].status is not aborted]
     if not graded:
-        raise RolloutError(f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; {_error(episodes[-1][0])}")
+        raise RolloutError(
+            f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; "
+            f"{_error(episodes[-1][0])}"
+        )
     reward_key = attribute(args, "reward_key")
     eval_key = attribute(args, "eval_reward_key") or reward_key
     data = {
@@ -66,7 +75,15 @@ def _error(sample: Any) -> Any:
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
     """What slime's own evaluation would sample with."""
-    names = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "repetition_penalty", "min_new_tokens")
+    names = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop",
+        "stop_token_ids",
+        "repetition_penalty",
+        "min_new_tokens",
+    )
     params = {name: attribute(dataset, name) for name in names}
     params["max_new_tokens"] = dataset.max_response_len
     for name in ("stop", "stop_token_ids"):
@@ -88,7 +105,10 @@ def read_samples(dataset: Any) -> Sequence[Any]:
         row = orjson.loads(line)
         key = attribute(dataset, "input_key", "index")
         if key not in row:
-            raise UsageError(f"{dataset.path}, line {number}: no key {key!r} (--eval-input-key index, for files of `toolroll tasks`)")
+            raise UsageError(
+                f"{dataset.path}, line {number}: no key {key!r} (--eval-input-key index, for files "
+                f"of `toolroll tasks`)"
+            )
         for _ in range(attribute(dataset, "n_samples_per_eval_prompt", 1)):
             metadata = {
                 **(row.get(attribute(dataset, "metadata_key", "metadata")) or {}),

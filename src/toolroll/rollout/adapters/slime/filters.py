@@ -21,7 +21,8 @@ def has_aborted(group: Iterable[Any]) -> bool:
 
 
 def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
-    """For `--dynamic-sampling-filter-path`: keep groups whose episodes were all graded, and not all alike.
+    """For `--dynamic-sampling-filter-path`: keep groups whose episodes were all graded, and not all
+    alike.
 
     slime's normalisation fails on a missing reward, and learns nothing from equal ones.
     """

@@ -1,7 +1,8 @@
 """`generate`: one sample's episode, for `--custom-generate-function-path`.
 
-slime names functions and hands over no object, so what they share (connections, tokenizer, certified template) is kept here, one
-`Player` for each event loop and settings: neither survives its loop.
+slime names functions and hands over no object, so what they share (connections, tokenizer,
+certified template) is kept here, one `Player` for each event loop and settings: neither survives
+its loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from toolroll.rollout.adapters.slime.player import Player
-from toolroll.rollout.adapters.slime.settings import check_supported, collects_partial, read_settings, rollout_args
+from toolroll.rollout.adapters.slime.settings import (
+    check_supported,
+    collects_partial,
+    read_settings,
+    rollout_args,
+)
 from toolroll.rollout.errors import UsageError
 
 _SLIME_LOOP = "slime.rollout.sglang_rollout"
@@ -32,24 +38,29 @@ def player(args: Any) -> Player:
 
 
 async def aclose() -> None:
-    """Close the running loop's connections; a trainer that lives as long as its process need not."""
+    """Close the running loop's connections; a trainer that lives as long as its process need
+    not.
+    """
     for found in _players.pop(asyncio.get_running_loop(), {}).values():
         await found.aclose()
 
 
-async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False) -> Any:
+async def generate(
+    args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
+) -> Any:
     """Play the task whose index is `sample.prompt`; slime's and miles' custom generate function.
 
-    Returns a sample, or a list of samples that share one `rollout_id` where the chat template made the episode fork. An episode
-    that failed for a reason that the model did not cause is ABORTED: no reward, a zero mask, `remove_sample`. Raises
-    `UsageError` for settings that cannot work.
+    Returns a sample, or a list of samples that share one `rollout_id` where the chat template made
+    the episode fork. An episode that failed for a reason that the model did not cause is ABORTED:
+    no reward, a zero mask, `remove_sample`. Raises `UsageError` for settings that cannot work.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)
     restart = collects_partial(args) and not evaluation
     if (sample.response or sample.response_length) and not restart:
         raise UsageError(
-            f"sample {sample.index} already has a response of {sample.response_length} tokens: an episode cannot be continued in the "
+            f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
+            f"episode cannot be continued in the "
             "middle; pass it without one"
         )
     playing.stopped = _slime_stops(args)
@@ -60,7 +71,9 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], *
 
 
 def unplayed(sample: Any) -> Any:
-    """The sample as if it had never been played: what a restart begins with. slime plays ABORTED samples again."""
+    """The sample as if it had never been played: what a restart begins with. slime plays ABORTED
+    samples again.
+    """
     sample.tokens, sample.response, sample.response_length = [], "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.reward = None, None, None
     sample.status = type(sample).Status.ABORTED

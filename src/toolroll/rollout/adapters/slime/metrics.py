@@ -1,6 +1,7 @@
 """What a rollout came to, for slime's logger.
 
-Invariants: every episode counts once, however many sequences it has; aborted episodes are counted and enter no mean.
+Invariants: every episode counts once, however many sequences it has; aborted episodes are counted
+and enter no mean.
 """
 
 from __future__ import annotations
@@ -11,11 +12,24 @@ from typing import Any
 from toolroll.rollout.adapters.slime.filters import leaves
 from toolroll.rollout.adapters.slime.samples import KEY
 
-_PER_EPISODE = ("turns", "invalid_calls", "tool_calls", "tool_errors", "forks", "completion_tokens", "user_calls", "env_seconds")
+_PER_EPISODE = (
+    "turns",
+    "invalid_calls",
+    "tool_calls",
+    "tool_errors",
+    "forks",
+    "completion_tokens",
+    "user_calls",
+    "env_seconds",
+)
 
 
-def rollout_metrics(groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/") -> dict[str, float]:
-    """Means per episode, shares, and the staleness of weight versions, over groups of samples (or of lists of siblings)."""
+def rollout_metrics(
+    groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/"
+) -> dict[str, float]:
+    """Means per episode, shares, and the staleness of weight versions, over groups of samples
+    (or of lists of siblings).
+    """
     groups = [list(group) for group in groups]
     episodes = [item[0] if isinstance(item, list) else item for group in groups for item in group]
     graded = [sample for sample in episodes if sample.status.name != "ABORTED"]
@@ -25,18 +39,30 @@ def rollout_metrics(groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/
         for name in _PER_EPISODE:
             metrics[name] = sum(found.get(name, 0.0) for found in numbers) / len(numbers)
         prompts = sum(found.get("prompt_tokens", 0.0) for found in numbers)
-        metrics["cached_share"] = sum(found.get("cached_tokens", 0.0) for found in numbers) / prompts if prompts else 0.0
-        metrics["token_mismatches"] = sum(
-            value for found in numbers for name, value in found.items() if name.startswith("token_mismatches/")
+        metrics["cached_share"] = (
+            sum(found.get("cached_tokens", 0.0) for found in numbers) / prompts if prompts else 0.0
         )
-        metrics["truncated_share"] = sum(sample.status.name == "TRUNCATED" for sample in graded) / len(graded)
+        metrics["token_mismatches"] = sum(
+            value
+            for found in numbers
+            for name, value in found.items()
+            if name.startswith("token_mismatches/")
+        )
+        metrics["truncated_share"] = sum(
+            sample.status.name == "TRUNCATED" for sample in graded
+        ) / len(graded)
     metrics |= staleness(sample for group in groups for sample in leaves(group))
     return {prefix + name: value for name, value in metrics.items()}
 
 
 def staleness(samples: Iterable[Any]) -> dict[str, float]:
-    """How many weight updates the sampled spans lie behind the newest one seen; empty where versions are no numbers."""
-    versions = [[int(version) for version in sample.weight_versions if str(version).isdigit()] for sample in samples]
+    """How many weight updates the sampled spans lie behind the newest one seen; empty where
+    versions are no numbers.
+    """
+    versions = [
+        [int(version) for version in sample.weight_versions if str(version).isdigit()]
+        for sample in samples
+    ]
     every = [version for found in versions for version in found]
     if not every:
         return {}

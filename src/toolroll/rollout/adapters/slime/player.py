@@ -1,7 +1,9 @@
-"""`Player`: plays slime's samples: one per event loop and settings, with the model, the environments and the users behind them.
+"""`Player`: plays slime's samples: one per event loop and settings, with the model, the
+environments and the users behind them.
 
-Invariants: no turn is begun once the rollout is being stopped (slime aborts the engines until they are idle); an episode that a
-failure ended is played again a bounded number of times, and then says that it was aborted; the samples that came in are not changed.
+Invariants: no turn is begun once the rollout is being stopped (slime aborts the engines until they
+are idle); an episode that a failure ended is played again a bounded number of times, and then says
+that it was aborted; the samples that came in are not changed.
 """
 
 from __future__ import annotations
@@ -49,9 +51,13 @@ logger = logging.getLogger(__name__)
 
 
 class StoppableEngine:
-    """`engine` (`EngineClient`), of which nothing more is asked once `stopped()`: the turn is then an abort without tokens."""
+    """`engine` (`EngineClient`), of which nothing more is asked once `stopped()`: the turn is
+    then an abort without tokens.
+    """
 
-    def __init__(self, engine: EngineClient, stopped: Callable[[], bool], *, max_resumes: int) -> None:
+    def __init__(
+        self, engine: EngineClient, stopped: Callable[[], bool], *, max_resumes: int
+    ) -> None:
         self.inner = engine
         self._stopped = stopped
         self._max_resumes = max_resumes
@@ -63,7 +69,9 @@ class StoppableEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One turn; an abort by the engine is resumed while the rollout goes on."""
-        return await generate_resumed(_Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes)
+        return await generate_resumed(
+            _Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes
+        )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post a body as it is."""
@@ -85,7 +93,9 @@ class _Guarded:
         self._engine = engine
         self._stopped = stopped
 
-    async def generate(self, request: GenerateRequest, *, progress: Progress | None = None) -> Completion:
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
@@ -93,28 +103,41 @@ class _Guarded:
 
 
 def certified(template: ChatTemplate) -> None:
-    """Log what somebody who trains with this template must know. Raises `UsageError` where its tokens would be wrong."""
+    """Log what somebody who trains with this template must know. Raises `UsageError` where its
+    tokens would be wrong.
+    """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
     if wrong:
-        raise UsageError(f"the chat template cannot be trained with, its tokens would be wrong ({'; '.join(wrong)}): please report it")
+        raise UsageError(
+            f"the chat template cannot be trained with, its tokens would be wrong "
+            f"({'; '.join(wrong)}): please report it"
+        )
     if not report.exact:
         for line in report.remarks():
             logger.warning("chat template: %s", line)
 
 
 class Player:
-    """Plays samples with `settings` on the model that `args` names; `stopped` may be set while episodes are played."""
+    """Plays samples with `settings` on the model that `args` names; `stopped` may be set while
+    episodes are played.
+    """
 
-    def __init__(self, args: Any, settings: SlimeSettings, *, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, args: Any, settings: SlimeSettings, *, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         self.settings = settings
         self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
         self.served = Model.from_args(rollout_args(args, settings))
         self._engine = self.served.engine
-        self.served.engine = StoppableEngine(self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes)
+        self.served.engine = StoppableEngine(
+            self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes
+        )
         self._make_agent = agent_maker(settings.agent)
-        self._seed = settings.seed if settings.seed is not None else int(attribute(args, "rollout_seed", 0))
+        self._seed = (
+            settings.seed if settings.seed is not None else int(attribute(args, "rollout_seed", 0))
+        )
         self._reward_key: str | None = attribute(args, "reward_key")
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
         self._stack = AsyncExitStack()
@@ -122,14 +145,20 @@ class Player:
         self._opening = asyncio.Lock()
 
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
-        """The sample's episode, as samples: one, or one for each sequence of an episode that forked."""
+        """The sample's episode, as samples: one, or one for each sequence of an episode that
+        forked.
+        """
         await self._open()
         factory, task = await self._find(sample)
         session = sample.session_id or uuid.uuid4().hex
         params = clean_sampling_params(sampling_params)
         result = await self._episode(factory, task, params, sample.index or 0, session)
         for _ in range(self.settings.retries):
-            if result.status is not Status.ABORTED or result.stop_reason is StopReason.ENGINE_ABORT or self.stopped():
+            if (
+                result.status is not Status.ABORTED
+                or result.stop_reason is StopReason.ENGINE_ABORT
+                or self.stopped()
+            ):
                 break
             result = await self._episode(factory, task, params, sample.index or 0, session)
         filler = next(iter(self.served.template.stop_token_ids), 0)
@@ -139,7 +168,12 @@ class Player:
         return samples
 
     async def _episode(
-        self, factory: EnvironmentFactory, task: Task, params: Mapping[str, Any], number: int, session: str
+        self,
+        factory: EnvironmentFactory,
+        task: Task,
+        params: Mapping[str, Any],
+        number: int,
+        session: str,
     ) -> InteractionResult:
         assert self._options is not None
         agent: Agent = self._make_agent(self.served, agent_settings(self.settings))
@@ -162,7 +196,9 @@ class Player:
             if isinstance(self._engine, Engine):
                 allow = self.settings.allow_model_mismatch
                 template, name = self.served.template, self.served.name
-                for line in await check_identity(self._engine, template, name=name, allow_mismatch=allow):
+                for line in await check_identity(
+                    self._engine, template, name=name, allow_mismatch=allow
+                ):
                     logger.warning("%s", line)
             await self.served.run_in_thread(certified, self.served.template)
             make = None
@@ -171,7 +207,10 @@ class Player:
                 await self._stack.enter_async_context(users)
                 make = users.make
             elif self.settings.user_settings:
-                raise UsageError("toolroll_user_settings is set, but toolroll_user does not say who plays the user (openai, say)")
+                raise UsageError(
+                    "toolroll_user_settings is set, but toolroll_user does not say who plays the "
+                    "user (openai, say)"
+                )
             self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
 
     async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
@@ -179,17 +218,27 @@ class Player:
         metadata = sample.metadata or {}
         name = metadata.get("env") or self.settings.env
         if name is None:
-            raise UsageError("no environment is named: set toolroll_env, or write the tasks with `toolroll tasks ENV` (metadata.env)")
+            raise UsageError(
+                "no environment is named: set toolroll_env, or write the tasks with `toolroll "
+                "tasks ENV` (metadata.env)"
+            )
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
                 factory = load_environment(name)
-                # A benchmark's package may be imported, and its database read, for the first time here.
-                self._tasks[name, split] = factory, await self.served.run_in_thread(factory.tasks, split or factory.splits[0])
+                # A benchmark's package may be imported, and its database read, for the first time
+                # here.
+                self._tasks[name, split] = (
+                    factory,
+                    await self.served.run_in_thread(factory.tasks, split or factory.splits[0]),
+                )
         factory, tasks = self._tasks[name, split]
         index = task_index(sample.prompt)
         if not 0 <= index < len(tasks):
-            raise UsageError(f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the sample asks for {index}")
+            raise UsageError(
+                f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
+                f"sample asks for {index}"
+            )
         return factory, tasks[index]
 
     async def aclose(self) -> None:
@@ -205,6 +254,7 @@ def task_index(prompt: Any) -> int:
     if isinstance(prompt, str) and prompt.strip().isdigit():
         return int(prompt)
     raise UsageError(
-        f"a sample's prompt must be the task's index, not {str(prompt)[:60]!r}: write the tasks with `toolroll tasks ENV`, and run "
+        f"a sample's prompt must be the task's index, not {str(prompt)[:60]!r}: write the tasks "
+        f"with `toolroll tasks ENV`, and run "
         "with --input-key index and without --apply-chat-template"
     )

@@ -1,8 +1,10 @@
-"""An episode as slime's `Sample`s: one for each training sequence, copies of the sample that was asked for.
+"""An episode as slime's `Sample`s: one for each training sequence, copies of the sample that was
+asked for.
 
-Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a sequence that may not be trained
-(aborted, excluded by verification, nothing sampled) has a zero mask and `remove_sample`; an aborted episode has no reward (I9);
-`response_length` is at least 1; forks share one `rollout_id`; group fields are left as they were. slime's own type is never
+Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a
+sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
+mask and `remove_sample`; an aborted episode has no reward (I9); `response_length` is at least 1;
+forks share one `rollout_id`; group fields are left as they were. slime's own type is never
 imported: copies are made of the sample that came in.
 """
 
@@ -21,27 +23,42 @@ KEY = "toolroll"
 """Of `Sample.metadata`: what is known of the episode besides slime's own fields."""
 
 
-def to_samples(sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None) -> list[Any]:
+def to_samples(
+    sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
+) -> list[Any]:
     """`result` as copies of `sample`, the first one for the first sequence.
 
-    `filler` is a token id for an episode that ended before its first prompt. Raises `UsageError` for tokens that were made from
-    text: they are not what an engine sampled.
+    `filler` is a token id for an episode that ended before its first prompt. Raises `UsageError`
+    for tokens that were made from text: they are not what an engine sampled.
     """
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
-        raise UsageError("an episode's tokens were made from a transcript: they cannot be trained on")
+        raise UsageError(
+            "an episode's tokens were made from a transcript: they cannot be trained on"
+        )
     trajectories: Sequence[Trajectory | None] = result.trajectories or [None]
-    filled = [_filled(sample, result, trajectory, filler, reward_key) for trajectory in trajectories]
+    filled = [
+        _filled(sample, result, trajectory, filler, reward_key) for trajectory in trajectories
+    ]
     if len(filled) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
-            raise UsageError("an episode forked, and its sample has neither rollout_id nor index to join the sequences by")
+            raise UsageError(
+                "an episode forked, and its sample has neither rollout_id nor index to join the "
+                "sequences by"
+            )
         for sibling in filled:
             sibling.rollout_id = rollout_id
     _add_episode_counts(filled[0], result)
     return filled
 
 
-def _filled(sample: Any, result: InteractionResult, trajectory: Trajectory | None, filler: int, reward_key: str | None) -> Any:
+def _filled(
+    sample: Any,
+    result: InteractionResult,
+    trajectory: Trajectory | None,
+    filler: int,
+    reward_key: str | None,
+) -> Any:
     made = copy.copy(sample)
     tokens, mask, logprobs = _response(trajectory, filler)
     if result.status is Status.ABORTED:
@@ -51,20 +68,31 @@ def _filled(sample: Any, result: InteractionResult, trajectory: Trajectory | Non
     made.response = result.response
     made.remove_sample = bool(sample.remove_sample) or not any(mask)
     made.status = type(sample).Status[result.status.name]
-    made.reward = {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
-    made.weight_versions = [span.version for span in trajectory.weight_versions] if trajectory else []
+    made.reward = (
+        {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
+    )
+    made.weight_versions = (
+        [span.version for span in trajectory.weight_versions] if trajectory else []
+    )
     made.metadata = {**(sample.metadata or {}), KEY: _summary(result, trajectory)}
     return made
 
 
-def _response(trajectory: Trajectory | None, filler: int) -> tuple[list[int], list[int], list[float]]:
-    """All tokens; mask and logprobs over the response. slime's loss cannot take an empty response: where nothing was sampled, the
-    prompt's last token stands for one, masked."""
+def _response(
+    trajectory: Trajectory | None, filler: int
+) -> tuple[list[int], list[int], list[float]]:
+    """All tokens; mask and logprobs over the response. slime's loss cannot take an empty response:
+    where nothing was sampled, the prompt's last token stands for one, masked."""
     if trajectory is None or len(trajectory) < 2:
         return [filler, filler], [0], [0.0]
     cut = min(trajectory.prompt_length, len(trajectory) - 1)
-    logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)  # slime keeps 0.0 where nothing was sampled
-    return trajectory.input_ids.tolist(), trajectory.loss_mask[cut:].tolist(), logprobs.astype(float).tolist()
+    # slime keeps 0.0 where nothing was sampled
+    logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)
+    return (
+        trajectory.input_ids.tolist(),
+        trajectory.loss_mask[cut:].tolist(),
+        logprobs.astype(float).tolist(),
+    )
 
 
 def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[str, Any]:
@@ -81,11 +109,16 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
 
 
 def _add_episode_counts(made: Any, result: InteractionResult) -> None:
-    """The episode's prefix cache and waiting times, on its first sequence only: slime adds them up over samples."""
+    """The episode's prefix cache and waiting times, on its first sequence only: slime adds them
+    up over samples.
+    """
     metrics = result.metrics
-    made.non_generation_time = max(0.0, metrics.get("seconds", 0.0) - metrics.get("engine_seconds", 0.0))
+    made.non_generation_time = max(
+        0.0, metrics.get("seconds", 0.0) - metrics.get("engine_seconds", 0.0)
+    )
     if "prefix_cache_info" not in vars(made):  # younger than some versions of slime and miles
         return
-    info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)  # shared with the sample that came in
+    # shared with the sample that came in
+    info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))

@@ -1,7 +1,8 @@
-"""`SlimeSettings`: what `args` says about toolroll, and what of slime's own arguments an episode needs.
+"""`SlimeSettings`: what `args` says about toolroll, and what of slime's own arguments an episode
+needs.
 
-Invariants: an attribute named `toolroll_*` that is not listed here is refused, with the nearest name; what slime is told to do and
-toolroll cannot is refused in words before the first episode.
+Invariants: an attribute named `toolroll_*` that is not listed here is refused, with the nearest
+name; what slime is told to do and toolroll cannot is refused in words before the first episode.
 """
 
 from __future__ import annotations
@@ -18,64 +19,126 @@ from toolroll.rollout.model.config import RolloutArgs
 PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
-"""Parameters of slime's that shape the engine's text, of which nothing is used here; routers drop the second one."""
+"""Parameters of slime's that shape the engine's text, of which nothing is used here; routers
+drop the second one.
+"""
 
 
 class SlimeSettings(BaseModel):
-    """Each field is the attribute `toolroll_<field>` of `args`, as a key of the file behind --custom-config-path."""
+    """Each field is the attribute `toolroll_<field>` of `args`, as a key of the file behind
+    --custom-config-path.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    env: str | None = Field(None, description="the environment; a sample's metadata['env'] comes before it")
-    split: str | None = Field(None, description="of the tasks; a sample's metadata['split'] comes before it; default: the first")
-    env_settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own keys")
+    env: str | None = Field(
+        None, description="the environment; a sample's metadata['env'] comes before it"
+    )
+    split: str | None = Field(
+        None,
+        description="of the tasks; a sample's metadata['split'] comes before it; default: the "
+        "first",
+    )
+    env_settings: dict[str, Any] = Field(
+        default_factory=dict, description="the environment's own keys"
+    )
     agent: str = Field("tool-calling", description="an agent's name (entry points toolroll.agents)")
     tool_call_parser: str = Field("qwen25", description="as SGLang's --tool-call-parser names it")
-    chat_template: str | None = Field(None, description="a Jinja file in the tokenizer's template's place")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="default: slime's --apply-chat-template-kwargs")
-    history: Literal["fork", "preserve"] = Field("fork", description="where the chat template rewrites history")
+    chat_template: str | None = Field(
+        None, description="a Jinja file in the tokenizer's template's place"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="default: slime's --apply-chat-template-kwargs"
+    )
+    history: Literal["fork", "preserve"] = Field(
+        "fork", description="where the chat template rewrites history"
+    )
     verify: Literal["off", "sample", "always"] = "sample"
     max_turns: int = Field(30, ge=1, description="of the model in one episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] = "first"
-    on_length: Literal["stop", "continue"] = Field("stop", description="after a turn that was cut by max_new_tokens")
-    user: str | None = Field(None, description="who plays the user: openai, tau-bench, or another entry point of toolroll.users")
-    user_settings: dict[str, Any] = Field(default_factory=dict, description="of the user simulator; openai: base_url, model ...")
-    context_length: int | None = Field(None, ge=1, description="default: slime's --rollout-max-context-len, then the engine's")
-    max_observation_bytes: int = Field(1_000_000, ge=1, description="of one message of an observation; a longer one is a failure")
-    step_timeout: float | None = Field(None, gt=0, description="seconds for one call of the environment; default: no limit")
-    engine_timeout: float = Field(0.0, ge=0, description="seconds to wait for an engine that does not answer at all")
+    on_length: Literal["stop", "continue"] = Field(
+        "stop", description="after a turn that was cut by max_new_tokens"
+    )
+    user: str | None = Field(
+        None,
+        description="who plays the user: openai, tau-bench, or another entry point of "
+        "toolroll.users",
+    )
+    user_settings: dict[str, Any] = Field(
+        default_factory=dict, description="of the user simulator; openai: base_url, model ..."
+    )
+    context_length: int | None = Field(
+        None, ge=1, description="default: slime's --rollout-max-context-len, then the engine's"
+    )
+    max_observation_bytes: int = Field(
+        1_000_000, ge=1, description="of one message of an observation; a longer one is a failure"
+    )
+    step_timeout: float | None = Field(
+        None, gt=0, description="seconds for one call of the environment; default: no limit"
+    )
+    engine_timeout: float = Field(
+        0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
+    )
     pace_gc: bool = Field(True, description="let Python's garbage collector come seldom")
-    max_resumes: int = Field(0, ge=0, description="how often a turn is resumed that the engine aborted while the rollout goes on")
-    retries: int = Field(1, ge=0, description="how often an episode that a failure aborted is played again")
-    max_dropped: int = Field(64, ge=1, description="generate_rollout: groups dropped in a row before it gives up")
+    max_resumes: int = Field(
+        0,
+        ge=0,
+        description="how often a turn is resumed that the engine aborted while the rollout goes on",
+    )
+    retries: int = Field(
+        1, ge=0, description="how often an episode that a failure aborted is played again"
+    )
+    max_dropped: int = Field(
+        64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
+    )
     partial: Literal["refuse", "restart"] = Field(
         "refuse", description="with --partial-rollout: a cut episode is begun anew, or not run"
     )
     concurrency: int | None = Field(
-        None, ge=1, description="episodes at once; default: slime's --sglang-server-concurrency, per engine"
+        None,
+        ge=1,
+        description="episodes at once; default: slime's --sglang-server-concurrency, per engine",
     )
-    seed: int | None = Field(None, description="of environments and users; default: slime's --rollout-seed")
-    allow_model_mismatch: bool = Field(False, description="only warn if the engine serves a model with another tokenizer")
+    seed: int | None = Field(
+        None, description="of environments and users; default: slime's --rollout-seed"
+    )
+    allow_model_mismatch: bool = Field(
+        False, description="only warn if the engine serves a model with another tokenizer"
+    )
 
 
 def read_settings(args: Any) -> SlimeSettings:
     """The settings in `args` (a Namespace). Raises `UsageError` for an unknown or wrong one."""
-    given = {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+    given = {
+        name.removeprefix(PREFIX): value
+        for name, value in vars(args).items()
+        if name.startswith(PREFIX)
+    }
     for name in given:
         if name not in SlimeSettings.model_fields:
             close = difflib.get_close_matches(name, SlimeSettings.model_fields, n=1)
-            hint = f"; did you mean {PREFIX}{close[0]}?" if close else f"; there are {', '.join(sorted(SlimeSettings.model_fields))}"
+            hint = (
+                f"; did you mean {PREFIX}{close[0]}?"
+                if close
+                else f"; there are {', '.join(sorted(SlimeSettings.model_fields))}"
+            )
             raise UsageError(f"there is no setting {PREFIX}{name}{hint}")
     try:
-        return SlimeSettings.model_validate({name: value for name, value in given.items() if value is not None})
+        return SlimeSettings.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
     except ValidationError as error:
-        words = "; ".join(f"{PREFIX}{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        words = "; ".join(
+            f"{PREFIX}{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        )
         raise UsageError(words) from error
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
-    """slime's argument `name`; `default` where this slime or miles has none of that name, or it is not set."""
+    """slime's argument `name`; `default` where this slime or miles has none of that name, or it
+    is not set.
+    """
     value = vars(args).get(name)
     return default if value is None else value
 
@@ -84,14 +147,19 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
     """Refuse, in words, what slime may ask of a rollout and toolroll does not give."""
     if collects_partial(args) and settings.partial == "refuse" and not evaluation:
         raise UsageError(
-            "--partial-rollout continues a response token by token, which an episode with an environment cannot: run without it, or "
+            "--partial-rollout continues a response token by token, which an episode with an "
+            "environment cannot: run without it, or "
             f"set {PREFIX}partial: restart to play cut episodes again from their beginning"
         )
     if attribute(args, "use_rollout_routing_replay", False):
-        raise UsageError("--use-rollout-routing-replay: toolroll does not hand the routed experts on to slime; run without it")
+        raise UsageError(
+            "--use-rollout-routing-replay: toolroll does not hand the routed experts on to slime; "
+            "run without it"
+        )
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
-            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which toolroll does not record; set it to 1.0"
+            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which toolroll "
+            "does not record; set it to 1.0"
         )
 
 
@@ -123,7 +191,9 @@ def concurrency(args: Any, settings: SlimeSettings) -> int:
     """How many episodes are played at once."""
     if settings.concurrency is not None:
         return settings.concurrency
-    engines = attribute(args, "rollout_num_gpus", 1) // max(1, attribute(args, "rollout_num_gpus_per_engine", 1))
+    engines = attribute(args, "rollout_num_gpus", 1) // max(
+        1, attribute(args, "rollout_num_gpus_per_engine", 1)
+    )
     return int(attribute(args, "sglang_server_concurrency", 64)) * max(1, int(engines))
 
 
@@ -145,5 +215,11 @@ def agent_settings(settings: SlimeSettings) -> dict[str, Any]:
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """slime's sampling parameters as the engine client takes them: without unset ones and those that only shape text."""
-    return {name: value for name, value in sampling_params.items() if value is not None and name not in _TEXT_ONLY}
+    """slime's sampling parameters as the engine client takes them: without unset ones and those
+    that only shape text.
+    """
+    return {
+        name: value
+        for name, value in sampling_params.items()
+        if value is not None and name not in _TEXT_ONLY
+    }

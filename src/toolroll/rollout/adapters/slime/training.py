@@ -1,8 +1,9 @@
-"""`generate_rollout`: a whole rollout or evaluation, for `--rollout-function-path` and `--eval-function-path`.
+"""`generate_rollout`: a whole rollout or evaluation, for `--rollout-function-path` and
+`--eval-function-path`.
 
-Invariants: a group is trained on only if each of its episodes was graded; a group that failed is replaced by another one, and a
-row of failures ends the rollout with the last one's words; nothing is left running at the engine when it returns; an aborted
-episode enters no evaluation's mean.
+Invariants: a group is trained on only if each of its episodes was graded; a group that failed is
+replaced by another one, and a row of failures ends the rollout with the last one's words; nothing
+is left running at the engine when it returns; an aborted episode enters no evaluation's mean.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError
 T = TypeVar("T")
 
 
-def generate_rollout(args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False) -> Any:
-    """slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`; called from a thread without a loop.
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False
+) -> Any:
+    """slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`; called from a
+    thread without a loop.
 
-    Raises `UsageError` for settings that cannot work, `RolloutError` where too many groups in a row could not be graded.
+    Raises `UsageError` for settings that cannot work, `RolloutError` where too many groups in a row
+    could not be graded.
     """
     outputs = import_module("slime.rollout.base_types")
     if evaluation:
@@ -46,7 +51,9 @@ def close_rollout() -> None:
 
 
 class _Background:
-    """An event loop in a thread of its own, which lives as long as the process: connections belong to a loop."""
+    """An event loop in a thread of its own, which lives as long as the process: connections
+    belong to a loop.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -85,7 +92,10 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
     playing = player(args)
     check_supported(args, playing.settings, evaluation=False)
     if attribute(args, "group_rm", False):
-        raise UsageError("--group-rm: rewards come from the environment here; use --custom-generate-function-path for a group's own")
+        raise UsageError(
+            "--group-rm: rewards come from the environment here; use "
+            "--custom-generate-function-path for a group's own"
+        )
     batch = _Batch(args, playing, data_source)
     try:
         await batch.fill()
@@ -93,8 +103,16 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         await batch.stop()
     groups = sorted(batch.kept, key=lambda group: next(leaves(group)).index or 0)
     _call(args, "rollout_sample_filter_path", groups)
-    _call(args, "rollout_all_samples_process_path", sorted(batch.played, key=lambda g: next(leaves(g)).index or 0), data_source)
-    dropped = {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in batch.dropped.items()}
+    _call(
+        args,
+        "rollout_all_samples_process_path",
+        sorted(batch.played, key=lambda g: next(leaves(g)).index or 0),
+        data_source,
+    )
+    dropped = {
+        f"rollout/dynamic_filter/drop_{reason}": float(count)
+        for reason, count in batch.dropped.items()
+    }
     return groups, rollout_metrics(batch.played) | dropped
 
 
@@ -118,19 +136,27 @@ class _Batch:
         """Play groups until enough of them may be trained on."""
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
-                self._begin(self._source.get_samples(attribute(self._args, "over_sampling_batch_size", self._wanted)))
+                self._begin(
+                    self._source.get_samples(
+                        attribute(self._args, "over_sampling_batch_size", self._wanted)
+                    )
+                )
             done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 self._pending.pop(task)
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel what is still played: its requests are aborted at the engine, and its groups go back where slime wants them."""
+        """Cancel what is still played: its requests are aborted at the engine, and its groups go
+        back where slime wants them.
+        """
         for task in self._pending:
             task.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         if self._pending and collects_partial(self._args):
-            self._source.add_samples([[unplayed(sample) for sample in group] for group in self._pending.values()])
+            self._source.add_samples(
+                [[unplayed(sample) for sample in group] for group in self._pending.values()]
+            )
         self._pending.clear()
 
     def _begin(self, groups: Sequence[list[Any]]) -> None:
@@ -162,7 +188,10 @@ class _Batch:
             return
         self._failures += 1
         if self._failures >= self._playing.settings.max_dropped:
-            raise RolloutError(f"{self._failures} groups in a row could not be graded; the last episode: {_error(group)}")
+            raise RolloutError(
+                f"{self._failures} groups in a row could not be graded; the last episode: "
+                f"{_error(group)}"
+            )
 
     def _reason_to_drop(self, group: list[Any]) -> str | None:
         if has_aborted(group):
@@ -172,7 +201,11 @@ class _Batch:
             return None
         found = self._filter(self._args, group)
         keep = found if isinstance(found, bool) else bool(found.keep)
-        if not keep and not isinstance(found, bool) and attribute(found, "keep_when_insufficient", False):
+        if (
+            not keep
+            and not isinstance(found, bool)
+            and attribute(found, "keep_when_insufficient", False)
+        ):
             keep = len(self._pending) + len(self.kept) < self._wanted
         if keep:
             return None
@@ -189,7 +222,9 @@ async def _hooked(args: Any, made: Any) -> Any:
     """slime's own hooks for finished samples, where the command line names some."""
     if not attribute(args, "rollout_sample_hook_path"):
         return made
-    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(args, made, evaluation=False)
+    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
+        args, made, evaluation=False
+    )
 
 
 def _function(path: str | None) -> Callable[..., Any] | None:

@@ -1,6 +1,8 @@
-"""`write_dataset`: training samples as Parquet files in a folder that Hugging Face's `datasets.load_dataset(folder)` reads.
+"""`write_dataset`: training samples as Parquet files in a folder that Hugging Face's
+`datasets.load_dataset(folder)` reads.
 
-Invariants: rows are those of `sample_rows`; memory holds the rows of one file; a folder that is there is never written into.
+Invariants: rows are those of `sample_rows`; memory holds the rows of one file; a folder that is
+there is never written into.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ configs:
 ---
 Training samples written by toolroll: one row for each training sequence. `loss_mask` is 1 on what the model sampled, `logprobs` are
 null elsewhere; `messages` and `tools` are JSON text.
-"""
+"""  # noqa: E501
 
 
-def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE) -> int:
+def write_dataset(
+    episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
+) -> int:
     """Write the samples of `episodes`; how many there are.
 
-    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there is nothing that may be trained on:
-    `datasets` reads no empty set.
+    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there
+    is nothing that may be trained on: `datasets` reads no empty set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
@@ -42,7 +46,10 @@ def write_dataset(episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: 
     rows: Iterator[dict[str, Any]] = sample_rows(episodes)
     first = next(rows, None)
     if first is None:
-        raise UsageError("there is nothing to be trained on in this run: no graded episode with tokens of the engine")
+        raise UsageError(
+            "there is nothing to be trained on in this run: no graded episode with tokens of the "
+            "engine"
+        )
     data = folder / "data"
     try:
         data.mkdir(parents=True)
@@ -97,4 +104,8 @@ def _arrow() -> tuple[Any, Any, Any]:
             ("tools", text),
         ]
     )
-    return pyarrow.parquet, schema, lambda rows, schema: pyarrow.Table.from_pylist(rows, schema=schema)
+    return (
+        pyarrow.parquet,
+        schema,
+        lambda rows, schema: pyarrow.Table.from_pylist(rows, schema=schema),
+    )

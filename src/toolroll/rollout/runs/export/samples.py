@@ -1,7 +1,8 @@
 """`sample_rows`: the training samples of a run, one row for each training sequence.
 
-Invariants: what may not be trained on is not there: aborted episodes, sequences without a trained token, transcripts, baselines; the
-lists of a row are aligned to `input_ids`; logprobs of tokens that were not sampled are null.
+Invariants: what may not be trained on is not there: aborted episodes, sequences without a trained
+token, transcripts, baselines; the lists of a row are aligned to `input_ids`; logprobs of tokens
+that were not sampled are null.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Rows of plain values. `messages` and `tools` are JSON text: their shapes differ from episode to episode."""
+    """Rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
+    episode to episode.
+    """
     for episode in episodes:
         result = episode.result
         if result.reward is None or result.status is Status.ABORTED:
@@ -46,7 +49,10 @@ def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
         "logprobs": [None if math.isnan(value) else value for value in part.logprobs.tolist()],
         "prompt_length": part.prompt_length,
         "fork_reason": part.fork_reason,
-        "weight_versions": [{"version": span.version, "start": span.start, "stop": span.stop} for span in part.weight_versions],
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "stop": span.stop}
+            for span in part.weight_versions
+        ],
         "messages": orjson.dumps(result.messages, option=_OPTIONS, default=repr).decode(),
         "tools": orjson.dumps(result.tools, option=_OPTIONS, default=repr).decode(),
     }

@@ -1,7 +1,7 @@
 """`tau_bench_results`: a run as tau-bench writes its own, so that its code reads it.
 
-Invariant: tau-bench takes the number of trials from the file and counts a missing one as a failure, so only tasks are written that
-have every trial; the others are named.
+Invariant: tau-bench takes the number of trials from the file and counts a missing one as a failure,
+so only tasks are written that have every trial; the others are named.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ from toolroll.rollout.types import Episode, Status
 
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
-    """tau-bench's `EnvRunResult`s of one environment's episodes, ordered by trial and task; and the tasks that are left out."""
-    graded = [found for found in episodes if found.result.reward is not None and found.result.status is not Status.ABORTED]
+    """tau-bench's `EnvRunResult`s of one environment's episodes, ordered by trial and task; and
+    the tasks that are left out.
+    """
+    graded = [
+        found
+        for found in episodes
+        if found.result.reward is not None and found.result.status is not Status.ABORTED
+    ]
     trials = {found.sample for found in graded}
     by_task: dict[str, set[int]] = {}
     for found in graded:
         by_task.setdefault(found.task_id, set()).add(found.sample)
     whole = {task for task, samples in by_task.items() if samples == trials}
-    kept = sorted((found for found in graded if found.task_id in whole), key=lambda found: (found.sample, found.task_index))
+    kept = sorted(
+        (found for found in graded if found.task_id in whole),
+        key=lambda found: (found.sample, found.task_index),
+    )
     return [_result(found) for found in kept], sorted(by_task.keys() - whole)
 
 

@@ -23,7 +23,8 @@ def row(episode: Episode) -> dict[str, Any]:
         "stop": str(result.stop_reason),
         "reward": result.reward,
         "turns": int(metrics.get("turns", 0)),
-        "tokens": sum(len(part) for part in result.trajectories) or int(metrics.get("completion_tokens", 0)),
+        "tokens": sum(len(part) for part in result.trajectories)
+        or int(metrics.get("completion_tokens", 0)),
         "trained": sum(part.trained_tokens for part in result.trajectories),
         "calls": int(metrics.get("tool_calls", 0)),
         "invalid": int(metrics.get("invalid_calls", 0)),
@@ -34,7 +35,9 @@ def row(episode: Episode) -> dict[str, Any]:
 
 
 def detail(episode: Episode, pieces: Pieces | None, *, tokens: bool) -> dict[str, Any]:
-    """What one episode's view shows. `pieces` None: ids stand for the tokens' texts. Without `tokens` the sequences are left out."""
+    """What one episode's view shows. `pieces` None: ids stand for the tokens' texts. Without
+    `tokens` the sequences are left out.
+    """
     result = episode.result
     return {
         "messages": result.messages,
@@ -52,7 +55,9 @@ def _sequence(part: Trajectory, pieces: Pieces | None) -> dict[str, Any]:
         "ids": ids,
         "texts": pieces.of(ids) if pieces is not None else [f"{index} " for index in ids],
         "mask": "".join("1" if bit else "0" for bit in part.loss_mask.tolist()),
-        "logprobs": [None if math.isnan(value) else round(value, 4) for value in part.logprobs.tolist()],
+        "logprobs": [
+            None if math.isnan(value) else round(value, 4) for value in part.logprobs.tolist()
+        ],
         "promptLength": part.prompt_length,
         "source": part.source,
         "forkReason": part.fork_reason,

@@ -1,7 +1,8 @@
 """Writes the page: one HTML file with everything in it.
 
-Invariants: nothing is loaded from anywhere (a content security policy forbids it); whatever an episode holds is text: it travels as
-compressed data, and the page's script puts it in place as text nodes only; a page is written whole or not at all.
+Invariants: nothing is loaded from anywhere (a content security policy forbids it); whatever an
+episode holds is text: it travels as compressed data, and the page's script puts it in place as text
+nodes only; a page is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def write_page(
 ) -> int:
     """Write the page of `episodes` into `out`; how many there are.
 
-    `pieces_of(env)` gives the tokens' texts, or None. `settings` and `summary`: what `run.json` and `summary.json` say.
-    `tokens_of`: of so many episodes, from the first on, the tokens are in the page too.
+    `pieces_of(env)` gives the tokens' texts, or None. `settings` and `summary`: what `run.json` and
+    `summary.json` say. `tokens_of`: of so many episodes, from the first on, the tokens are in the
+    page too.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
@@ -47,9 +49,17 @@ def write_page(
         file.write(head.encode())
         for episode in episodes:
             tokens = len(rows) < tokens_of
-            _block(file, f"e{len(rows)}", detail(episode, pieces_of(episode.env) if tokens else None, tokens=tokens))
+            _block(
+                file,
+                f"e{len(rows)}",
+                detail(episode, pieces_of(episode.env) if tokens else None, tokens=tokens),
+            )
             rows.append(row(episode))
-        _block(file, "index", {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}})
+        _block(
+            file,
+            "index",
+            {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}},
+        )
         file.write(tail.encode())
     return len(rows)
 
@@ -61,7 +71,9 @@ def _block(file: BinaryIO, name: str, data: Any) -> None:
 
 
 def _template() -> tuple[str, str]:
-    """What stands before and behind the data, with the script's hash in the content security policy."""
+    """What stands before and behind the data, with the script's hash in the content security
+    policy.
+    """
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     script = _SCRIPT.search(page)
     assert script is not None

@@ -1,7 +1,7 @@
 """The text of each token of a sequence, for the eye.
 
-Invariant: joined, the pieces of a sequence are its text; a token that holds only a part of a character shows nothing, and the one that
-completes it shows the whole.
+Invariant: joined, the pieces of a sequence are its text; a token that holds only a part of a
+character shows nothing, and the one that completes it shows the whole.
 """
 
 from __future__ import annotations
@@ -50,4 +50,8 @@ class Pieces:
         return self._known[index]
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )

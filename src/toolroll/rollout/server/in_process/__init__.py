@@ -1,6 +1,8 @@
-"""The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own state.
+"""The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own
+state.
 
-Needs the package `openai` (2.8 or newer): pip install "toolroll[openai]". Nothing else of the library imports it.
+Needs the package `openai` (2.8 or newer): pip install "toolroll[openai]". Nothing else of the
+library imports it.
 """
 
 from toolroll.rollout.server.in_process.client import ToolrollClient

@@ -1,7 +1,8 @@
 """`ToolrollClient`: the OpenAI SDK's own asynchronous client, answered in process.
 
-Invariants: it is an `openai.AsyncOpenAI`, with that class's retries, streams, types and errors, so whoever takes one takes it; a
-client and its copies speak for one session; `reset` begins another one for this client and clears nobody's tokens.
+Invariants: it is an `openai.AsyncOpenAI`, with that class's retries, streams, types and errors, so
+whoever takes one takes it; a client and its copies speak for one session; `reset` begins another
+one for this client and clears nobody's tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from toolroll.rollout.types import Trajectory
 
 
 class ToolrollClient(AsyncOpenAI):
-    """An `AsyncOpenAI` over `endpoint` (started), for the session `session` (default: one of its own).
+    """An `AsyncOpenAI` over `endpoint` (started), for the session `session` (default: one of its
+    own).
 
-    Replies have the extra fields `prompt_token_ids`, `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`. `options`
-    are `AsyncOpenAI`'s. Sampling parameters that the SDK does not know go into `extra_body`.
+    Replies have the extra fields `prompt_token_ids`, `choices[i].token_ids` and
+    `choices[i].logprobs.content[j].token_id`. `options` are `AsyncOpenAI`'s. Sampling parameters
+    that the SDK does not know go into `extra_body`.
     """
 
     def __init__(self, endpoint: Endpoint, *, session: str | None = None, **options: Any) -> None:
         self.endpoint = endpoint
         self.session = check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
         if options.get("http_client") is None:
-            transport: Any = InProcessTransport(endpoint)  # of no HTTP library: the SDK changed its own between two versions
+            # of no HTTP library: the SDK changed its own between two versions
+            transport: Any = InProcessTransport(endpoint)
             # trust_env: a proxy named in the environment would be asked in the transport's place
             options["http_client"] = DefaultAsyncHttpxClient(transport=transport, trust_env=False)
         super().__init__(**{"api_key": "in-process", **options, "base_url": _address(self.session)})
@@ -50,8 +54,13 @@ class ToolrollClient(AsyncOpenAI):
         return live.session.trajectories()
 
     def reset(self, session: str | None = None) -> str:
-        """Go on in a fresh session (`session`, or a new name), and say which one was left: it stays readable until it is dropped."""
-        left, self.session = self.session, check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
+        """Go on in a fresh session (`session`, or a new name), and say which one was left: it
+        stays readable until it is dropped.
+        """
+        left, self.session = (
+            self.session,
+            check_id(session) if session is not None else f"client-{uuid.uuid4().hex}",
+        )
         self.base_url = _address(self.session)
         return left
 

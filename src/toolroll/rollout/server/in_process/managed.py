@@ -1,8 +1,7 @@
 """`ManagedSession`: one rollout's calls and its state, in the shape of Atropos' `ManagedServer`.
 
-Invariants: what a call returns is of that call only; `get_state` shows everything that was handed out, once; concurrent calls are
-safe;
-a session is dropped when its context ends.
+Invariants: what a call returns is of that call only; `get_state` shows everything that was handed
+out, once; concurrent calls are safe; a session is dropped when its context ends.
 """
 
 from __future__ import annotations
@@ -27,23 +26,29 @@ from toolroll.rollout.template import ChatTemplate
 
 
 class ManagedSession:
-    """Chat and text completions of one session of `endpoint`, and what they came to. `client` is an `AsyncOpenAI` for the same
-    session; `track_tree` chooses what `get_state` gives."""
+    """Chat and text completions of one session of `endpoint`, and what they came to. `client` is an
+    `AsyncOpenAI` for the same session; `track_tree` chooses what `get_state` gives."""
 
-    def __init__(self, endpoint: Endpoint, *, session: str | None = None, track_tree: bool = False) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, session: str | None = None, track_tree: bool = False
+    ) -> None:
         self.endpoint = endpoint
         self.track_tree = track_tree
         self.client = ToolrollClient(endpoint, session=session)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """A chat completion; `kwargs` as of `chat.completions.create`, and every further name that the endpoint knows."""
+        """A chat completion; `kwargs` as of `chat.completions.create`, and every further name
+        that the endpoint knows.
+        """
         create = self.client.chat.completions.create
         reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """A text completion; `prompt` goes on from an earlier one whose text, or ids, it begins with."""
+        """A text completion; `prompt` goes on from an earlier one whose text, or ids, it begins
+        with.
+        """
         create = self.client.completions.create
         reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
@@ -55,18 +60,25 @@ class ManagedSession:
             await self.endpoint.settle(live)
 
     def get_state(self) -> dict[str, Any]:
-        """`{"nodes": [...]}`, one `SequenceNode` a sequence; with `track_tree`, `{"sequences": {...}, "tree": {...}}`, one a
-        sampled turn by its full text, of which only what it added is unmasked; the two values are the same, as in Atropos."""
+        """`{"nodes": [...]}`, one `SequenceNode` a sequence; with `track_tree`, `{"sequences":
+        {...}, "tree": {...}}`, one a sampled turn by its full text, of which only what it added is
+        unmasked; the two values are the same, as in Atropos."""
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
             self.endpoint.settle_now(live)  # what was asked through `client` was not settled yet
         encoder = self.endpoint.served.template.encoder
         if self.track_tree:
-            nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder) if live is not None else {}
+            nodes = (
+                tree_nodes(live.session, [node for node, _ in live.trace], encoder)
+                if live is not None
+                else {}
+            )
             return {"sequences": nodes, "tree": dict(nodes)}
         found: list[SequenceNode] = []
         if live is not None:
-            found = [trajectory_node(trajectory, encoder) for trajectory in live.session.trajectories()]
+            found = [
+                trajectory_node(trajectory, encoder) for trajectory in live.session.trajectories()
+            ]
         return {"nodes": found}
 
     def reset(self) -> None:
@@ -93,25 +105,34 @@ async def managed_session(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     settings: EndpointSettings | None = None,
 ) -> AsyncIterator[ManagedSession]:
-    """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an `Engine` or a `Model` (which
-    stay open). `tokenizer`: an object or a name; not used with a `Model`, nor are the parser and the template."""
+    """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an
+    `Engine` or a `Model` (which stay open). `tokenizer`: an object or a name; not used with a
+    `Model`, nor are the parser and the template."""
     if isinstance(engine, Model):
         served, owned = engine, None
     else:
-        found = load_tokenizer(tokenizer) if tokenizer is None or isinstance(tokenizer, str) else tokenizer
+        found = (
+            load_tokenizer(tokenizer)
+            if tokenizer is None or isinstance(tokenizer, str)
+            else tokenizer
+        )
         template = ChatTemplate(
             found,
             chat_template=chat_template,
             kwargs=chat_template_kwargs,
             history="preserve" if history == "preserve" else "fork",
         )
-        config = EngineConfig(url=engine, vocab_size=len(found)) if isinstance(engine, str) else engine
+        config = (
+            EngineConfig(url=engine, vocab_size=len(found)) if isinstance(engine, str) else engine
+        )
         owned = Engine(config) if isinstance(config, EngineConfig) else None
         used: Any = owned if owned is not None else config
         served = Model(used, template, get_parser(tool_parser, template.encoder.control))
     try:
         async with Endpoint(served, settings) as endpoint:
-            managed = ManagedSession(endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree)
+            managed = ManagedSession(
+                endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree
+            )
             try:
                 yield managed
             finally:
@@ -124,7 +145,9 @@ async def managed_session(
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """`kwargs` as `create` takes them: what the SDK cannot name goes into `extra_body`, where the endpoint honours or refuses it."""
+    """`kwargs` as `create` takes them: what the SDK cannot name goes into `extra_body`, where
+    the endpoint honours or refuses it.
+    """
     known = inspect.signature(create).parameters
     named = {name: value for name, value in kwargs.items() if name in known}
     extra = {name: value for name, value in kwargs.items() if name not in known}

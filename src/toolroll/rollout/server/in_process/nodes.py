@@ -1,7 +1,8 @@
-"""`SequenceNode`: a sequence in the form in which Atropos hands it out: masked tokens with -100, logprobs with 1.0 on prompts.
+"""`SequenceNode`: a sequence in the form in which Atropos hands it out: masked tokens with -100,
+logprobs with 1.0 on prompts.
 
-Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0; a token with loss has the engine's own logprob;
-over all nodes of one state, a sampled token is unmasked once.
+Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0; a token with
+loss has the engine's own logprob; over all nodes of one state, a sampled token is unmasked once.
 """
 
 from __future__ import annotations
@@ -50,15 +51,22 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
     )
 
 
-def tree_nodes(session: Session, sampled: Sequence[Node], encoder: Encoder) -> dict[str, SequenceNode]:
-    """Each sampled node with its whole path, by its text; `metadata["parent"]` is the key of the sampled node that it goes on from.
-    Nodes of the same text (n answers that say the same) get "#2", "#3" behind it: none is lost."""
+def tree_nodes(
+    session: Session, sampled: Sequence[Node], encoder: Encoder
+) -> dict[str, SequenceNode]:
+    """Each sampled node with its whole path, by its text; `metadata["parent"]` is the key of the
+    sampled node that it goes on from. Nodes of the same text (n answers that say the same) get
+    "#2", "#3" behind it: none is lost."""
     keys: dict[Node, str] = {}
     found: dict[str, SequenceNode] = {}
     for node in sampled:
         ids = session.path_ids(node)
         text = encoder.decode(ids)
-        key = next(name for name in (text, *(f"{text}#{at}" for at in range(2, len(sampled) + 2))) if name not in found)
+        key = next(
+            name
+            for name in (text, *(f"{text}#{at}" for at in range(2, len(sampled) + 2)))
+            if name not in found
+        )
         keys[node] = key
         completion = node.completion
         assert completion is not None
@@ -73,6 +81,10 @@ def tree_nodes(session: Session, sampled: Sequence[Node], encoder: Encoder) -> d
             tokens=ids.tolist(),
             masked_tokens=np.where(trained, ids, MASKED).tolist(),
             logprobs=logprobs.tolist(),
-            metadata={"trainable": bool(trained.any()), "finish_reason": completion.finish_reason, "parent": parent},
+            metadata={
+                "trainable": bool(trained.any()),
+                "finish_reason": completion.finish_reason,
+                "parent": parent,
+            },
         )
     return found

@@ -1,7 +1,8 @@
-"""`TextOnlySession`: the same calls where the endpoint gives no token ids. Nothing of it can be trained, and its state says so.
+"""`TextOnlySession`: the same calls where the endpoint gives no token ids. Nothing of it can be
+trained, and its state says so.
 
-Invariants: every token is masked and `metadata["trainable"]` is False; tokens, where there is a tokenizer, are made from text
-(`source` "transcript") and are no record of what was sampled.
+Invariants: every token is masked and `metadata["trainable"]` is False; tokens, where there is a
+tokenizer, are made from text (`source` "transcript") and are no record of what was sampled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class TextOnlySession:
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """A chat completion, as `client` gives it."""
-        reply: ChatCompletion = await self.client.chat.completions.create(**{"model": self._model, **kwargs})
+        reply: ChatCompletion = await self.client.chat.completions.create(
+            **{"model": self._model, **kwargs}
+        )
         before = _written(kwargs.get("messages") or ())
         for choice in reply.choices:
             self._keep(before, f"assistant: {choice.message.content or ''}", choice.finish_reason)
@@ -50,7 +53,11 @@ class TextOnlySession:
 
     def _keep(self, before: str, said: str, finish_reason: str | None) -> None:
         text = before + said
-        tokens = list(self._tokenizer.encode(text, add_special_tokens=False)) if self._tokenizer is not None else []
+        tokens = (
+            list(self._tokenizer.encode(text, add_special_tokens=False))
+            if self._tokenizer is not None
+            else []
+        )
         metadata = {"trainable": False, "source": "transcript", "finish_reason": finish_reason}
         self._nodes.append(
             SequenceNode(
@@ -64,4 +71,6 @@ class TextOnlySession:
 
 
 def _written(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages)
+    return "".join(
+        f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages
+    )

@@ -1,7 +1,8 @@
-"""`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event loop, without a socket.
+"""`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event
+loop, without a socket.
 
-Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled call hangs up as a closed connection
-does (the grace time begins); nothing is sent anywhere.
+Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled
+call hangs up as a closed connection does (the grace time begins); nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or the library that a newer SDK has in its place."""
+    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or the library that a
+    newer SDK has in its place.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -52,8 +55,9 @@ class InProcessTransport:
         try:
             return await self._answer(http, request)
         except http.TimeoutException:
-            raise  # the SDK's own time-out: it tries again, and joins the request that it gave up on
-        except Exception as error:  # the endpoint's border: every failure is an answer, as over HTTP
+            # the SDK's own time-out: it tries again, and joins the request that it gave up on
+            raise
+        except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
@@ -68,12 +72,19 @@ class InProcessTransport:
             return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
         if request.method == "GET" and what == f"models/{self._endpoint.model}":
             return _json(http, model_card(self._endpoint))
-        ask = {"chat/completions": self._endpoint.start_chat, "completions": self._endpoint.ask_text}.get(what)
+        ask = {
+            "chat/completions": self._endpoint.start_chat,
+            "completions": self._endpoint.ask_text,
+        }.get(what)
         if ask is None or match is None or request.method != "POST":
-            raise ApiError(404, "not_found", f"{request.method} {request.url.path} is not served in process")
+            raise ApiError(
+                404, "not_found", f"{request.method} {request.url.path} is not served in process"
+            )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
         live = self._live(match["session"])
-        asked, work = await ask(live, body, retry=retry_number(request.headers.get("x-stainless-retry-count")))
+        asked, work = await ask(
+            live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
+        )
         limit = request.extensions.get("timeout", {}).get("read")
         live.works.join(work)
         if asked.request.stream:
@@ -83,7 +94,9 @@ class InProcessTransport:
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
             served = self._endpoint.deliver(work)
-            return http.Response(200, headers={"Content-Type": "application/json"}, content=served.body)
+            return http.Response(
+                200, headers={"Content-Type": "application/json"}, content=served.body
+            )
         finally:
             live.works.leave(work)
 
@@ -92,20 +105,30 @@ class InProcessTransport:
             return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
         return self._endpoint.sessions.of(check_id(session))
 
-    async def _stream(self, http: Any, live: LiveSession, asked: ParsedRequest, work: PendingRequest[CompletionResult]) -> Any:
+    async def _stream(
+        self,
+        http: Any,
+        live: LiveSession,
+        asked: ParsedRequest,
+        work: PendingRequest[CompletionResult],
+    ) -> Any:
         try:
             await opened(self._endpoint, work)
         except BaseException:
             live.works.leave(work)
             raise
         lines = _Lines(event_lines(self._endpoint, asked, work), live, work)
-        return http.Response(200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines))
+        return http.Response(
+            200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines)
+        )
 
 
 class _Lines:
     """A stream's lines; whoever stops reading them hangs up, once."""
 
-    def __init__(self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[CompletionResult]) -> None:
+    def __init__(
+        self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[CompletionResult]
+    ) -> None:
         self.lines = lines
         self._live = live
         self._work: PendingRequest[CompletionResult] | None = work
@@ -134,4 +157,8 @@ def _byte_stream(http: Any, lines: _Lines) -> Any:
 
 
 def _json(http: Any, data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:
-    return http.Response(status, headers={"Content-Type": "application/json", **(headers or {})}, content=orjson.dumps(data))
+    return http.Response(
+        status,
+        headers={"Content-Type": "application/json", **(headers or {})},
+        content=orjson.dumps(data),
+    )

@@ -6,8 +6,8 @@ safety checks for the built-in types that a template reads all the time, and one
 most `MOST_STEPS` steps of loops and calls.
 
 Invariant: within these steps, `CachingSandbox` returns, refuses and raises exactly what
-`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend on nothing but its
-type and the attribute's name, so Jinja's own answers are computed once, at import
+`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend on nothing but
+its type and the attribute's name, so Jinja's own answers are computed once, at import
 (`tests/unit/template/test_sandbox.py`).
 """
 
@@ -25,7 +25,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MOST_STEPS = 10_000_000
-"""Rounds of loops and calls of macros, functions and methods in one render: some seconds of work."""
+"""Rounds of loops and calls of macros, functions and methods in one render: some seconds of
+work.
+"""
 _COUNTED = "toolroll_counted"
 
 _SAMPLES: tuple[Any, ...] = ("", {}, [], (), 0, 0.0, True, None, LoopContext((), Undefined))
@@ -100,7 +102,10 @@ def _count(context: Context, steps: int) -> None:
     taken = getattr(context, _COUNTED, 0) + steps
     setattr(context, _COUNTED, taken)
     if taken > MOST_STEPS:
-        raise jinja2.TemplateRuntimeError(f"the template takes more than {MOST_STEPS:,} steps for one render: does it loop forever?")
+        raise jinja2.TemplateRuntimeError(
+            f"the template takes more than {MOST_STEPS:,} steps for one render: does it loop "
+            f"forever?"
+        )
 
 
 @lru_cache(64)

@@ -11,6 +11,8 @@ SPLITS = {"test": tasks(0, 12), "train": tasks(12, 18), "dev": tasks(30, 6)}
 def make(strategy: str, model: str, split: str, provider: str | None, index: int | None) -> Env:
     if split not in SPLITS:
         raise ValueError(f"no split {split}")
-    env = Env(load, TOOLS, SPLITS[split], "# Shop policy\nBe kind.", (strategy, model, provider), index)
+    env = Env(
+        load, TOOLS, SPLITS[split], "# Shop policy\nBe kind.", (strategy, model, provider), index
+    )
     env.terminate_tools = ["transfer_to_human_agents"]
     return env
