@@ -151,6 +151,19 @@ def test_no_file_of_ours_is_one_of_openai_agents(clean: Path, wheel: Path) -> No
     assert theirs & set(names(wheel)) == set()
 
 
+def test_a_type_checker_sees_the_types_of_the_installed_library(
+    clean: Path, tmp_path: Path
+) -> None:
+    """`tests/typing/api.py` names them. A wrong type in it is found."""
+    page = (ROOT / "tests" / "typing" / "api.py").read_text()
+    (tmp_path / "right.py").write_text(page)
+    (tmp_path / "wrong.py").write_text(page.replace("tuple[Trajectory, ...]", "list[Trajectory]"))
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(clean)]
+    run(*check, tmp_path / "right.py", cwd=tmp_path)
+    with pytest.raises(AssertionError, match="Expression is of type"):
+        run(*check, tmp_path / "wrong.py", cwd=tmp_path)
+
+
 def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
     """Every public name, the embedded tokenizer (a data file), the entry points, and the
     command.

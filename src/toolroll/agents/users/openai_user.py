@@ -50,7 +50,7 @@ class OpenAIUser:
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
         self._call: Callable[[str, Mapping[str, Any]], str] | None = None
-        self._metrics = dict.fromkeys(
+        self._metrics: dict[str, float] = dict.fromkeys(
             (
                 "user_calls",
                 "user_prompt_tokens",

@@ -21,32 +21,36 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str
-    authorization: SecretStr | None = Field(None, description="header of every request to `url`")
-    connect_timeout: float = Field(10.0, gt=0)
-    attempt_timeout: float = Field(
-        1800.0, gt=0, description="one /generate; routers use 1800 s too"
+    authorization: SecretStr | None = Field(
+        default=None, description="header of every request to `url`"
     )
-    deadline: float = Field(3600.0, gt=0, description="one generate with all its attempts")
-    attempts: int = Field(6, ge=1)
-    backoff: float = Field(0.25, ge=0, description="before the second attempt; then it doubles")
-    backoff_limit: float = Field(10.0, ge=0)
-    abort_timeout: float = Field(5.0, gt=0)
+    connect_timeout: float = Field(default=10.0, gt=0)
+    attempt_timeout: float = Field(
+        default=1800.0, gt=0, description="one /generate; routers use 1800 s too"
+    )
+    deadline: float = Field(default=3600.0, gt=0, description="one generate with all its attempts")
+    attempts: int = Field(default=6, ge=1)
+    backoff: float = Field(
+        default=0.25, ge=0, description="before the second attempt; then it doubles"
+    )
+    backoff_limit: float = Field(default=10.0, ge=0)
+    abort_timeout: float = Field(default=5.0, gt=0)
     engine_timeout: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description=(
             "how long to wait for an engine that does not answer at all; 0: fail after `attempts`, "
             "since only the caller knows whether somebody will start it again"
         ),
     )
-    context_length: int | None = Field(None, ge=1)
-    vocab_size: int | None = Field(None, ge=1)
+    context_length: int | None = Field(default=None, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
     allow_model_mismatch: bool = Field(
-        False, description="only warn if the engine serves another model than at first"
+        default=False, description="only warn if the engine serves another model than at first"
     )
     use_http2: bool = False
     return_routed_experts: bool = Field(
-        False, description="MoE; the server needs --enable-return-routed-experts"
+        default=False, description="MoE; the server needs --enable-return-routed-experts"
     )
 
     @model_validator(mode="before")

@@ -21,38 +21,43 @@ class RolloutArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sglang_router_ip: str = "127.0.0.1"
-    sglang_router_port: int = Field(30000, ge=1, le=65535)
+    sglang_router_port: int = Field(default=30000, ge=1, le=65535)
     engine_url: str | None = Field(
-        None, description="the address as a whole; takes the place of ip and port"
+        default=None, description="the address as a whole; takes the place of ip and port"
     )
     use_http2: bool = False
-    hf_checkpoint: str | None = Field(None, description="folder or name of the tokenizer")
+    hf_checkpoint: str | None = Field(default=None, description="folder or name of the tokenizer")
     chat_template: str | None = Field(
-        None, description="a Jinja file, or Jinja text, in the tokenizer's template's place"
+        default=None, description="a Jinja file, or Jinja text, in the tokenizer's template's place"
     )
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tool_call_parser: str = "qwen25"
-    context_length: int | None = Field(None, ge=1, description="where the engine does not tell it")
+    context_length: int | None = Field(
+        default=None, ge=1, description="where the engine does not tell it"
+    )
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
     max_observation_bytes: int = Field(
-        1_000_000, ge=1, description="of all text that one reset or step returns; more is a failure"
+        default=1_000_000,
+        ge=1,
+        description="of all text that one reset or step returns; more is a failure",
     )
     max_resumes: int = Field(
-        3, ge=0, description="how often a turn that the engine aborted is resumed"
+        default=3, ge=0, description="how often a turn that the engine aborted is resumed"
     )
     return_routed_experts: bool = Field(
-        False, description="MoE: carry the experts that the engine chose for each token"
+        default=False, description="MoE: carry the experts that the engine chose for each token"
     )
     engine_timeout: float = Field(
-        0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
+        default=0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
     )
-    concurrency: int = Field(64, ge=1)
+    concurrency: int = Field(default=64, ge=1)
     pace_gc: bool = Field(
-        True, description="let Python's garbage collector come seldom while the model is open"
+        default=True,
+        description="let Python's garbage collector come seldom while the model is open",
     )
     allow_model_mismatch: bool = Field(
-        False, description="only warn if the engine serves a model with another tokenizer"
+        default=False, description="only warn if the engine serves a model with another tokenizer"
     )
 
     @property

@@ -30,48 +30,50 @@ class RunConfig(BaseModel):
     agent: str = "tool-calling"
     split: str | None = None
     tasks: str | None = None
-    samples: int = Field(1, ge=1)
-    max_steps: int = Field(30, ge=1)
-    concurrency: int = Field(64, ge=1)
+    samples: int = Field(default=1, ge=1)
+    max_steps: int = Field(default=30, ge=1)
+    concurrency: int = Field(default=64, ge=1)
     seed: int = 0
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] = "all"
     on_length: Literal["stop", "continue"] = "stop"
-    temperature: float = Field(1.0, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = None
-    min_p: float | None = Field(None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    max_new_tokens: int = Field(1024, ge=1)
+    max_new_tokens: int = Field(default=1024, ge=1)
     stop: list[str] | None = None
     user_model: str | None = None
     user_url: str | None = None
     user_strategy: Literal["llm", "react", "verify", "reflection"] = "llm"
     user_api_key_env: str | None = None
-    context_length: int | None = Field(None, ge=1)
+    context_length: int | None = Field(default=None, ge=1)
     endpoint: str | None = None
     api_key_env: str | None = None
-    episode_timeout: float | None = Field(None, gt=0)
-    step_timeout: float | None = Field(None, gt=0)
-    max_observation_bytes: int = Field(1_000_000, ge=1)
-    reruns: int = Field(2, ge=0)
-    give_up_after: int | None = Field(100, ge=1)
-    engine_timeout: float = Field(600.0, ge=0)
+    episode_timeout: float | None = Field(default=None, gt=0)
+    step_timeout: float | None = Field(default=None, gt=0)
+    max_observation_bytes: int = Field(default=1_000_000, ge=1)
+    reruns: int = Field(default=2, ge=0)
+    give_up_after: int | None = Field(default=100, ge=1)
+    engine_timeout: float = Field(default=600.0, ge=0)
     sampling_seed: bool = False
     processes: int = Field(
-        1, ge=1, description="of this machine; each plays its share of the concurrency"
+        default=1, ge=1, description="of this machine; each plays its share of the concurrency"
     )
-    ray: str | None = Field(None, description="a Ray cluster's address; `local` starts one here")
-    ray_workers: int = Field(4, ge=1)
+    ray: str | None = Field(
+        default=None, description="a Ray cluster's address; `local` starts one here"
+    )
+    ray_workers: int = Field(default=4, ge=1)
     floor: bool = True
     allow_unequal: bool = False
     gc: bool = True
     allow_model_mismatch: bool = Field(
-        False, description="only warn if the engine serves a model with another tokenizer"
+        default=False, description="only warn if the engine serves a model with another tokenizer"
     )
     out: Path | None = None
     sync: Literal["always", "end"] = "end"

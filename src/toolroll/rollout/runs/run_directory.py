@@ -60,7 +60,7 @@ class RunDirectory:
         """Aborted episodes of an earlier run that were taken out, to be played again."""
         self.repaired = 0
         """Bytes of a torn last line that were cut off."""
-        self._sync = sync
+        self._sync: Sync = sync
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None

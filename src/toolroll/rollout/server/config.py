@@ -18,43 +18,51 @@ class EndpointSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
-    port: int = Field(8400, ge=0, le=65535, description="0: any free one")
+    port: int = Field(default=8400, ge=0, le=65535, description="0: any free one")
     api_key: str | None = Field(
-        None, min_length=8, description="required where host is not a loopback address"
+        default=None, min_length=8, description="required where host is not a loopback address"
     )
     sampling_params: dict[str, Any] = Field(
         default_factory=dict, description="SGLang's names; for what a request leaves open"
     )
     default_max_tokens: int | None = Field(
-        None, ge=1, description="where a request names none; default: the room that is left"
+        default=None, ge=1, description="where a request names none; default: the room that is left"
     )
     model_names: Literal["any", "own"] = Field(
-        "any", description="whether a request may name any model, or only the served one"
+        default="any", description="whether a request may name any model, or only the served one"
     )
     seed: Literal["refuse", "best_effort"] = Field(
-        "best_effort", description="what a seed does if the engine is not deterministic"
+        default="best_effort", description="what a seed does if the engine is not deterministic"
     )
     verify: Literal["off", "sample", "always"] = "sample"
     grace: float = Field(
-        30.0,
+        default=30.0,
         ge=0,
         description="how long a request lives on after its client hung up, and an answer for a "
         "retry",
     )
-    timeout: float = Field(1800.0, gt=0, description="one request, all its answers together")
-    idle: float = Field(
-        3600.0, gt=0, description="a session that nobody used for so long is dropped"
+    timeout: float = Field(
+        default=1800.0, gt=0, description="one request, all its answers together"
     )
-    max_sessions: int = Field(10_000, ge=1)
-    max_nodes: int = Field(20_000, ge=1, description="in one session's tree")
-    max_in_flight: int = Field(256, ge=1, description="requests of one session at the same time")
-    max_choices: int = Field(64, ge=1, description="the largest n")
-    max_body: int = Field(32 * 2**20, ge=1024, description="one request's body, decompressed")
+    idle: float = Field(
+        default=3600.0, gt=0, description="a session that nobody used for so long is dropped"
+    )
+    max_sessions: int = Field(default=10_000, ge=1)
+    max_nodes: int = Field(default=20_000, ge=1, description="in one session's tree")
+    max_in_flight: int = Field(
+        default=256, ge=1, description="requests of one session at the same time"
+    )
+    max_choices: int = Field(default=64, ge=1, description="the largest n")
+    max_body: int = Field(
+        default=32 * 2**20, ge=1024, description="one request's body, decompressed"
+    )
     max_text: int = Field(
-        2**20, ge=1024, description="one text of it: a message, a tool result, a prompt"
+        default=2**20, ge=1024, description="one text of it: a message, a tool result, a prompt"
     )
     receive: float = Field(
-        60.0, gt=0, description="time for a request to arrive; idle connections are closed after it"
+        default=60.0,
+        gt=0,
+        description="time for a request to arrive; idle connections are closed after it",
     )
 
     @field_validator("sampling_params")

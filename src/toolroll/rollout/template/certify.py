@@ -232,6 +232,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         "twelve_calls",
         "twelve calls in a row, with other names, arguments, ids and results",
     )
+    probe = Probe("", "", tuple(messages), ())
     try:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             [answer] = with_control((answer,), mark)

@@ -58,16 +58,17 @@ class ChatTemplate:
         tokenizer: Renders the template and encodes text.
         chat_template: Jinja text that replaces the tokenizer's own template.
         kwargs: The template's own switches (`enable_thinking`, ...).
-        history: What happens if the template rewrites tokens that were already served. "fork" raises
-            `HistoryRewrittenError`, so that the caller starts a second training sequence. "preserve"
-            continues the sequence as it is, if the text of the new messages is defined.
+        history: What happens if the template rewrites tokens that were already served. "fork"
+            raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
+            "preserve" continues the sequence as it is, if the text of the new messages is defined.
         now: The time for a template that asks for it. Default: now.
-        stop_token_ids: Tokens that end a turn, in addition to those of the tokenizer and the template.
+        stop_token_ids: Tokens that end a turn, in addition to those of the tokenizer and the
+            template.
         head_hook: Rewrites the head of each render: system text and tools.
 
     Raises `TemplateError` if there is no chat template, or if the tokenizer is of a kind whose text
     cannot be encoded exactly (see `Encoder`). Safe to share between the episodes of one event loop.
-    """  # noqa: E501
+    """
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class ChatTemplate:
         encoder: Encoder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.history = history
+        self.history: HistoryPolicy = history
         self.renderer = Renderer(
             tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
         )

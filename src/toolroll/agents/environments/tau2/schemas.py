@@ -30,7 +30,7 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (
             hints.get(parameter.name, Any),
-            Field(default, description=told.get(parameter.name)),
+            Field(default=default, description=told.get(parameter.name)),
         )
     model: type[BaseModel] = create_model(name, **fields)
     parameters = model.model_json_schema()

@@ -32,36 +32,40 @@ class SlimeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: str | None = Field(
-        None, description="the environment; a sample's metadata['env'] comes before it"
+        default=None, description="the environment; a sample's metadata['env'] comes before it"
     )
     split: str | None = Field(
-        None,
+        default=None,
         description="of the tasks; a sample's metadata['split'] comes before it; default: the "
         "first",
     )
     env_settings: dict[str, Any] = Field(
         default_factory=dict, description="the environment's own keys"
     )
-    agent: str = Field("tool-calling", description="an agent's name (entry points toolroll.agents)")
-    tool_call_parser: str = Field("qwen25", description="as SGLang's --tool-call-parser names it")
+    agent: str = Field(
+        default="tool-calling", description="an agent's name (entry points toolroll.agents)"
+    )
+    tool_call_parser: str = Field(
+        default="qwen25", description="as SGLang's --tool-call-parser names it"
+    )
     chat_template: str | None = Field(
-        None, description="a Jinja file in the tokenizer's template's place"
+        default=None, description="a Jinja file in the tokenizer's template's place"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="default: slime's --apply-chat-template-kwargs"
+        default=None, description="default: slime's --apply-chat-template-kwargs"
     )
     history: Literal["fork", "preserve"] = Field(
-        "fork", description="where the chat template rewrites history"
+        default="fork", description="where the chat template rewrites history"
     )
     verify: Literal["off", "sample", "always"] = "sample"
-    max_turns: int = Field(30, ge=1, description="of the model in one episode")
+    max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] = "first"
     on_length: Literal["stop", "continue"] = Field(
-        "stop", description="after a turn that was cut by max_new_tokens"
+        default="stop", description="after a turn that was cut by max_new_tokens"
     )
     user: str | None = Field(
-        None,
+        default=None,
         description="who plays the user: openai, tau-bench, or another entry point of "
         "toolroll.users",
     )
@@ -69,42 +73,47 @@ class SlimeSettings(BaseModel):
         default_factory=dict, description="of the user simulator; openai: base_url, model ..."
     )
     context_length: int | None = Field(
-        None, ge=1, description="default: slime's --rollout-max-context-len, then the engine's"
+        default=None,
+        ge=1,
+        description="default: slime's --rollout-max-context-len, then the engine's",
     )
     max_observation_bytes: int = Field(
-        1_000_000, ge=1, description="of one message of an observation; a longer one is a failure"
+        default=1_000_000,
+        ge=1,
+        description="of one message of an observation; a longer one is a failure",
     )
     step_timeout: float | None = Field(
-        None, gt=0, description="seconds for one call of the environment; default: no limit"
+        default=None, gt=0, description="seconds for one call of the environment; default: no limit"
     )
     engine_timeout: float = Field(
-        0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
+        default=0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
     )
-    pace_gc: bool = Field(True, description="let Python's garbage collector come seldom")
+    pace_gc: bool = Field(default=True, description="let Python's garbage collector come seldom")
     max_resumes: int = Field(
-        0,
+        default=0,
         ge=0,
         description="how often a turn is resumed that the engine aborted while the rollout goes on",
     )
     retries: int = Field(
-        1, ge=0, description="how often an episode that a failure aborted is played again"
+        default=1, ge=0, description="how often an episode that a failure aborted is played again"
     )
     max_dropped: int = Field(
-        64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
+        default=64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
     )
     partial: Literal["refuse", "restart"] = Field(
-        "refuse", description="with --partial-rollout: a cut episode is begun anew, or not run"
+        default="refuse",
+        description="with --partial-rollout: a cut episode is begun anew, or not run",
     )
     concurrency: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="episodes at once; default: slime's --sglang-server-concurrency, per engine",
     )
     seed: int | None = Field(
-        None, description="of environments and users; default: slime's --rollout-seed"
+        default=None, description="of environments and users; default: slime's --rollout-seed"
     )
     allow_model_mismatch: bool = Field(
-        False, description="only warn if the engine serves a model with another tokenizer"
+        default=False, description="only warn if the engine serves a model with another tokenizer"
     )
 
 
