@@ -151,9 +151,7 @@ def test_no_file_of_ours_is_one_of_openai_agents(clean: Path, wheel: Path) -> No
     assert theirs & set(names(wheel)) == set()
 
 
-def test_a_type_checker_sees_the_types_of_the_installed_library(
-    clean: Path, tmp_path: Path
-) -> None:
+def test_a_type_checker_sees_the_types_of_the_wheel(clean: Path, tmp_path: Path) -> None:
     """`tests/typing/api.py` names them. A wrong type in it is found."""
     page = (ROOT / "tests" / "typing" / "api.py").read_text()
     (tmp_path / "right.py").write_text(page)
