@@ -16,7 +16,7 @@ from support.worlds import TOOL
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import request_key
-from toolroll.rollout.server.result import ids_json
+from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -81,12 +81,12 @@ def test_ids_as_json() -> None:
     ids = load_embedded_tokenizer().encode("a b c")
     array = np.array(ids, dtype=np.int32)
     empty = array[:0]
-    assert json.loads(b"[" + ids_json(array, empty, ids_json(array[::2]), array) + b"]") == [
+    assert json.loads(b"[" + joined_ids(array, empty, joined_ids(array[::2]), array) + b"]") == [
         *ids,
         *ids[::2],
         *ids,
     ]
-    assert ids_json(empty, empty) == b""
+    assert joined_ids(empty, empty) == b""
 
 
 async def post(bench: Bench, messages: list[Any], **more: Any) -> Any:

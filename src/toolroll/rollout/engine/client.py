@@ -45,6 +45,7 @@ from toolroll.rollout.errors import (
     TokenError,
     UsageError,
 )
+from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -264,9 +265,7 @@ class Engine:
         )
         ids = request.input_ids_json
         if ids is None:
-            ids = orjson.dumps(
-                np.ascontiguousarray(request.input_ids), option=orjson.OPT_SERIALIZE_NUMPY
-            )[1:-1]
+            ids = ids_json(request.input_ids)
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(

@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from pydantic import BaseModel
 
@@ -95,6 +96,11 @@ def plain(value: Any) -> Any:
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+def ids_json(ids: npt.NDArray[np.int32]) -> bytes:
+    """Return `ids` as a JSON list without its brackets, so that lists can be joined."""
+    return orjson.dumps(np.ascontiguousarray(ids), option=_OPTIONS)[1:-1]
 
 
 def as_text(value: Any) -> Any:

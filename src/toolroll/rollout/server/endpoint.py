@@ -31,7 +31,7 @@ from toolroll.rollout.server.pending import PendingRequest, request_key
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
-from toolroll.rollout.server.result import Choice, CompletionResult, ids_json
+from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
 from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,
@@ -213,7 +213,7 @@ class Endpoint:
 
         async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
             plan = await call_of_size(planned, large=large)
-            prompt_json = ids_json(plan.input_ids)
+            prompt_json = joined_ids(plan.input_ids)
             completions, sent = await self._sample(
                 live, self.served.template, plan.input_ids, prompt_json, params, request, work, top
             )
@@ -472,5 +472,5 @@ def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | No
     are kept.
     """
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
-        return ids_json(prompt.input_ids)
-    return ids_json(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)
+        return joined_ids(prompt.input_ids)
+    return joined_ids(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import orjson
 
 from toolroll.rollout.model.turn import ParsedTurn
+from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.types import Completion, IdArray
 
 
@@ -74,11 +74,7 @@ class CompletionResult:
         }
 
 
-def ids_json(*parts: IdArray | bytes) -> bytes:
+def joined_ids(*parts: IdArray | bytes) -> bytes:
     """Ids as JSON text without brackets; each of `parts` ids, or such a text of them."""
-    texts = (part if isinstance(part, bytes) else _dumped(part) for part in parts)
+    texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)
-
-
-def _dumped(ids: IdArray) -> bytes:
-    return orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

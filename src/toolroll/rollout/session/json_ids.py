@@ -5,8 +5,8 @@ and the highest one.
 from __future__ import annotations
 
 import numpy as np
-import orjson
 
+from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.types import IdArray
 
 
@@ -32,7 +32,7 @@ class JsonIds:
         highest = int(np.maximum.reduce(ids.view(np.uint32)))
         if self._json:
             self._json += b","
-        self._json += orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        self._json += ids_json(ids)
         self._length += len(ids)
         self.highest = max(self.highest, highest)
 
