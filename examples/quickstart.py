@@ -17,31 +17,20 @@ from toolroll.rollout.types import EnvironmentOptions
 async def main() -> None:
     desk = load_environment("desk")
     task = desk.tasks("test")[0]
-    # no weights here: the engine says the reference solution
+    # There are no weights here: the engine says the reference solution.
     policy = reference_policy(play_references(desk, [task], samples=1))
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
-        args = RolloutArgs(
-            engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes"
-        )
-        async with Model.from_args(args) as served:
-            agent = TrainableToolCallingAgent(
-                served=served, sampling_params={"max_new_tokens": 256}
-            )
-            result = await agent.asolve(
-                desk.make(EnvironmentOptions()), task=task, session_id=f"desk/{task.id}#0"
-            )
+        args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded")
+        async with Model.from_args(args) as model:
+            agent = TrainableToolCallingAgent(served=model)
+            env = desk.make(EnvironmentOptions())
+            result = await agent.asolve(env, task=task, session_id=f"desk/{task.id}#0")
     [trajectory] = result.trajectories
-    print(
-        result.status.value,
-        result.reward,
-        f"{len(trajectory)} tokens, {trajectory.trained_tokens} of them trained",
-    )
+    trained, tokens = trajectory.trained_tokens, len(trajectory)
+    print(result.status.value, result.reward, f"{trained} of {tokens} tokens trained")
     for turn in trajectory.turns:
-        print(
-            turn.start,
-            turn.stop,
-            served.template.encoder.decode(trajectory.input_ids[turn.start : turn.stop]),
-        )
+        ids = trajectory.input_ids[turn.start : turn.stop]
+        print(turn.start, turn.stop, model.template.encoder.decode(ids))
 
 
 if __name__ == "__main__":

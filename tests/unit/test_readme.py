@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 165
+    assert len(README.splitlines()) <= 170
 
 
 PAGES = [

@@ -7,7 +7,6 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from toolroll.rollout.cli import serve_command
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
@@ -73,6 +72,6 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     async def serve(args: RolloutArgs, *others: object) -> None:
         given.append(args)
 
-    monkeypatch.setattr(serve_command, "serve_endpoint", serve)
+    monkeypatch.setattr("toolroll.rollout.server.serve.serve", serve)
     assert CliRunner().invoke(app, ["serve", "--model", "embedded", *flags]).exit_code == 0
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]
