@@ -116,6 +116,7 @@ async def test_nothing_that_is_over_is_held() -> None:
         given = Thing()
         with suppress(ValueError):
             await calls.run_in_thread(fail, given)
+        await calls.run_in_thread(time.sleep, 0)
         await ended(before)  # a thread may be about to let go
         seen = weakref.ref(result), weakref.ref(given)
         del result, given
