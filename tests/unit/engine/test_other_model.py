@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from support.client import client, request
 from support.http import completion, http_server, says
+from support.processes import free_ports
 
 from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import UsageError
@@ -187,3 +188,22 @@ async def held(model: ModelRoutes) -> AsyncIterator[tuple[asyncio.Task[Completio
         first = asyncio.create_task(engine.generate(request()))
         await model.busy.wait()
         yield first, engine
+
+
+def test_another_event_loop_asks_again() -> None:
+    """Also if many requests waited for the answer in the first one."""
+    config: dict[str, Any] = {"context_length": 100, "vocab_size": 1000}
+
+    async def play(engine: Engine, model: ModelRoutes, port: int) -> None:
+        model.all_there, model.busy, model.go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        model.go.set()
+        async with http_server(model.routes, port=port):
+            await asyncio.gather(*(engine.generate(request()) for _ in range(8)))
+
+    port = free_ports(1)[0]
+    engine = Engine(EngineConfig(url=f"http://127.0.0.1:{port}", **config))
+    for _ in range(2):
+        model = ModelRoutes({"model_path": "a"})
+        model.together = 8
+        asyncio.run(play(engine, model, port))
+        assert model.asked["generate"] == 8 and model.asked["model_info"] >= 1

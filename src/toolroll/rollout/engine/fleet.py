@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -38,14 +38,20 @@ class Fleet:
         self._transport = transport
         self._workers: list[str] | None = None
         self._facts = facts
-        self._facts_lock = asyncio.Lock()
+        self._locks: tuple[asyncio.AbstractEventLoop, asyncio.Lock, asyncio.Lock] | None = None
         self._facts_asked = 0
         self._facts_so_far = ModelInfo()
         self._model = None if facts is None else facts.model_path
         self._tokenizer: str | None = None
         self._other_model = ""  # why its tokens are refused
-        self._model_lock = asyncio.Lock()
         self._questions = self._last_answered = self._connections = 0
+
+    def _lock(self, which: Literal[1, 2]) -> asyncio.Lock:
+        """Return the lock of the facts (1) or of the model (2) for the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._locks is None or self._locks[0] is not loop:  # a lock belongs to one loop
+            self._locks = (loop, asyncio.Lock(), asyncio.Lock())
+        return self._locks[which]
 
     @property
     def routed(self) -> bool:
@@ -75,7 +81,7 @@ class Fleet:
         """
         if self._facts is None:
             asked = self._facts_asked
-            async with self._facts_lock:
+            async with self._lock(1):
                 if self._facts is None and self._facts_asked == asked:  # else another caller asked
                     self._facts_so_far, told = await self._ask_facts()
                     self._facts_asked += 1
@@ -119,7 +125,7 @@ class Fleet:
         """
         questions = self._questions
         if self._connections < connections:
-            async with self._model_lock:
+            async with self._lock(2):
                 if self._connections < connections and self._last_answered <= questions:
                     await self._ask_model()
         if self._other_model:
