@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toolroll.parsers.bounded_validator import MOST_STEPS, BoundedValidator, NotChecked
+from toolroll.parsers.reading.bounded_validator import MOST_STEPS, BoundedValidator, NotChecked
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 

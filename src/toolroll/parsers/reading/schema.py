@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.parsers.bounded_validator import BoundedValidator, NotChecked
+from toolroll.parsers.reading.bounded_validator import BoundedValidator, NotChecked
 from toolroll.parsers.reading.plain_schema import Fits, plain_fits
 from toolroll.parsers.types import CallStatus, ToolCall
 
