@@ -1,6 +1,4 @@
-"""Benchmarks: ratios measured within one interleaved run. `make bench` runs them all and writes
-docs/speed.md.
-"""
+"""Benchmarks: ratios within one run. `make bench` runs those in `PARTS` and writes docs/speed.md."""
 
 from __future__ import annotations
 

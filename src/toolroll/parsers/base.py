@@ -137,7 +137,7 @@ class ReplyStream:
         return self._out.drain()
 
     def close(self) -> list[Delta]:
-        """The reply has ended: what was held back."""
+        """End the reply and return the text that was held back."""
         self._source.closed = True
         self._run()
         return self._out.drain()

@@ -89,8 +89,7 @@ class TemplateError(RolloutError):
 
 
 class HistoryRewrittenError(TokenError):
-    """The chat template rewrites tokens that were already served, so that there is no delta to
-    append.
+    """The chat template rewrites tokens that were already served, so no delta can be appended.
 
     `reason` says which part is rewritten. The caller forks the trajectory or refuses.
     """

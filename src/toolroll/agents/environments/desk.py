@@ -320,7 +320,7 @@ class DeskUser:
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 def _details(task: Mapping[str, Any]) -> list[str]:

@@ -45,4 +45,4 @@ class ScriptedUser:
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""

@@ -84,8 +84,9 @@ def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
 
 
 def approves(verdict: str) -> bool:
-    """Whether a verdict lets the line pass: the last yes or no in it counts; a verdict without
-    either refuses nothing.
+    """Return whether the verdict accepts the line.
+
+    The last yes or no counts; with neither, the line is accepted.
     """
     words = _WORD.findall(verdict)
     return not words or words[-1].lower() == "yes"

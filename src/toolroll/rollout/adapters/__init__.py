@@ -1,3 +1,3 @@
-"""One module for each RL framework: an `InteractionResult` in its own form, and the hook that
+"""One package for each RL framework: an `InteractionResult` in its own form, and the hook that
 its trainer calls.
 """

@@ -95,7 +95,7 @@ class RunConfig(BaseModel):
 
     @property
     def sampling_params(self) -> dict[str, Any]:
-        """What goes to the engine."""
+        """The sampling parameters that are sent to the engine."""
         names = (
             "temperature top_p top_k min_p frequency_penalty presence_penalty "
             "repetition_penalty max_new_tokens stop"

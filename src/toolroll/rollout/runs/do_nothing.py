@@ -37,7 +37,7 @@ class LeavingUser:
         return {}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 async def play_floor(

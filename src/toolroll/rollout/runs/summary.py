@@ -60,8 +60,9 @@ class Summary:
 
     @property
     def rewards(self) -> dict[str, list[float]]:
-        """Graded rewards by task, in the order of the samples; tasks by name, so that nothing
-        hangs on the order of play.
+        """Return graded rewards by task, in the order of the samples.
+
+        Tasks are sorted by name, so that the order of play changes nothing.
         """
         return {
             task: [found[sample] for sample in sorted(found)]
@@ -69,7 +70,7 @@ class Summary:
         }
 
     def mean(self, name: str) -> float:
-        """A metric per episode."""
+        """The mean of a metric over the episodes."""
         return self.totals[name] / self.episodes if self.episodes else 0.0
 
     @property

@@ -30,7 +30,7 @@ class Worker(Protocol):
     """One process that plays episodes, several at once."""
 
     async def play(self, key: EpisodeKey) -> Episode:
-        """One episode. Raises `WorkerDiedError`; another call may find the player come back."""
+        """Play one episode. Raise `WorkerDiedError`; a later call may succeed."""
         ...
 
 

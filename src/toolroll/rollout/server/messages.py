@@ -138,8 +138,9 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 class Echo:
-    """Digests of a conversation's beginnings, message by message: equal where a client's library
-    would make no difference.
+    """A digest of each prefix of a conversation.
+
+    Two are equal if they differ only in what a client's library may change.
     """
 
     def __init__(self, digest: Digest = START) -> None:

@@ -30,7 +30,7 @@ class Node:
 
     @property
     def stop(self) -> int:
-        """The place behind its last token."""
+        """The index just past its last token."""
         return self.tree.stop(self.index)
 
     @property

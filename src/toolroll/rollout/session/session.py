@@ -31,8 +31,8 @@ class Session:
     """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and
     its prefix cache.
 
-    What is no list of token ids is refused with `TokenError`, and so is a node of another session:
-    nothing is written then.
+    Raise `TokenError`, without writing anything, for invalid token ids or for a node of another
+    session.
     """
 
     __slots__ = (
@@ -204,8 +204,9 @@ class Session:
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
-        """The last node of the path to `end` (default: the current path) up to which `ids` agree
-        with it token for token; None for no whole node."""
+        """Return the last node on the path to `end` (default: the current path) whose tokens, and
+        all tokens before it, match `ids`; None if no whole node matches.
+        """
         tree, shared = self._tree, NONE
         for index in tree.path(self._index(end) if end is not None else self._head):
             if tree.stop(index) > len(ids) or not np.array_equal(

@@ -111,7 +111,7 @@ class TokenTree:
         return self._rows[node * _WIDTH + _START]
 
     def stop(self, node: int) -> int:
-        """The place behind its last token."""
+        """The index just past its last token."""
         at = node * _WIDTH
         return self._rows[at + _START] + self._rows[at + _LENGTH]
 

@@ -30,8 +30,8 @@ HistoryPolicy = Literal["fork", "preserve"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Ids to append with loss mask 0: the rest of the turn close, the new messages, the next
-    prompt.
+    """Ids to append with loss mask 0: the rest of the text that closes the turn, the new messages,
+    the next generation prompt.
 
     `preserved` says what the template would have rewritten, if history is preserved on request.
     `rendered` is the whole conversation as the template renders it now, generation prompt included:

@@ -126,8 +126,8 @@ class EngineCore:
                 run.ask_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Nothing is sampled until `resume`; "abort" ends what runs, "retract" gives its cache
-        back.
+        """Stop sampling until `resume`. "abort" ends running requests; "retract" frees their
+        cache.
         """
         self._paused = mode
         for run in self._running.values():
@@ -154,8 +154,9 @@ class EngineCore:
     # --- answers ----------------------------------------------------------------------------------
 
     async def answer(self, ask: Ask, http: web.Request, send: Send | None = None) -> Any:
-        """One answer's body; `send` gets it in parts as well. Raises `RefusedError`,
-        `FaultedError`.
+        """Return the body of the answer to one request, and pass each part of it to `send`.
+
+        Raise `RefusedError` or `FaultedError`.
         """
         entry = LoggedRequest(
             ask.rid,

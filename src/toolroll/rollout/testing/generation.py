@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class RunAborted(Exception):
-    """The run was aborted while something was waited for."""
+    """The request was aborted while it was waiting."""
 
 
 class Run:

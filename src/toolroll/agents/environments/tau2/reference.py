@@ -84,4 +84,4 @@ class ReferenceUser:
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""

@@ -43,7 +43,7 @@ class TauBenchFactory:
         return None if installed(self._package, self._domain) else INSTALL
 
     def bench(self, split: str) -> Bench:
-        """What all episodes of a split share; splits share one database."""
+        """Return the data that all episodes of a split share. All splits share one database."""
         if split not in self.splits:
             raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
         with self._lock:
