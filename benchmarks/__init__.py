@@ -1,4 +1,4 @@
-"""Benchmarks: ratios within one run. `make bench` runs those in `PARTS` and writes docs/speed.md."""
+"""Ratios within one run. `make bench` runs the modules in `PARTS` and writes docs/speed.md."""
 
 from __future__ import annotations
 
