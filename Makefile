@@ -54,7 +54,7 @@ check: $(VENV)/.check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
 bench: $(VENV)/.all $(VENV)/.peers

@@ -38,7 +38,8 @@ class Fleet:
         self._transport = transport
         self._workers: list[str] | None = None
         self._facts = facts
-        self._locks: tuple[asyncio.AbstractEventLoop, asyncio.Lock, asyncio.Lock] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._locks: dict[Literal["facts", "model"], asyncio.Lock] = {}
         self._facts_asked = 0
         self._facts_so_far = ModelInfo()
         self._model = None if facts is None else facts.model_path
@@ -46,12 +47,12 @@ class Fleet:
         self._other_model = ""  # why its tokens are refused
         self._questions = self._last_answered = self._connections = 0
 
-    def _lock(self, which: Literal[1, 2]) -> asyncio.Lock:
-        """Return the lock of the facts (1) or of the model (2) for the running event loop."""
+    def _lock(self, of: Literal["facts", "model"]) -> asyncio.Lock:
+        """Return the lock for what is asked; a lock belongs to one event loop."""
         loop = asyncio.get_running_loop()
-        if self._locks is None or self._locks[0] is not loop:  # a lock belongs to one loop
-            self._locks = (loop, asyncio.Lock(), asyncio.Lock())
-        return self._locks[which]
+        if self._loop is not loop:
+            self._loop, self._locks = loop, {}
+        return self._locks.setdefault(of, asyncio.Lock())
 
     @property
     def routed(self) -> bool:
@@ -81,7 +82,7 @@ class Fleet:
         """
         if self._facts is None:
             asked = self._facts_asked
-            async with self._lock(1):
+            async with self._lock("facts"):
                 if self._facts is None and self._facts_asked == asked:  # else another caller asked
                     self._facts_so_far, told = await self._ask_facts()
                     self._facts_asked += 1
@@ -125,7 +126,7 @@ class Fleet:
         """
         questions = self._questions
         if self._connections < connections:
-            async with self._lock(2):
+            async with self._lock("model"):
                 if self._connections < connections and self._last_answered <= questions:
                     await self._ask_model()
         if self._other_model:
