@@ -26,7 +26,7 @@ def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ())
     if is_tau_style(env):
         return TauStyleEnvironment(env, wiki=wiki, tools_info=tools_info)
     raise UsageError(
-        f"{type(env).__name__} is no environment: derive it from toolroll.Environment, or give it "
-        f"tau-bench's "
-        "reset(task_index) and step(action), or Gymnasium's reset(seed=, options=) and step(action)"
+        f"{type(env).__name__} is not an environment: derive it from toolroll.Environment, "
+        "or give it tau-bench's reset(task_index) and step(action), or Gymnasium's "
+        "reset(seed=, options=) and step(action)"
     )

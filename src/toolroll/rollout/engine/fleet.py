@@ -2,6 +2,8 @@
 
 Invariants: what could not be asked is asked again next time; no answer over a new connection is
 accepted before the engine was asked for its model once more, and one with another model is refused.
+An engine that does not tell its model is not checked. Of a router's workers, the first one is
+asked.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ async def _answer(
         outcome = UsageError(str(error))
     except RunStoppedError as error:
         outcome = RunStoppedError(str(error), plain(error.failure))
-    except Exception as error:  # noqa: BLE001 - the process's border: the one that began it ends the run
+    except Exception as error:  # noqa: BLE001 - the process's border: its parent ends the run
         outcome = RolloutError(
             str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}"
         )

@@ -254,7 +254,7 @@ class Runner:
             ) from error
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - the episode's border, for factories and agents of others (I7)
+        except Exception as error:  # noqa: BLE001 - the episode's border (I7)
             cause = (
                 error.__cause__
                 if isinstance(error, ForeignExitError) and error.__cause__

@@ -53,7 +53,7 @@ async def event_lines(
             endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())
         ):
             yield b"data: " + orjson.dumps(event) + b"\n\n"
-    except Exception as error:  # noqa: BLE001 - the border of the endpoint: the status has been sent, so the refusal is an event
+    except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
         yield b"data: " + orjson.dumps(api_error(error).body) + b"\n\n"
     yield b"data: [DONE]\n\n"
 

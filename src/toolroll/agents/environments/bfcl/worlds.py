@@ -70,7 +70,7 @@ class BfclWorld:
             if name in self._math:
                 return _call_math(name, function, values, named)
             return _as_text(function(*values, **named))
-        except Exception as error:  # noqa: BLE001 - the benchmark's rule: whatever a tool raises is its answer
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the answer
             return f"Error during execution: {error}"
 
     def state(self) -> dict[str, dict[str, Any]]:

@@ -60,13 +60,13 @@ class Domain:
         return state
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
-        """Whether `database` is the one behind the task's own actions."""
+        """Whether `database` is what the task's own actions leave."""
         return quick_digest(database) == self._digest(task, quick_digest) or digest(
             database
         ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """The digest of the database behind the task's own actions; each kind is worked out
+        """The digest of what the task's own actions leave in the database; each kind is worked out
         once.
         """
         with self._lock:
@@ -96,7 +96,7 @@ class State:
         token = STORE.set(self._store)
         try:
             return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
-        except Exception as error:  # noqa: BLE001 - whatever a benchmark's tool raises is its answer
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the answer
             return f"Error: {error}", True
         finally:
             STORE.reset(token)

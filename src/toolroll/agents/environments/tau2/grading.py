@@ -1,7 +1,7 @@
 """tau2's reward of an episode: 1.0 where everything that the task's criteria ask for is so, else
 0.0.
 
-airline and retail: the database is that behind the reference actions, and every text to be
+airline and retail: the database is what the reference actions leave, and every text to be
 communicated was said. telecom: the assertions on the agent's and the user's side hold, and, where
 the task's reward basis has ACTION, the reference actions were done.
 """

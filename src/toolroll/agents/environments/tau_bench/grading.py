@@ -62,7 +62,7 @@ class Bench:
         tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]
         try:
             return str(tool(data=data, **copy.deepcopy(dict(arguments))))
-        except Exception as error:  # noqa: BLE001 - tau-bench's rule: any error of a tool is what the model sees
+        except Exception as error:  # noqa: BLE001 - tau-bench's rule: the model sees it
             return f"Error: {error}"
 
     @asynccontextmanager
