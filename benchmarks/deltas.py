@@ -73,8 +73,8 @@ class Toolroll:
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
         self._session, self._turns, self.preserved = Session("s"), list[TurnSpan](), 0
         self._messages, self._tools = list(messages), tools
-        self._served, ids = self.template.first_prompt(messages, tools)
-        self._session.observe(ids)
+        self._cursor = self.template.start(messages, tools)
+        self._session.observe(self._cursor.prompt())
         return self._session.input_ids  # type: ignore[return-value]
 
     def sampled(self, ids: list[int]) -> None:
@@ -87,17 +87,9 @@ class Toolroll:
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
         self._messages.append(assistant)
-        delta = self.template.delta_after(
-            self._messages,
-            new,
-            tools=self._tools,
-            sampled=self._sampled,
-            sampled_ids=sampled_ids,
-            served=self._served,
-        )
-        self._served = delta.rendered
-        self.preserved += delta.preserved is not None
-        self._session.observe(delta.input_ids)
+        ids, self._cursor = self._cursor.after(self._sampled, [assistant, *new])
+        self.preserved += self._cursor.preserved is not None
+        self._session.observe(ids)
         self._messages += new
         return self._session.input_ids, self._session.input_ids_json  # type: ignore[return-value]
 

@@ -216,7 +216,7 @@ tok = tokenizer()
 print(rss(), time.process_time())
 from toolroll.rollout.template import ChatTemplate
 template = ChatTemplate(tok)
-template.first_prompt([{"role": "user", "content": "Hi"}], [])
+template.prompt([{"role": "user", "content": "Hi"}], [])
 print(rss(), time.process_time())
 """
 

@@ -113,7 +113,8 @@ def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
     new = [{"role": "user", "content": "Thanks."}]
     with pytest.raises(HistoryRewrittenError):
         subject.delta([*first, turn], new, sampled_ids=sampled)
-    ids = subject.fork_prompt(np.array(stream, dtype=np.int32), [*first, turn, *new])
+    kept = np.array(stream, dtype=np.int32)
+    ids = subject.start([*first, turn, *new]).prompt(keep=kept).tolist()
     assert judge.fork_is_right(ids, stream, [*first, turn, *new], None), judge.decode(ids)
 
 

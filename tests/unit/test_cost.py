@@ -108,7 +108,8 @@ class Talk:
         self.template = template
         self.messages = list(FIRST)
         self.session, self.turns = Session("s"), list[TurnSpan]()
-        self.served, prompt = template.first_prompt(FIRST, [TOOL])
+        self.cursor = template.start(FIRST, [TOOL])
+        prompt = self.cursor.prompt()
         self.session.observe(prompt)
         self.said = [*template.encoder.encode("Fine."), template.tokenizer.eos_token_id]
         self.begin = len(prompt)
@@ -124,16 +125,8 @@ class Talk:
         sampled = self.template.sampled(ids, finish_reason=finish_reason)
         new: list[Message] = [{"role": "user", "content": body}]
         with counting() as work:
-            delta = self.template.delta_after(
-                self.messages,
-                new,
-                tools=[TOOL],
-                sampled=sampled,
-                sampled_ids=ids,
-                served=self.served,
-            )
-        self.served = delta.rendered
-        self.session.observe(delta.input_ids)
+            delta, self.cursor = self.cursor.after(sampled, [self.messages[-1], *new])
+        self.session.observe(delta)
         self.messages += new
         return work
 
@@ -184,9 +177,9 @@ def test_a_body_is_encoded_once(template: ChatTemplate) -> None:
 
 
 def test_a_known_first_prompt_is_rendered_and_not_encoded(template: ChatTemplate) -> None:
-    template.first_prompt(FIRST, [TOOL])
+    template.start(FIRST, [TOOL]).prompt()
     with counting() as work:
-        template.first_prompt(FIRST, [TOOL])
+        template.start(FIRST, [TOOL]).prompt()
     assert work == Work(renders=1, encodes=0)
 
 

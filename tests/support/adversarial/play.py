@@ -151,7 +151,11 @@ class Player:
         import numpy as np
 
         what, value = _outcome(
-            lambda: self.subject.fork_prompt(np.array(stream, dtype=np.int32), messages, tools)
+            lambda: (
+                self.subject.start(messages, tools)
+                .prompt(keep=np.array(stream, dtype=np.int32))
+                .tolist()
+            )
         )
         if what != "append":
             unclear = self._unclear(messages, tools)

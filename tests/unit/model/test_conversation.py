@@ -264,10 +264,10 @@ async def test_a_wrong_delta_takes_the_episode_out_of_training(
 ) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         await exchange(dialogue, 3)
-        derive = served.template.deriver.derive
-        served.template.deriver.derive = lambda *args, **more: change(derive(*args, **more))  # type: ignore[method-assign]
+        derive = served.template.parts.deltas.derive
+        served.template.parts.deltas.derive = lambda *args, **more: change(derive(*args, **more))  # type: ignore[method-assign]
         await dialogue.reply(PARAMS)
-        served.template.deriver.derive = derive  # type: ignore[method-assign]
+        served.template.parts.deltas.derive = derive  # type: ignore[method-assign]
         await exchange(dialogue, 2)
         await dialogue.settle()
     assert sum(dialogue.mismatches.values()) >= 1

@@ -21,10 +21,10 @@ async def talked(bench: Bench, turns: int = 2) -> list[Any]:
     late.
     """
     messages = [USER]
-    derive = bench.served.template.deriver.derive
+    derive = bench.served.template.parts.deltas.derive
     for turn in range(turns):
         if turn == turns - 1:
-            bench.served.template.deriver.derive = lambda *args, **more: _late(
+            bench.served.template.parts.deltas.derive = lambda *args, **more: _late(
                 derive(*args, **more)
             )  # type: ignore[method-assign]
         status, answer = await bench.post(CHAT, {"messages": messages})
@@ -34,7 +34,7 @@ async def talked(bench: Bench, turns: int = 2) -> list[Any]:
             answer["choices"][0]["message"],
             {"role": "user", "content": "Go on"},
         ]
-    bench.served.template.deriver.derive = derive  # type: ignore[method-assign]
+    bench.served.template.parts.deltas.derive = derive  # type: ignore[method-assign]
     return messages
 
 

@@ -18,9 +18,9 @@ from toolroll.rollout.server.conversation_tree import (
     EDITED,
     NEW_ROOT,
     SWITCHES_CHANGED,
-    TOOLS_CHANGED,
 )
 from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.template.cursor import TOOLS_CHANGED
 
 USER: Any = {"role": "user", "content": "Hi"}
 THINKING = "<think>\nWhat now?\n</think>\n\n"

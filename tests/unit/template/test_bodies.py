@@ -73,8 +73,8 @@ def test_the_text_of_a_control_token_in_an_assistant_message_of_a_fork(tokenizer
     subject = ChatTemplate(tokenizer, chat_template=rewriting)
     spelled: Message = {"role": "assistant", "content": "I write <|end|> so."}
     messages = [HEAD[0], spelled, {"role": "user", "content": "Go on."}]
-    stream = subject.first_prompt(HEAD[:1], None)[1]
-    ids = subject.fork_prompt(stream, messages, None)
+    stream = subject.start(HEAD[:1]).prompt()
+    ids = subject.start(messages).prompt(keep=stream).tolist()
     assert subject.encoder.decode(ids) == subject.renderer.render(messages, None, generate=True)
     assert controls(subject, ids) == ["<|turn|>", "<|end|>"] * 3 + ["<|turn|>"]
 
@@ -118,3 +118,16 @@ def test_lone_surrogates_are_replaced(tokenizer: Any) -> None:
     subject = template(tokenizer, "m.content")
     ids = subject.prompt([{"role": "user", "content": "a\ud800b"}])
     assert subject.encoder.decode(ids).count("a\ufffdb") == 1
+
+
+def test_control_text_that_is_escaped_in_the_json_of_arguments_stays_text(tokenizer: Any) -> None:
+    """The template is given the arguments as an object, in which the text is spelled out."""
+    body = "m.content ~ (m.tool_calls[0].function.arguments.q if m.tool_calls else '')"
+    subject = ChatTemplate(tokenizer, chat_template=TURNS.replace("BODY", body))
+    function = {"name": "f", "arguments": '{"q": "\\u003c|end|\\u003e"}'}
+    call = {"id": "callid000", "type": "function", "function": function}
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    messages = [HEAD[0], turn, {"role": "user", "content": "Go on."}]
+    ids = subject.prompt(messages)
+    assert subject.encoder.decode(ids).count("<|end|>") == 4
+    assert controls(subject, ids) == ["<|turn|>", "<|end|>"] * 3 + ["<|turn|>"]

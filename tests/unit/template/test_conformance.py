@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,9 +31,8 @@ from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
 from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, Cursor
 from toolroll.rollout.template.delta import DeltaRenderer
-from toolroll.rollout.template.render import plain_content
 
 pytestmark = pytest.mark.tokens
 
@@ -71,17 +71,20 @@ class UnderTest:
         finds the same.
         """
         template = self.template
-        messages = [*map(dict, case.messages[:-1]), plain_content(dict(case.messages[-1]))]
         sampled = template.sampled(
             case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids
         )
-        deriver = template.deriver
-        by_nonce = ByNonce(deriver.renderer, deriver.encoder, deriver.stops)
+        parts, said = template.parts, [*case.messages[-1:], *case.new]
+        by_nonce = ByNonce(parts.renderer, parts.encoder, parts.deltas.stops)
+        cursor = template.start(case.messages[:-1], case.tools)
         try:
-            found = deriver.derive(messages, case.new, case.tools, sampled)
+            found = cursor.derive(sampled, said)
         except (HistoryRewrittenError, TemplateError):
             return
-        assert found == by_nonce.derive(messages, case.new, case.tools, sampled), case
+        prepared = parts.renderer.prepare(case.messages[:-1])
+        head = parts.renderer.head(prepared, case.tools)
+        other = Cursor(replace(parts, deltas=by_nonce), prepared, head)
+        assert found == other.derive(sampled, said), case
 
 
 class ByNonce(DeltaRenderer):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.errors import HistoryRewrittenError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, Cursor
 from toolroll.rollout.template.delta import DeltaRenderer
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import IdArray, Message
 
 pytestmark = pytest.mark.tokens
 
@@ -44,13 +44,13 @@ class Counted:
     def __init__(self, tokenizer: Any, source: str | None = None, **settings: Any) -> None:
         self.template = ChatTemplate(tokenizer, chat_template=source, **settings)
         self.renders = 0
-        render = self.template.renderer.render
+        render = self.template.renderer.render_prepared
 
         def counted(*args: Any, **kwargs: Any) -> str:
             self.renders += 1
             return render(*args, **kwargs)
 
-        self.template.renderer.render = counted  # type: ignore[method-assign]
+        self.template.renderer.render_prepared = counted  # type: ignore[method-assign]
 
     def delta(
         self,
@@ -58,14 +58,12 @@ class Counted:
         said: str,
         new: Sequence[Message],
         *,
-        served: str | None = None,
-    ) -> Any:
+        cursor: Cursor | None = None,
+    ) -> tuple[IdArray, Cursor]:
         template = self.template
-        ids = template.encoder.encode(said)
+        sampled = template.sampled(template.encoder.encode(said))
         self.renders = 0
-        return template.delta_after(
-            messages, new, tools=None, sampled=template.sampled(ids), sampled_ids=ids, served=served
-        )
+        return (cursor or template.start(messages[:-1])).after(sampled, [messages[-1], *new])
 
 
 @pytest.fixture
@@ -73,8 +71,8 @@ def counting(tokenizer: Any) -> Counted:
     return Counted(tokenizer, COUNTING)
 
 
-def text(counted: Counted, delta: Any) -> str:
-    return counted.template.encoder.decode(delta.input_ids)
+def text(counted: Counted, delta: tuple[IdArray, Cursor]) -> str:
+    return counted.template.encoder.decode(delta[0])
 
 
 TURN: Message = {"role": "assistant", "content": "Look:", "tool_calls": [CALL]}
@@ -91,11 +89,11 @@ def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
     delta = counting.delta([*FIRST, TURN], said, NEW)
     assert counting.renders == 2
     assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
-    assert delta.rendered == counting.template.renderer.render(
+    assert delta[1].text == counting.template.renderer.render(
         [*FIRST, TURN, *NEW], None, generate=True
     )
     again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
-    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, served=delta.rendered)
+    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, cursor=delta[1])
     assert counting.renders == 1
     assert text(counting, next_delta) == text(counting, delta)
 
@@ -121,7 +119,7 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
         assert counted.renders == 2
     else:
         delta = counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
-        assert delta.preserved == "the prompt that was served is no longer rendered as it was"
+        assert delta[1].preserved == "the prompt that was served is no longer rendered as it was"
         assert text(counted, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
 
 
@@ -146,8 +144,8 @@ def test_the_quick_way_and_the_nonce_agree(
     monkeypatch.setattr(DeltaRenderer, "_end_of_turn", lambda *args: None)
     slow = counting.delta([*FIRST, TURN], COMPACT, NEW)
     assert counting.renders > 2
-    assert slow.input_ids.tolist() == quick.input_ids.tolist()
-    assert (slow.preserved, slow.rendered) == (quick.preserved, quick.rendered)
+    assert slow[0].tolist() == quick[0].tolist()
+    assert (slow[1].preserved, slow[1].text) == (quick[1].preserved, quick[1].text)
 
 
 # --- templates that repeat what was said ----------------------------------------------------------

@@ -26,7 +26,8 @@ from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.cursor import Cursor
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -84,11 +85,12 @@ class Conversation:
         self._prompt_hook = prompt_hook
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
-        self._size = text_size(self.messages) + text_size(self.tools)
+        self._size = text_size(self.messages)
+        self._tools_size = text_size(self.tools)
         self._new_tools: list[Tool] | None = None
-        self._last: tuple[Sampled, IdArray] | None = None
+        self._cursor: Cursor | None = None
+        self._last: SampledText | None = None  # what was sampled after the cursor's prompt
         self._observed = False  # the session holds the next prompt: its request may be sent again
-        self._served_text: str | None = None  # what the last turn was sampled after
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
         self._finished: list[ServedSequence] = []  # sequences that a fork left
@@ -105,10 +107,8 @@ class Conversation:
         self._pending += new
         self._size += text_size(new)
         if tools is not None:
-            wanted = replace_surrogates(list(tools))
-            if wanted != (self.tools if self._new_tools is None else self._new_tools):
-                self._new_tools = wanted
-                self._size += text_size(wanted)
+            self._new_tools = replace_surrogates(list(tools))
+            self._tools_size = text_size(self._new_tools)
 
     # --- the model's side -------------------------------------------------------------------------
 
@@ -119,11 +119,12 @@ class Conversation:
         `TemplateError` where the template refuses the conversation, `EngineError` where the engine
         fails.
         """
+        large = self._size + self._tools_size > LONG
         if not self._observed:
-            await call_of_size(self._observe_pending, large=self._size > LONG)
+            await call_of_size(self._observe_pending, large=large)
         elif self._pending:
             reason = "messages were added after a request that failed"
-            await call_of_size(self._fork, reason, large=self._size > LONG)
+            await call_of_size(self._fork, reason, large=large)
         self._observed = True
         params = await self.served.effective_params(
             sampling_params, len(self.session), self.template
@@ -157,7 +158,7 @@ class Conversation:
         self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
         self._size += len(reading.said)
-        self._last = (reading.sampled, completion.output_ids)
+        self._last = reading.sampled
         self._observed = False
         counts = {
             "prompt_tokens": completion.prompt_tokens,
@@ -178,65 +179,43 @@ class Conversation:
     # --- tokens of what is new --------------------------------------------------------------------
 
     def _observe_pending(self) -> None:
-        if self._last is None:
-            self._observe_first()
+        tools, self._new_tools = self._new_tools, None
+        if self._cursor is None:
+            self._observe_first(self.tools if tools is None else tools)
             return
-        new = self._pending
-        before = self.messages[: len(self.messages) - len(new)]
-        if self._new_tools is not None:
-            tools, self._new_tools = self._new_tools, None
-            if self._tools_reach_prompt(before[:-1], tools):
-                self._fork(
-                    "the tool list changed, and the template shows it in what was already served",
-                    tools,
-                )
-                return
-            self.tools = tools
-        sampled, sampled_ids = self._last
+        assert self._last is not None
+        turn = len(self.messages) - len(self._pending) - 1
         try:
-            delta = self.template.delta_after(
-                before,
-                new,
-                tools=self.tools,
-                sampled=sampled,
-                sampled_ids=sampled_ids,
-                served=self._served_text,
-            )
+            ids, self._cursor = self._cursor.after(self._last, self.messages[turn:], tools)
         except HistoryRewrittenError as error:
-            self._fork(error.reason)
+            self._fork(error.reason, tools)
             return
-        self._served_text = delta.rendered
         self._pending = []
-        if delta.preserved:
+        self.tools = self.tools if tools is None else tools
+        if self._cursor.preserved:
             self._preserved = True
             self.mismatches["preserved"] += 1
-        self.session.observe(self._hooked(self._delta_hook, delta.input_ids, "delta_hook"))
+        self.session.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
-    def _observe_first(self) -> None:
-        if self._new_tools is not None:
-            self.tools, self._new_tools = self._new_tools, None
-        text, ids = self.template.first_prompt(self.messages, self.tools)
+    def _observe_first(self, tools: list[Tool]) -> None:
+        self.tools = tools
+        self._cursor = self.template.start(self.messages, tools)
+        ids = self._cursor.prompt()
         self._pending = []
-        self._served_text = text
         served = self._hooked(self._prompt_hook, ids, "prompt_hook")
         self.session.observe(served)
-        self.first_prompt = text if served is ids else self.template.encoder.decode(served)
+        own = served is ids
+        self.first_prompt = self._cursor.text if own else self.template.encoder.decode(served)
 
     def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
         if self._turns:
             self._finished.append(self._sequence())
         self.tools = self.tools if tools is None else tools
-        ids = self.template.fork_prompt(self.session.input_ids, self.messages, self.tools)
-        self.session.fork(ids, reason)
-        self._served_text = None
+        self._cursor = self.template.start(self.messages, self.tools)
+        self.session.fork(self._cursor.prompt(keep=self.session.input_ids), reason)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
-
-    def _tools_reach_prompt(self, served: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Whether the prompt that was served would have been another one with `tools`."""
-        render = self.template.renderer.render
-        return render(served, self.tools, generate=True) != render(served, tools, generate=True)
 
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
         if hook is None:

@@ -17,7 +17,7 @@ from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import Completion, Message, Tool
 
 ParseHook = Callable[[str], ParsedReply]
@@ -47,7 +47,7 @@ class ParsedTurn:
     text without the stop token (and without a stop string), `message` in OpenAI's format with every
     attempted call."""
 
-    sampled: Sampled
+    sampled: SampledText
     said: str
     parsed: ParsedReply
     message: Message
@@ -73,14 +73,14 @@ def parse_turn(
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params),
     )
-    said = sampled.said
+    said = sampled.body
     if isinstance(completion.matched, str) and completion.matched in stop_strings:
         said = said.partition(completion.matched)[0]
     if parse is not None:
         parsed = parse(said)
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
-        offsets = template.encoder.offsets(plain, sampled.said)
+        offsets = template.encoder.offsets(plain, sampled.body)
         # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all
         # the same.
         opened = template.opens_reasoning or None

@@ -21,11 +21,9 @@ from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import IdArray, Message, Tool
 
 EDITED = "the client changed what was served"
-TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
 SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
 
@@ -81,7 +79,7 @@ class ConversationTree:
         length, served = repeated.length, repeated.served
         new = with_served_ids(messages[length:], messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
-        reason = self._why_fork(repeated, tools, tools_key, template)
+        reason = SWITCHES_CHANGED if template is not repeated.turn.template else None
         if reason is None:
             try:
                 return self._continued(repeated, new, tools, tools_key, digest, template, edited)
@@ -120,21 +118,6 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _why_fork(
-        self, repeated: PrefixMatch, tools: list[Tool], tools_key: bytes, template: ChatTemplate
-    ) -> str | None:
-        turn = repeated.turn
-        if template is not turn.template:
-            return SWITCHES_CHANGED
-        if tools_key != turn.tools_key:
-            before = repeated.served[:-1]
-            render = template.renderer.render
-            if render(before, orjson.loads(turn.tools_key), generate=True) != render(
-                before, tools, generate=True
-            ):
-                return TOOLS_CHANGED
-        return None
-
     def _root(
         self,
         messages: list[Message],
@@ -143,7 +126,7 @@ class ConversationTree:
         digest: Digest,
         template: ChatTemplate,
     ) -> Prompt:
-        _, ids = template.first_prompt(messages, tools)
+        ids = template.start(messages, tools).prompt()
         reason = NEW_ROOT if self._turns else None
         return Prompt(
             template,
@@ -173,15 +156,15 @@ class ConversationTree:
         behind it (`edited`).
         """
         turn, served = repeated.turn, repeated.served
-        delta = template.delta_after(
-            served, new, tools=tools, sampled=turn.sampled, sampled_ids=turn.node.ids
-        )
-        ids = turn.ids_with(delta.input_ids, self.session)
+        changed = tools_key != turn.tools_key
+        cursor = template.start(served[:-1], orjson.loads(turn.tools_key) if changed else tools)
+        delta, after = cursor.after(turn.sampled, [served[-1], *new], tools if changed else None)
+        ids = turn.ids_with(delta, self.session)
         return Prompt(
             template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node,
-            delta.input_ids, repeated,
+            delta, repeated,
             edited if turn.node.children else None, continues=True,
-            preserved=delta.preserved is not None,
+            preserved=after.preserved is not None,
         )  # fmt: skip
 
     def _forked(
@@ -195,7 +178,7 @@ class ConversationTree:
         reason: str,
     ) -> Prompt:
         node, whole = repeated.turn.node, [*repeated.served, *new]
-        ids = as_ids(template.fork_prompt(self.session.path_ids(node), whole, tools))
+        ids = template.start(whole, tools).prompt(keep=self.session.path_ids(node))
         shared = self.session.shared_prefix(ids, node)
         delta = ids[shared.stop if shared is not None else 0 :]
         return Prompt(

@@ -343,7 +343,7 @@ class Endpoint:
             completion.output_ids,
             finish_reason=completion.finish_reason,
             stop_token_ids=request.stop_token_ids or (),
-        ).said
+        ).body
         if isinstance(completion.matched, str) and completion.matched in request.stop_strings:
             said = said.partition(completion.matched)[0]
         return said

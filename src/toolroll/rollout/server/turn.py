@@ -19,7 +19,7 @@ from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
@@ -35,7 +35,7 @@ class TurnNode:
     reply: Message
     digest: Digest
     node: Node
-    sampled: Sampled
+    sampled: SampledText
     tools_key: bytes
     template: ChatTemplate
     continues: bool = False

@@ -3,12 +3,13 @@ the report on one.
 """
 
 from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify
-from toolroll.rollout.template.chat_template import ChatTemplate, Delta
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.transcript import last_message_delta, tokenize_conversation
 
 __all__ = [
     "ChatTemplate",
-    "Delta",
+    "Cursor",
     "ProbeResult",
     "TemplateReport",
     "certify",

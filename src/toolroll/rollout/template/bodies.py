@@ -39,10 +39,6 @@ _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """The tags that transformers adds to Jinja; they mark text and do not change it."""
 
 
-_CACHED = 4 << 20
-"""Characters of strings without control-token text that are cached; then the cache starts again."""
-
-
 class BodyMasker:
     """Replaces control-token text in messages and tools by markers, and finds its place in a
     render.
@@ -54,43 +50,25 @@ class BodyMasker:
     def __init__(self, encoder: Encoder, source: str) -> None:
         # A template may change the case of a text.
         self._pattern = re.compile(encoder.pattern.pattern, re.IGNORECASE)
-        self._clean: set[str] = set()
-        self._room = _CACHED
-        self._tools: dict[bytes, set[str]] = {}
+        self._control = encoder.pattern
         looked_for = " ".join(_looked_for(source))
         own = sorted((text for text in encoder.special if text not in looked_for), key=len)
         self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
 
-    def spelled_in(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> set[str]:
-        """Return the control-token text in `messages` and `tools`, in lower case.
-
-        Strings that hold none, and lists of tools, are cached: those of a conversation come every
-        turn.
+    def spells(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
+        """Return whether a control token of the rendered `text` may be text of a message or a
+        tool: one of them spells it, in whatever case. Messages are those of `Renderer.prepare`.
         """
-        key = _key(tools)
-        found = self._tools.get(key) if key is not None else None
-        if found is None:
-            found = self._spelled(list(tools or ()))
-            if key is not None:
-                self._tools = {key: found}
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
-        return found.union(*map(self._spelled, messages))
-
-    def _spelled(self, item: Any) -> set[str]:
-        if isinstance(item, str):
-            if item in self._clean:
-                return set()
-            found = {text.lower() for text in self._pattern.findall(item)}
-            if not found:
-                self._room -= len(item)
-                if self._room < 0:
-                    self._clean, self._room = set(), _CACHED
-                self._clean.add(item)
-            return found
-        if isinstance(item, dict):
-            return set().union(*map(self._spelled, item), *map(self._spelled, item.values()))
-        return set().union(*map(self._spelled, item)) if isinstance(item, list | tuple) else set()
+        tokens = set(self._control.findall(text))
+        try:
+            bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError:  # not JSON: a template may render it all the same
+            return bool(tokens)
+        # Both sides are JSON, escaped in the same way, so that a token with a quote is found too.
+        bodies = bodies.casefold()
+        return any(orjson.dumps(token)[1:-1].decode().casefold() in bodies for token in tokens)
 
     def mask(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None
@@ -165,14 +143,6 @@ class BodyMasker:
                 return at + len(form)
         end = text.find(following, at) if following else -1
         return end if end > at and self._pattern.search(text, at, end) is None else None
-
-
-def _key(tools: Sequence[Tool] | None) -> bytes | None:
-    """Return `tools` as bytes; None if JSON cannot hold them."""
-    try:
-        return orjson.dumps(tools)
-    except TypeError:  # a lone surrogate
-        return None
 
 
 def _taken_apart(masked: str) -> tuple[list[str], list[int]]:

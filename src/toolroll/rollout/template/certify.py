@@ -21,7 +21,7 @@ import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.probes import (
     BASE,
@@ -297,9 +297,9 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
     """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
-            template.deriver.derive(
-                probe.messages, probe.new, tools, Sampled(HALF + (stop or ""), stop)
-            )
+            cursor = template.start(probe.messages[:-1], tools)
+            sampled = SampledText(HALF + (stop or ""), stop)
+            cursor.derive(sampled, [*probe.messages[-1:], *probe.new])
         except HistoryRewrittenError:
             continue
         return True

@@ -1,46 +1,28 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants: a delta is the text that the template itself appends, found by `derive` from renders of
-the conversation; a template that rewrites history raises `HistoryRewrittenError` unless history is
-preserved on request (I5); text of tools and users never becomes a control token (I6). Nothing here
-predicts a render: what is cached is in `encode`, and is a cache of a pure function.
+Invariants: a delta is the text that the template itself appends, found by `DeltaRenderer` from
+renders of the conversation; a template that rewrites history raises `HistoryRewrittenError` unless
+history is preserved on request (I5); text of tools and users never becomes a control token (I6).
+Nothing here predicts a render: what is cached is in `encode`, and is a cache of a pure function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-
-from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template.bodies import BodyMasker
-from toolroll.rollout.template.delta import DeltaRenderer, Sampled
-from toolroll.rollout.template.encode import Encoder, Span, as_ids
-from toolroll.rollout.template.render import HeadHook, Renderer, plain_content
+from toolroll.rollout.template.cursor import Cursor, TemplateParts
+from toolroll.rollout.template.delta import DeltaRenderer, SampledText
+from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.render import HeadHook, Renderer
 from toolroll.rollout.template.stop_tokens import find_stops
 from toolroll.rollout.template.verify import Verifier
 from toolroll.rollout.types import IdArray, Message, Tool
 
 HistoryPolicy = Literal["fork", "preserve"]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Ids to append with loss mask 0: the rest of the text that closes the turn, the new messages,
-    the next generation prompt.
-
-    `preserved` says what the template would have rewritten, if history is preserved on request.
-    `rendered` is the whole conversation as the template renders it now, generation prompt included:
-    what the next turn is sampled after.
-    """
-
-    input_ids: IdArray
-    preserved: str | None = None
-    rendered: str = ""
 
 
 class ChatTemplate:
@@ -49,9 +31,10 @@ class ChatTemplate:
     Example::
 
         template = ChatTemplate(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))
-        prompt = template.prompt(messages, tools)
+        cursor = template.start(messages, tools)
+        prompt = cursor.prompt()
         # ... the engine samples `output_ids` from `prompt`; `turn` is their message
-        delta = template.delta([*messages, turn], results, tools=tools, sampled_ids=output_ids)
+        delta, cursor = cursor.after(template.sampled(output_ids), [turn, *results])
         # the next prompt is exactly prompt + output_ids + delta
 
     Args:
@@ -88,10 +71,15 @@ class ChatTemplate:
             tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
         )
         self.encoder = encoder or Encoder(tokenizer)  # shared by variants: its cache is worth it
-        self._bodies = BodyMasker(self.encoder, self.renderer.source)
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
-        self.deriver = DeltaRenderer(self.renderer, self.encoder, tuple(self._stop_texts.values()))
+        self.parts = TemplateParts(
+            self.renderer,
+            self.encoder,
+            DeltaRenderer(self.renderer, self.encoder, tuple(self._stop_texts.values())),
+            BodyMasker(self.encoder, self.renderer.source),
+            fork=history == "fork",
+        )
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
@@ -159,6 +147,14 @@ class ChatTemplate:
 
     # --- prompts ----------------------------------------------------------------------------------
 
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Cursor:
+        """Return the cursor of a conversation that waits for the model's turn.
+
+        Nothing is rendered yet: `Cursor.prompt` gives the ids.
+        """
+        prepared = self.renderer.prepare(messages)
+        return Cursor(self.parts, prepared, self.renderer.head(prepared, tools))
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
 
@@ -167,39 +163,11 @@ class ChatTemplate:
         """
         return self.encode_conversation(messages, tools, generate=True)
 
-    def first_prompt(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> tuple[str, IdArray]:
-        """Return the same as text and ids."""
-        text, bodies = self.conversation(messages, tools, generate=True)
-        return text, as_ids(self.encoder.encode(text, bodies))
-
     def encode_conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> list[int]:
         """Return the ids of the conversation, with or without the generation prompt."""
         return self.encoder.encode(*self.conversation(messages, tools, generate=generate))
-
-    def fork_prompt(
-        self, stream: IdArray, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Return the ids of the conversation as the template wants it now.
-
-        Those of `stream` are kept as far as their text agrees; only what the template rewrote is
-        encoded again. The cut is after a control token, which no merge crosses.
-        """
-        text, bodies = self.conversation(messages, tools, generate=True)
-        kept = position = 0
-        for place in np.flatnonzero(np.isin(stream, list(self.encoder.control_ids))):
-            run = self.encoder.decode(stream[kept : place + 1])
-            end = position + len(run)
-            if not text.startswith(run, position) or any(at < end <= stop for at, stop in bodies):
-                break
-            kept, position = int(place) + 1, end
-        shifted = _from(bodies, position)
-        previous = int(stream[kept - 1]) if kept else None
-        rest = self.encoder.encode(text[position:], shifted, previous=previous)
-        return [*stream[:kept].tolist(), *rest]
 
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
@@ -207,13 +175,10 @@ class ChatTemplate:
         """Return the render of the conversation, and its spans that are control-token text of a
         message.
         """
-        text = self.renderer.render(messages, tools, generate=generate)
-        given = [self.renderer.with_content(message) for message in messages]
-        masked, masked_tools, originals = self._bodies.mask(given, tools)
-        if not originals:
-            return text, ()
-        shown = self.renderer.render(masked, masked_tools or tools, generate=generate)
-        return text, self._bodies.locate(shown, originals, text)
+        prepared = self.renderer.prepare(messages)
+        head = self.renderer.head(prepared, tools)
+        text = self.renderer.render_prepared(prepared, head, generate=generate)
+        return text, self.parts.body_spans(text, prepared, head.tools, generate=generate)
 
     # --- deltas -----------------------------------------------------------------------------------
 
@@ -237,48 +202,8 @@ class ChatTemplate:
         sampled = self.sampled(
             sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ()
         )
-        found = self.delta_after(
-            messages, new, tools=tools, sampled=sampled, sampled_ids=sampled_ids
-        )
-        return list(found.input_ids.tolist())
-
-    def delta_after(
-        self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None,
-        sampled: Sampled,
-        sampled_ids: Sequence[int] | IdArray,
-        served: str | None = None,
-    ) -> Delta:
-        """As `delta`, for a caller that has the sampled text.
-
-        `served` is the text that the turn was sampled after (`Delta.rendered` of the turn before,
-        or the text of `first_prompt`), if the caller has it.
-        """
-        messages = [*messages[:-1], *map(plain_content, messages[-1:])]
-        fork = self.history == "fork"
-        derived = self.deriver.derive(messages, new, tools, sampled, served=served, fork=fork)
-        if derived.rewritten is not None and fork:
-            raise HistoryRewrittenError(derived.rewritten)
-        bodies: Sequence[Span] = ()
-        appended = derived.text.lower()
-        given = [self.renderer.with_content(message) for message in (*messages, *new)]
-        if any(text in appended for text in self._bodies.spelled_in(given, tools)):
-            # Also text of earlier messages: a template may repeat it.
-            masked, masked_tools, originals = self._bodies.mask(given, tools)
-            shown = self.renderer.render(masked, masked_tools or tools, generate=True)
-            spans = self._bodies.locate(shown, originals, derived.whole)
-            bodies = _from(spans, derived.cut)
-        if len(sampled_ids):
-            previous: int | None = int(sampled_ids[-1])
-        else:  # nothing was sampled: the delta follows the prompt
-            previous = self.encoder.ending_id(
-                served or self.renderer.render(messages[:-1], tools, generate=True)
-            )
-        ids = self.encoder.encode(derived.text, bodies, previous=previous)
-        return Delta(as_ids(ids), derived.rewritten, derived.whole)
+        ids, _ = self.start(messages[:-1], tools).after(sampled, [*messages[-1:], *new])
+        return list(ids.tolist())
 
     def sampled(
         self,
@@ -286,18 +211,12 @@ class ChatTemplate:
         *,
         finish_reason: str = "stop",
         stop_token_ids: Sequence[int] = (),
-    ) -> Sampled:
+    ) -> SampledText:
         """Return the text of sampled ids, and the stop token that ends it, if one does."""
         text = self.encoder.decode(ids)
         given = tuple(map(self.encoder.text_of, stop_token_ids))
-        if finish_reason == "stop" and len(ids):
-            last = int(ids[-1])
-            if last in self._stop_texts or last in stop_token_ids:
-                stop = self._stop_texts.get(last) or self.encoder.text_of(last)
-                return Sampled(text, stop, given)
-        return Sampled(text, None, given)
-
-
-def _from(spans: Sequence[Span], start: int) -> list[Span]:
-    """Return the spans that begin at `start` or later, counted from there."""
-    return [(begin - start, end - start) for begin, end in spans if begin >= start]
+        last = int(ids[-1]) if len(ids) else None
+        if finish_reason != "stop" or last is None:
+            return SampledText(text, None, given, last)
+        asked = self.encoder.text_of(last) if last in stop_token_ids else None
+        return SampledText(text, self._stop_texts.get(last) or asked, given, last)

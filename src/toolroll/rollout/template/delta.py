@@ -26,8 +26,8 @@ from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.render import Renderer, read_arguments
-from toolroll.rollout.types import Message, Tool
+from toolroll.rollout.template.render import Head, Renderer, read_arguments
+from toolroll.rollout.types import Message
 
 SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 """ASCII letters and digits: no template strips, escapes or splits it, and no conversation
@@ -39,17 +39,19 @@ _SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The text of an assistant turn as sampled, stop token included; `stop` is that token's text,
-    None for a cut turn. `stops`: further tokens that may end a turn, besides those that the deriver
-    knows."""
+class SampledText:
+    """The text of an assistant turn as sampled, stop token included. `stop` is that token's text,
+    None for a cut turn. `stops`: further tokens that may end a turn, in addition to the template's.
+    `last_id`: the last sampled id, None if nothing was sampled.
+    """
 
     text: str
     stop: str | None
     stops: tuple[str, ...] = ()
+    last_id: int | None = None
 
     @property
-    def said(self) -> str:
+    def body(self) -> str:
         """The text without the stop token."""
         return self.text[: -len(self.stop)] if self.stop else self.text
 
@@ -98,34 +100,31 @@ class DeltaRenderer:
         self,
         messages: Sequence[Message],
         new: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        sampled: Sampled,
+        head: Head,
+        sampled: SampledText,
         *,
-        served: str | None = None,
+        served: str,
         fork: bool = False,
     ) -> RenderedDelta:
-        """Return the text to append after `messages` (the last one is the assistant turn that was
-        sampled) for `new`.
+        """Return the text to append for `new` after `messages`.
 
-        `served`: the text that the turn was sampled after, if the caller has it; else it is
-        rendered. `fork`: raise for a text that rewrites history. Raises `HistoryRewrittenError` if
-        no text to append exists, or none that may be used, and `TemplateError` if the template
-        refuses the conversation.
+        Messages and `head` are those of `Renderer.prepare` and `Renderer.head`. The last one of
+        `messages` is the assistant turn that was sampled after the text `served`. `fork`: raise for
+        a text that rewrites history. Raises `HistoryRewrittenError` if no text to append exists, or
+        none that may be used, and `TemplateError` if the template refuses the conversation.
         """
-        if not messages or messages[-1].get("role") != "assistant":
+        if messages[-1].get("role") != "assistant":
             raise TemplateError(
                 "a delta follows an assistant turn: the last message before the new ones has "
                 "another role"
             )
-        if served is None:
-            served = self.renderer.render(messages[:-1], tools, generate=True)
-        whole = self.renderer.render([*messages, *new], tools, generate=True)
+        whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
         if fork and not whole.startswith(served):
             raise HistoryRewrittenError(_SERVED_ANEW)
         cut = self._end_of_turn(messages[-1], sampled, served, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None)
-        tail = self._tail(messages, new, tools, sampled)
+        tail = self._tail(messages, new, head, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError(
                 "the text of the new messages depends on what the assistant turn says"
@@ -137,10 +136,12 @@ class DeltaRenderer:
         )
         cut = len(whole) - len(tail.after) + resume_at
         return RenderedDelta(
-            whole, cut, self._rewritten(messages, tools, sampled, served, whole, whole[:cut], tail)
+            whole, cut, self._rewritten(messages, head, sampled, served, whole, whole[:cut], tail)
         )
 
-    def _end_of_turn(self, turn: Message, sampled: Sampled, served: str, whole: str) -> int | None:
+    def _end_of_turn(
+        self, turn: Message, sampled: SampledText, served: str, whole: str
+    ) -> int | None:
         """Return where the sampled turn ends in `whole`, if that begins with the text that was
         served and the turn: letter for letter, or with other white space and the same end. None if
         it must be found by comparing renders."""
@@ -154,12 +155,12 @@ class DeltaRenderer:
                 if stop in whole[begin:]
             ]
             close_at, _, close = min(hits, default=(0, 0, ""))
-            if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.said):
+            if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.body):
                 return None
             end = close_at + len(close)
         return None if _shown_again(turn, whole[end:]) else end
 
-    def _all_stops(self, sampled: Sampled) -> set[str]:
+    def _all_stops(self, sampled: SampledText) -> set[str]:
         return {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
 
     # --- the tail ---------------------------------------------------------------------------------
@@ -168,8 +169,8 @@ class DeltaRenderer:
         self,
         messages: Sequence[Message],
         new: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        sampled: Sampled,
+        head: Head,
+        sampled: SampledText,
     ) -> _Tail:
         """Render with the nonce and find where the assistant turn ends."""
         if any(
@@ -178,7 +179,7 @@ class DeltaRenderer:
             raise HistoryRewrittenError(
                 "the turn spells a stop token, and the template does not show it as it was sampled"
             )
-        probe, after, alone = self._after_nonce(messages, new, tools)
+        probe, after, alone = self._after_nonce(messages, new, head)
         hits = [
             (alone.find(stop), -len(stop), stop)
             for stop in self._all_stops(sampled)
@@ -223,7 +224,7 @@ class DeltaRenderer:
         return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
 
     def _after_nonce(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] | None
+        self, messages: Sequence[Message], new: Sequence[Message], head: Head
     ) -> tuple[tuple[Message, ...], str, str]:
         turn = messages[-1]
         probes = [_probe_content(turn)]
@@ -234,8 +235,8 @@ class DeltaRenderer:
             probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
         for probe in probes:
             probed = (*messages[:-1], probe)
-            after = self.renderer.render([*probed, *new], tools, generate=True)
-            alone = self.renderer.render(probed, tools, generate=False)
+            after = self.renderer.render_prepared([*probed, *new], head, generate=True)
+            alone = self.renderer.render_prepared(probed, head, generate=False)
             if SENTINEL in after and SENTINEL in alone:
                 return (
                     probed,
@@ -282,8 +283,8 @@ class DeltaRenderer:
     def _rewritten(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        sampled: Sampled,
+        head: Head,
+        sampled: SampledText,
         served: str,
         whole: str,
         kept: str,
@@ -295,7 +296,7 @@ class DeltaRenderer:
             return _SERVED_ANEW
         if kept[len(served) :] == sampled.text:
             return None
-        alone = self.renderer.render(messages, tools, generate=False)
+        alone = self.renderer.render_prepared(messages, head, generate=False)
         if not alone.startswith(served):
             return (
                 "the last assistant turn is rendered with another beginning than the generation "
@@ -304,18 +305,18 @@ class DeltaRenderer:
         turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
         if turn_alone == turn_then or _reads_like_history(
-            _squash(sampled.said), _squash(turn_alone), _squash(turn_then)
+            _squash(sampled.body), _squash(turn_alone), _squash(turn_then)
         ):
             return None
         return "the last assistant turn is rendered differently once messages follow it"
 
 
 def _texts_of(item: Any) -> Iterator[str]:
-    """Yield the strings of a message."""
+    """Yield the strings of a message, names of arguments included."""
     if isinstance(item, str):
         yield item
     elif isinstance(item, dict | list | tuple):
-        for part in item.values() if isinstance(item, dict) else item:
+        for part in (*item, *item.values()) if isinstance(item, dict) else item:
             yield from _texts_of(part)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import FunctionType
@@ -57,6 +58,18 @@ _TOOL: Tool = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all renders of one conversation share: its tools, and the text of its leading system
+    messages and tools, as the template renders it and as `head_hook` rewrites it (both empty
+    without a hook).
+    """
+
+    tools: list[Tool] | None
+    text: str = ""
+    rewritten: str = ""
+
+
 class Renderer:
     """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
 
@@ -88,7 +101,6 @@ class Renderer:
         self.head_hook = head_hook
         self._variables = replace_surrogates(self.kwargs)
         self._apply = _applier(tokenizer, self.now)
-        self._heads: dict[str, tuple[str, str]] = {}
         self._takes_parts: dict[str, bool] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
         """How the template takes a call's arguments; None if it does not show them."""
@@ -105,12 +117,37 @@ class Renderer:
 
         Raise `TemplateError` with the template's own message if it refuses the conversation.
         """
+        prepared = self.prepare(messages)
+        return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
+
+    def prepare(self, messages: Sequence[Message]) -> list[Message]:
+        """Return `messages` as the template takes them: contents, arguments, no surrogates.
+
+        A prepared message is prepared again at no cost and without a change.
+        """
         form = self.argument_form or "dict"
-        prepared = [_with_arguments(self.with_content(message), form) for message in messages]
-        prepared = replace_surrogates(prepared)
+        return [
+            replace_surrogates(_with_arguments(self.with_content(message), form))
+            for message in messages
+        ]
+
+    def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | None) -> Head:
+        """Return what all renders of a conversation share that begins with `prepared`."""
         tools = replace_surrogates(list(tools)) if tools else None
-        text = self._render(prepared, tools, generate=generate)
-        return text if self.head_hook is None else self._with_head(text, prepared, tools)
+        if self.head_hook is None:
+            return Head(tools)
+        try:
+            lead = list(itertools.takewhile(_is_lead, prepared))
+            text = self._render(lead, tools, generate=False)
+        except TemplateError:  # a template that asks for a user message has no head of its own
+            text = ""
+        return Head(tools, text, self.head_hook(text))
+
+    def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
+        """Return the text of messages from `prepare`; `head` is that of their conversation."""
+        text = self._render(list(prepared), head.tools, generate=generate)
+        own_head = text.startswith(head.text)
+        return head.rewritten + text[len(head.text) :] if own_head else text
 
     def _render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str:
         try:
@@ -129,21 +166,6 @@ class Renderer:
                 f"(the last roles: {roles}): {str(error) or type(error).__name__}"
             ) from error
         return str(text)
-
-    def _with_head(self, text: str, messages: list[Message], tools: list[Tool] | None) -> str:
-        assert self.head_hook is not None
-        lead = list(itertools.takewhile(_is_lead, messages))
-        key = repr((lead, tools))
-        found = self._heads.get(key)
-        if found is None:
-            try:
-                head = self._render(lead, tools, generate=False)
-            except TemplateError:  # a template that asks for a user message has no head of its own
-                head = ""
-            found = head, self.head_hook(head)
-            self._heads = {key: found}  # as a whole: threads render too
-        head, hooked = found
-        return hooked + text[len(head) :] if text.startswith(head) else text
 
     # --- what the template takes -----------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import Sampled
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.encode import Span
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
@@ -273,9 +273,8 @@ def _behind(
     """
     for stop in template.stop_texts:
         try:
-            return template.deriver.derive(
-                messages[: index + 1], messages[index + 1 :], tools, Sampled(stop, stop)
-            ).text
+            cursor = template.start(messages[:index], tools)
+            return cursor.derive(SampledText(stop, stop), messages[index:]).text
         except (HistoryRewrittenError, TemplateError):
             continue
     return None

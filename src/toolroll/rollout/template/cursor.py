@@ -1,0 +1,182 @@
+"""`Cursor`: a conversation that waits for the model's next turn, and the exact ids of its prompt.
+
+Invariants: a cursor never changes; what it renders is what `Renderer.render` gives for the same
+messages and tools, because it only keeps what does not change from turn to turn: the messages as
+the template takes them, the head, and the text of its own prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import is_
+
+import numpy as np
+
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template.bodies import BodyMasker
+from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
+from toolroll.rollout.template.encode import Encoder, Span, as_ids
+from toolroll.rollout.template.render import Head, Renderer, plain_content
+from toolroll.rollout.types import IdArray, Message, Tool
+
+TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateParts:
+    """What cursors of one chat template share. `fork`: refuse to continue a prompt that the
+    template rewrites.
+    """
+
+    renderer: Renderer
+    encoder: Encoder
+    deltas: DeltaRenderer
+    bodies: BodyMasker
+    fork: bool
+
+    def body_spans(
+        self,
+        text: str,
+        messages: list[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        start: int = 0,
+        generate: bool = True,
+    ) -> list[Span]:
+        """Return the spans of the render `text` from `start` on, counted from there, that are
+        control-token text of a message or a tool.
+
+        Raise `TemplateError` if they cannot be told from the template's own tokens.
+        """
+        if not self.bodies.spells(text[start:], messages, tools):
+            return []
+        # All messages are masked, earlier ones too: a template may repeat their text.
+        masked, masked_tools, originals = self.bodies.mask(messages, tools)
+        if not originals:
+            return []
+        head = self.renderer.head(masked, masked_tools)
+        marked = self.renderer.render_prepared(masked, head, generate=generate)
+        spans = self.bodies.locate(marked, originals, text)
+        return [(begin - start, end - start) for begin, end in spans if begin >= start]
+
+
+class Cursor:
+    """The conversation `messages`, prepared by the renderer, at the end of its generation prompt.
+
+    Made by `ChatTemplate.start` and by `after`. `preserved`: what the template would have rewritten
+    of the tokens before this prompt, if history is preserved on request; None if nothing.
+    """
+
+    def __init__(
+        self,
+        parts: TemplateParts,
+        messages: list[Message],
+        head: Head,
+        *,
+        preserved: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        self._parts = parts
+        self._messages = messages
+        self._head = head
+        self.preserved = preserved
+        if text is not None:
+            self.text = text
+
+    @cached_property
+    def text(self) -> str:
+        """The render of the conversation, generation prompt included.
+
+        Raises `TemplateError` if the template refuses the conversation.
+        """
+        return self._parts.renderer.render_prepared(self._messages, self._head, generate=True)
+
+    def prompt(self, *, keep: IdArray | None = None) -> IdArray:
+        """Return the ids of the whole prompt.
+
+        `keep`: ids that were served for an earlier form of the conversation. They stay as far as
+        their text agrees, up to a control token, which no merge crosses; only the rest is encoded.
+        """
+        text, encoder = self.text, self._parts.encoder
+        bodies = self._parts.body_spans(text, self._messages, self._head.tools)
+        if keep is None:
+            return as_ids(encoder.encode(text, bodies))
+        kept = position = 0
+        for place in np.flatnonzero(np.isin(keep, list(encoder.control_ids))):
+            run = encoder.decode(keep[kept : place + 1])
+            end = position + len(run)
+            if not text.startswith(run, position) or any(at < end <= stop for at, stop in bodies):
+                break
+            kept, position = int(place) + 1, end
+        rest = [(at - position, stop - position) for at, stop in bodies if at >= position]
+        previous = int(keep[kept - 1]) if kept else None
+        ids = as_ids(encoder.encode(text[position:], rest, previous=previous))
+        return np.concatenate([keep[:kept], ids])
+
+    def after(
+        self,
+        sampled: SampledText,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+    ) -> tuple[IdArray, Cursor]:
+        """Return the ids to append with loss mask 0, and the cursor after them.
+
+        The ids are the rest of the text that closes the turn, the new messages, and the next
+        generation prompt.
+
+        Args:
+            sampled: What was sampled after this prompt (`ChatTemplate.sampled`).
+            messages: The message of that turn, then the new ones.
+            tools: The tools from now on. Default: the same.
+
+        Raises `HistoryRewrittenError` if the template rewrites what was served, unless history is
+        preserved, and `TemplateError` if it refuses the conversation.
+        """
+        parts, head = self._parts, self._with_tools(tools)
+        turn, new = self._prepared(messages)
+        found = self._derive(sampled, turn, new, head, fork=parts.fork)
+        if found.rewritten is not None and parts.fork:
+            raise HistoryRewrittenError(found.rewritten)
+        whole = [*self._messages, turn, *new]
+        bodies = parts.body_spans(found.whole, whole, head.tools, start=found.cut)
+        previous = sampled.last_id
+        if previous is None:  # nothing was sampled: the delta follows the prompt
+            previous = parts.encoder.ending_id(self.text)
+        ids = as_ids(parts.encoder.encode(found.text, bodies, previous=previous))
+        return ids, Cursor(parts, whole, head, preserved=found.rewritten, text=found.whole)
+
+    def derive(self, sampled: SampledText, messages: Sequence[Message]) -> RenderedDelta:
+        """Return the text that `after` appends if history is preserved; what the template would
+        rewrite is in `rewritten`.
+        """
+        return self._derive(sampled, *self._prepared(messages), self._head, fork=False)
+
+    def _derive(
+        self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
+    ) -> RenderedDelta:
+        before = [*self._messages, turn]
+        return self._parts.deltas.derive(before, new, head, sampled, served=self.text, fork=fork)
+
+    def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
+        if not messages:
+            raise TemplateError("a delta needs the message of the turn that was sampled")
+        prepare = self._parts.renderer.prepare
+        return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
+
+    def _with_tools(self, tools: Sequence[Tool] | None) -> Head:
+        """Return the head with `tools`. Raise `HistoryRewrittenError` if the prompt that was
+        served would have been another one.
+        """
+        own = self._head.tools or []
+        if tools is None or (len(tools) == len(own) and all(map(is_, tools, own))):
+            return self._head
+        renderer = self._parts.renderer
+        head = renderer.head(self._messages, tools)
+        # compared as Python prints them: 1 and True are equal, and render differently
+        if repr(head) == repr(self._head):
+            return self._head
+        if renderer.render_prepared(self._messages, head, generate=True) != self.text:
+            raise HistoryRewrittenError(TOOLS_CHANGED)
+        return head
