@@ -36,6 +36,7 @@ from benchmarks.peers import (
     readable,
 )
 from benchmarks.tables import Table, number
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
@@ -71,7 +72,7 @@ class Toolroll:
             self.template = self._make()
 
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
-        self._session, self._turns, self.preserved = Session("s"), list[TurnSpan](), 0
+        self._session, self._turns, self.preserved = SessionPath(Session("s")), list[TurnSpan](), 0
         self._messages, self._tools = list(messages), tools
         self._cursor = self.template.start(messages, tools)
         self._session.observe(self._cursor.prompt())

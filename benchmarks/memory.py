@@ -26,6 +26,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
@@ -43,12 +44,12 @@ TOKENS = 12_000
 _PROMPT = 4_000
 
 
-def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> Session:
+def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> SessionPath:
     """A live session of that many tokens: a prompt of 4,000, and turns that share the rest
     between sampled and observed ones.
     """
     rng = np.random.default_rng(seed)
-    made = Session(f"s{seed}")
+    made = SessionPath(Session(f"s{seed}"))
     made.observe(rng.integers(0, 150_000, _PROMPT).astype(np.int32))
     each = (tokens - _PROMPT) // (2 * turns)
     params = {"temperature": 1.0, "max_new_tokens": 512}

@@ -13,6 +13,7 @@ import orjson
 from benchmarks.clock import cpu_in_turns, cpu_of
 from benchmarks.tables import Table, number
 from toolroll.rollout.engine import Engine, parse_completion
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -40,10 +41,10 @@ def reply(tokens: int, prompt: int = 100, seed: int = 0) -> bytes:
     return orjson.dumps({"text": "word " * tokens, "output_ids": ids, "meta_info": meta})
 
 
-def session(length: int, seed: int = 0) -> Session:
+def session(length: int, seed: int = 0) -> SessionPath:
     """One of that many tokens."""
     rng = random.Random(seed)
-    made = Session("s")
+    made = SessionPath(Session("s"))
     made.observe([rng.randrange(150_000) for _ in range(length)])
     return made
 

@@ -26,6 +26,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
@@ -107,7 +108,7 @@ class Talk:
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self.messages = list(FIRST)
-        self.session, self.turns = Session("s"), list[TurnSpan]()
+        self.session, self.turns = SessionPath(Session("s")), list[TurnSpan]()
         self.cursor = template.start(FIRST, [TOOL])
         prompt = self.cursor.prompt()
         self.session.observe(prompt)
@@ -223,9 +224,9 @@ def test_a_completion_is_read_without_a_call_for_each_token() -> None:
     assert counts[0] == counts[1]
 
 
-def live(turns: int, tokens: int) -> Session:
+def live(turns: int, tokens: int) -> SessionPath:
     """A session of that many tokens, a third of them its prompt."""
-    session = Session("s")
+    session = SessionPath(Session("s"))
     session.observe(np.arange(tokens // 3, dtype=np.int32) + 50_000)
     each = (tokens - tokens // 3) // (2 * turns)
     for _ in range(turns):

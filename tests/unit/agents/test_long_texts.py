@@ -49,7 +49,7 @@ class Watch:
             (template.encoder, "decode", lambda ids: 2 * len(ids)),
             (
                 template.renderer,
-                "render",
+                "render_prepared",
                 lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages),
             ),
             (served.parser, "parse", lambda text, **_: len(text)),
@@ -91,7 +91,7 @@ async def test_no_long_text_is_encoded_on_the_event_loop(
     assert result.status is Status.COMPLETED
     assert result.metrics["turns"] == 2
     assert watch.on_loop == set()
-    assert watch.elsewhere >= {"encode", "render"}
+    assert watch.elsewhere >= {"encode", "render_prepared"}
 
 
 async def test_no_long_reply_is_parsed_on_the_event_loop(

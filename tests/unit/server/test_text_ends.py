@@ -33,8 +33,10 @@ def ends(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[CompletionInde
     found, nodes = CompletionIndex(session), []
     for prompt, said in texts:
         ids = np.array(encoder.encode(said), dtype=np.int32)
-        node = session.grow_sampled(
-            session.grow(None, encoder.encode(prompt)), Completion(ids, None, "stop"), {}
+        node = session.sample(
+            Completion(ids, None, "stop"),
+            {},
+            after=session.observe(encoder.encode(prompt), after=None),
         )
         found.append(node)
         nodes.append(node)

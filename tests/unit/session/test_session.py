@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import CONTEXT, Session
 from toolroll.rollout.types import Completion, WeightVersion
 
@@ -39,14 +40,14 @@ def said(ids: list[int], *, logprobs: bool = True, version: str = "v", **fields:
     )
 
 
-def played(*steps: tuple[str, list[int]]) -> Session:
-    session = Session("s")
+def played(*steps: tuple[str, list[int]]) -> SessionPath:
+    path = SessionPath(Session("s"))
     for kind, ids in steps:
         if kind == "observe":
-            session.observe(ids)
+            path.observe(ids)
         else:
-            session.sample(said(ids), {"temperature": 1.0})
-    return session
+            path.sample(said(ids), {"temperature": 1.0})
+    return path
 
 
 # --- one path -------------------------------------------------------------------------------------
@@ -59,22 +60,22 @@ def played(*steps: tuple[str, list[int]]) -> Session:
 def test_a_path_is_the_concatenation_of_its_steps(
     first: list[int], steps: list[tuple[str, list[int]]]
 ) -> None:
-    session = Session("s")
+    path = SessionPath(Session("s"))
     whole: list[int] = []
     sampled: list[tuple[int, int]] = []
     for kind, ids in [("observe", first), *steps]:
-        before = session.input_ids.tolist()
+        before = path.input_ids.tolist()
         if kind == "observe":
-            session.observe(ids)
+            path.observe(ids)
         else:
-            node = session.sample(said(ids), {})
+            node = path.sample(said(ids), {})
             assert (node.start, node.stop) == (len(whole), len(whole) + len(ids))
             sampled += [(len(whole), len(ids))] if ids else []
         whole += ids
-        assert session.input_ids.tolist() == whole and len(session) == len(whole)
-        assert session.input_ids.tolist()[: len(before)] == before  # I1
-        assert orjson.loads(b"[" + session.input_ids_json + b"]") == whole
-    [trajectory] = session.trajectories()
+        assert path.input_ids.tolist() == whole and len(path) == len(whole)
+        assert path.input_ids.tolist()[: len(before)] == before  # I1
+        assert orjson.loads(b"[" + path.input_ids_json + b"]") == whole
+    [trajectory] = path.session.trajectories()
     stop = sampled[-1][0] + sampled[-1][1] if sampled else None
     mask, logprobs = (
         np.zeros(len(whole), dtype=np.uint8),
@@ -96,27 +97,27 @@ def test_a_path_is_the_concatenation_of_its_steps(
 
 
 def test_what_is_behind_the_last_sampled_token_is_left_out() -> None:
-    session = played(("observe", [1]), ("sample", [2]), ("observe", [3, 4]))
-    assert session.trajectories()[0].input_ids.tolist() == [1, 2]
-    assert session.input_ids.tolist() == [1, 2, 3, 4]
+    path = played(("observe", [1]), ("sample", [2]), ("observe", [3, 4]))
+    assert path.session.trajectories()[0].input_ids.tolist() == [1, 2]
+    assert path.input_ids.tolist() == [1, 2, 3, 4]
 
 
 def test_an_abort_that_sampled_nothing_is_no_turn() -> None:
-    session = played(("observe", [1]), ("sample", [2]), ("observe", [3]), ("sample", []))
-    [trajectory] = session.trajectories()
+    path = played(("observe", [1]), ("sample", [2]), ("observe", [3]), ("sample", []))
+    [trajectory] = path.session.trajectories()
     assert trajectory.input_ids.tolist() == [1, 2] and len(trajectory.turns) == 1
 
 
 def test_the_weight_versions_are_moved_to_their_place() -> None:
-    session = Session("s")
-    session.observe([1, 2, 3])
+    path = SessionPath(Session("s"))
+    path.observe([1, 2, 3])
     spans = (WeightVersion("a", 0, 1), WeightVersion("b", 1, 2))
-    session.sample(
+    path.sample(
         Completion(np.array([4, 5], dtype=np.int32), None, "stop", weight_versions=spans), {}
     )
-    session.observe([6])
-    session.sample(said([7], version="c"), {})
-    [trajectory] = session.trajectories()
+    path.observe([6])
+    path.sample(said([7], version="c"), {})
+    [trajectory] = path.session.trajectories()
     assert trajectory.weight_versions == (
         WeightVersion("a", 3, 4),
         WeightVersion("b", 4, 5),
@@ -125,15 +126,15 @@ def test_the_weight_versions_are_moved_to_their_place() -> None:
 
 
 def test_a_turn_says_how_it_was_sampled() -> None:
-    session = Session("s")
-    session.observe([1])
+    path = SessionPath(Session("s"))
+    path.observe([1])
     params = {"temperature": 0.5}
     completion = said(
         [2], finish_reason="length", matched=None, prompt_tokens=1, cached_tokens=7, latency=0.5
     )
-    session.sample(completion, params)
+    path.sample(completion, params)
     params["temperature"] = 9.0
-    [turn] = session.trajectories()[0].turns
+    [turn] = path.session.trajectories()[0].turns
     assert (turn.finish_reason, turn.prompt_tokens, turn.cached_tokens, turn.latency) == (
         "length",
         1,
@@ -146,71 +147,71 @@ def test_a_turn_says_how_it_was_sampled() -> None:
 
 
 def test_sampled_tokens_without_logprobs_are_trained_and_have_none() -> None:
-    session = Session("s")
-    session.observe([1])
-    session.sample(said([2, 3], logprobs=False), {})
-    [trajectory] = session.trajectories()
+    path = SessionPath(Session("s"))
+    path.observe([1])
+    path.sample(said([2, 3], logprobs=False), {})
+    [trajectory] = path.session.trajectories()
     assert trajectory.loss_mask.tolist() == [0, 1, 1] and np.isnan(trajectory.logprobs).all()
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    session = Session("s")
+    path = SessionPath(Session("s"))
     with pytest.raises(TokenError, match="observe its prompt before it"):
-        session.sample(said([1]), {})
-    session.observe([1])
+        path.sample(said([1]), {})
+    path.observe([1])
     wrong = Completion(np.array([1, 2], dtype=np.int32), np.zeros(3, dtype=np.float32), "stop")
     with pytest.raises(TokenError, match="2 sampled ids came with 3 logprobs"):
-        session.sample(wrong, {})
-    assert session.input_ids.tolist() == [1]
+        path.sample(wrong, {})
+    assert path.input_ids.tolist() == [1]
 
 
 def test_the_ids_that_are_handed_out_never_change() -> None:
-    session = played(("observe", [1, 2]))
-    handed = session.input_ids
+    path = played(("observe", [1, 2]))
+    handed = path.input_ids
     for at in range(3, 2000):
-        session.observe([at])
+        path.observe([at])
     with pytest.raises(ValueError, match="read-only"):
         handed[0] = 99
-    session.fork([1, 7], "another way")
+    path.fork([1, 7], "another way")
     assert handed.tolist() == [1, 2]
-    assert session.input_ids.tolist() == [1, 7]
+    assert path.input_ids.tolist() == [1, 7]
 
 
 def test_the_json_is_kept_for_any_integer_type() -> None:
-    session = Session("s")
-    session.observe(np.array([1, 2], dtype=np.int64))
-    session.observe(np.array([3, 9, 4, 9], dtype=np.int32)[::2])
-    assert session.input_ids_json == b"1,2,3,4"
+    path = SessionPath(Session("s"))
+    path.observe(np.array([1, 2], dtype=np.int64))
+    path.observe(np.array([3, 9, 4, 9], dtype=np.int32)[::2])
+    assert path.input_ids_json == b"1,2,3,4"
 
 
 # --- excluding ------------------------------------------------------------------------------------
 
 
 def test_an_excluded_turn_stays_where_it_is_untrained_and_says_why() -> None:
-    session = Session("s")
-    session.observe([1])
-    bad = session.sample(said([2]), {})
-    session.observe([3])
-    session.sample(said([4]), {})
-    session.exclude("invalid call", [bad])
-    session.exclude("a later reason", [bad])
-    [trajectory] = session.trajectories()
+    path = SessionPath(Session("s"))
+    path.observe([1])
+    bad = path.sample(said([2]), {})
+    path.observe([3])
+    path.sample(said([4]), {})
+    path.session.exclude("invalid call", [bad])
+    path.session.exclude("a later reason", [bad])
+    [trajectory] = path.session.trajectories()
     assert trajectory.loss_mask.tolist() == [0, 0, 0, 1]
     assert not np.isnan(trajectory.logprobs[1])
     assert [turn.excluded for turn in trajectory.turns] == ["invalid call", None]
     assert trajectory.prompt_length == 1
-    session.exclude("verification: delta")
-    assert session.trajectories()[0].trained_tokens == 0
+    path.session.exclude("verification: delta")
+    assert path.session.trajectories()[0].trained_tokens == 0
 
 
 # --- forks ----------------------------------------------------------------------------------------
 
 
 def test_a_fork_trains_only_what_it_adds() -> None:
-    session = played(("observe", [1, 2]), ("sample", [3]), ("observe", [4]), ("sample", [5]))
-    session.fork([1, 2, 3, 9, 9], "reasoning is stripped")
-    session.sample(said([6]), {})
-    first, second = session.trajectories()
+    path = played(("observe", [1, 2]), ("sample", [3]), ("observe", [4]), ("sample", [5]))
+    path.fork([1, 2, 3, 9, 9], "reasoning is stripped")
+    path.sample(said([6]), {})
+    first, second = path.session.trajectories()
     assert first.input_ids.tolist() == [1, 2, 3, 4, 5] and first.loss_mask.tolist() == [
         0,
         0,
@@ -234,11 +235,11 @@ def test_a_fork_trains_only_what_it_adds() -> None:
 
 def test_a_fork_shares_whole_steps_only() -> None:
     """Half a sampled turn cannot be kept: its other half was sampled behind it."""
-    session = played(("observe", [1]), ("sample", [2, 3]), ("observe", [4]))
-    node = session.fork([1, 2, 9], "rewritten")
+    path = played(("observe", [1]), ("sample", [2, 3]), ("observe", [4]))
+    node = path.fork([1, 2, 9], "rewritten")
     assert node.start == 1 and node.ids.tolist() == [2, 9]
-    session.sample(said([5]), {})
-    first, second = session.trajectories()
+    path.sample(said([5]), {})
+    first, second = path.session.trajectories()
     assert first.loss_mask.tolist() == [0, 1, 1]
     assert second.loss_mask.tolist() == [0, 0, 0, 1] and [turn.start for turn in second.turns] == [
         3
@@ -246,21 +247,21 @@ def test_a_fork_shares_whole_steps_only() -> None:
 
 
 def test_a_fork_that_shares_nothing_is_a_root_of_its_own() -> None:
-    session = played(("observe", [1]), ("sample", [2]))
-    session.fork([7, 8], "the tool list changed")
-    session.sample(said([3]), {})
-    first, second = session.trajectories()
+    path = played(("observe", [1]), ("sample", [2]))
+    path.fork([7, 8], "the tool list changed")
+    path.sample(said([3]), {})
+    first, second = path.session.trajectories()
     assert first.input_ids.tolist() == [1, 2] and second.input_ids.tolist() == [7, 8, 3]
-    assert orjson.loads(b"[" + session.input_ids_json + b"]") == [7, 8, 3]
+    assert orjson.loads(b"[" + path.input_ids_json + b"]") == [7, 8, 3]
 
 
 def test_a_fork_on_which_nothing_was_sampled_is_no_trajectory() -> None:
-    session = played(("observe", [1]), ("sample", [2]))
-    session.fork([7], "rewritten")
-    assert [trajectory.input_ids.tolist() for trajectory in session.trajectories()] == [[1, 2]]
-    bare = Session("s")
+    path = played(("observe", [1]), ("sample", [2]))
+    path.fork([7], "rewritten")
+    assert [trajectory.input_ids.tolist() for trajectory in path.session.trajectories()] == [[1, 2]]
+    bare = SessionPath(Session("s"))
     bare.observe([1, 2])
-    [only] = bare.trajectories()
+    [only] = bare.session.trajectories()
     assert only.input_ids.tolist() == [1, 2] and only.prompt_length == 2 and only.turns == ()
     assert Session("s").trajectories() == ()
 
@@ -309,28 +310,28 @@ STEPS = st.lists(
 def test_no_sampled_token_is_trained_twice_and_none_is_lost(
     first: list[int], steps: list[tuple[str, Any]]
 ) -> None:
-    session, model = Session("s"), Model()
-    session.observe(first)
+    path, model = SessionPath(Session("s")), Model()
+    path.observe(first)
     model.append(False, first)
     for kind, what in steps:
         if kind == "observe":
-            session.observe(what)
+            path.observe(what)
             model.append(False, what)
         elif kind == "sample":
-            session.sample(said(what), {})
+            path.sample(said(what), {})
             model.append(True, what)
         else:
             keep, rest = what
             prompt = [*model.ids()[:keep], *rest]
-            session.fork(prompt, "rewritten")
+            path.fork(prompt, "rewritten")
             model.fork(prompt)
-        assert session.input_ids.tolist() == model.ids()
-        assert orjson.loads(b"[" + session.input_ids_json + b"]") == model.ids()
-    trajectories = session.trajectories()
+        assert path.input_ids.tolist() == model.ids()
+        assert orjson.loads(b"[" + path.input_ids_json + b"]") == model.ids()
+    trajectories = path.session.trajectories()
     trained = sum(trajectory.trained_tokens for trajectory in trajectories)
     sampled: dict[int, int] = {}
-    for path in [*model.paths, model.path]:
-        sampled |= {step: len(ids) for step, was_sampled, ids in path if was_sampled}
+    for steps_of in [*model.paths, model.path]:
+        sampled |= {step: len(ids) for step, was_sampled, ids in steps_of if was_sampled}
     assert trained == sum(sampled.values())
     for trajectory in trajectories:
         inside = np.zeros(len(trajectory), dtype=bool)
@@ -357,27 +358,27 @@ def with_experts(ids: list[int], total: int) -> Completion:
 
 
 def test_the_last_turns_experts_are_the_trajectorys_and_those_before_are_forgotten() -> None:
-    session = Session("s")
-    session.observe([1, 2, 3])
-    first = session.sample(with_experts([4, 5], 5), {})
-    session.observe([6])
-    session.sample(with_experts([7, 8], 8), {})
+    path = SessionPath(Session("s"))
+    path.observe([1, 2, 3])
+    first = path.sample(with_experts([4, 5], 5), {})
+    path.observe([6])
+    path.sample(with_experts([7, 8], 8), {})
     assert first.completion is not None
     assert first.completion.routed_experts is None
-    [trajectory] = session.trajectories()
+    [trajectory] = path.session.trajectories()
     assert trajectory.routed_experts is not None
     assert trajectory.routed_experts.shape == (len(trajectory) - 1, 4)
 
 
 def test_a_forks_sequences_keep_their_own_experts() -> None:
-    session = Session("s")
-    session.observe([1, 2, 3])
-    session.sample(with_experts([4, 5], 5), {})
-    session.fork([1, 2, 9], "rewritten")
-    session.sample(with_experts([7], 4), {})
+    path = SessionPath(Session("s"))
+    path.observe([1, 2, 3])
+    path.sample(with_experts([4, 5], 5), {})
+    path.fork([1, 2, 9], "rewritten")
+    path.sample(with_experts([7], 4), {})
     shapes = [
         trajectory.routed_experts.shape
-        for trajectory in session.trajectories()
+        for trajectory in path.session.trajectories()
         if trajectory.routed_experts is not None
     ]
     assert shapes == [(4, 4), (3, 4)]
@@ -387,34 +388,33 @@ def test_a_forks_sequences_keep_their_own_experts() -> None:
 
 
 def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> None:
-    session = played(("observe", [1, 2]), ("sample", [3]))
-    handed, before = session.input_ids, session.head
+    path = played(("observe", [1, 2]), ("sample", [3]))
+    handed, before = path.input_ids, path.head
     assert before is not None
-    aside = session.grow(before, [70, 71])
-    assert session.grow(before, [70, 71]) == aside and hash(session.grow(before, [70, 71])) == hash(
-        aside
-    )
-    assert session.grow(before, [70, 72]) != aside
-    session.grow_sampled(aside, said([8]), {})
-    assert session.input_ids.tolist() == [1, 2, 3] and session.head == before
-    session.observe([4])
-    session.sample(said([5]), {})
-    assert session.input_ids.tolist() == [1, 2, 3, 4, 5] and handed.tolist() == [1, 2, 3]
-    assert orjson.loads(b"[" + session.input_ids_json + b"]") == [1, 2, 3, 4, 5]
-    assert session.path_ids(aside).tolist() == [1, 2, 3, 70, 71]
-    assert [found.input_ids.tolist() for found in session.trajectories()] == [
+    aside = path.session.observe([70, 71], after=before)
+    again = path.session.observe([70, 71], after=before)
+    assert again == aside and hash(again) == hash(aside)
+    assert path.session.observe([70, 72], after=before) != aside
+    path.session.sample(said([8]), {}, after=aside)
+    assert path.input_ids.tolist() == [1, 2, 3] and path.head == before
+    path.observe([4])
+    path.sample(said([5]), {})
+    assert path.input_ids.tolist() == [1, 2, 3, 4, 5] and handed.tolist() == [1, 2, 3]
+    assert orjson.loads(b"[" + path.input_ids_json + b"]") == [1, 2, 3, 4, 5]
+    assert path.session.path_ids(aside).tolist() == [1, 2, 3, 70, 71]
+    assert [found.input_ids.tolist() for found in path.session.trajectories()] == [
         [1, 2, 3, 70, 71, 8],
         [1, 2, 3, 4, 5],
     ]
-    assert (session.nodes, session.tokens) == (7, 10)
+    assert (path.session.nodes, path.session.tokens) == (7, 10)
 
 
 def test_a_node_tells_what_was_said_there() -> None:
-    session = played(("observe", [1]))
+    path = played(("observe", [1]))
     answer = said(
         [2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1, matched=3
     )
-    node = session.sample(answer, {"temperature": 0.5})
+    node = path.sample(answer, {"temperature": 0.5})
     found = node.completion
     assert found is not None and node.logprobs is not None and answer.logprobs is not None
     assert found.output_ids.tolist() == node.ids.tolist() == [2, 3]
@@ -439,7 +439,7 @@ def test_a_node_tells_what_was_said_there() -> None:
         None,
         {},
     )
-    assert node.path() == [parent, node] and session.head == node
+    assert node.path() == [parent, node] and path.head == node
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -461,52 +461,50 @@ NO_IDS = [
 
 
 @pytest.mark.parametrize("bad", NO_IDS, ids=repr)
-@pytest.mark.parametrize("how", ["observe", "sample", "fork", "grow", "grow_sampled"])
+@pytest.mark.parametrize("how", ["observe", "sample", "fork"])
 def test_what_is_no_list_of_ids_leaves_nothing_behind(how: str, bad: Any) -> None:
-    session = played(("observe", [1]), ("sample", [2]))
-    head = session.head
+    path = played(("observe", [1]), ("sample", [2]))
+    head = path.head
     assert head is not None
     writes: dict[str, Any] = {
-        "observe": lambda: session.observe(bad),
-        "sample": lambda: session.sample(Completion(bad, None, "stop"), {}),
-        "fork": lambda: session.fork(bad, "rewritten"),
-        "grow": lambda: session.grow(head, bad),
-        "grow_sampled": lambda: session.grow_sampled(head, Completion(bad, None, "stop"), {}),
+        "observe": lambda: path.observe(bad),
+        "sample": lambda: path.sample(Completion(bad, None, "stop"), {}),
+        "fork": lambda: path.fork(bad, "rewritten"),
     }
     with pytest.raises(TokenError, match="token ids must"):
         writes[how]()
-    assert (session.head, head.children, session.nodes, session.tokens) == (head, 0, 2, 2)
-    assert session.input_ids.tolist() == [1, 2] and session.input_ids_json == b"1,2"
-    [trajectory] = session.trajectories()
+    assert (path.head, head.children, path.session.nodes, path.session.tokens) == (head, 0, 2, 2)
+    assert path.input_ids.tolist() == [1, 2] and path.input_ids_json == b"1,2"
+    [trajectory] = path.session.trajectories()
     assert trajectory.input_ids.tolist() == [1, 2] and trajectory.loss_mask.tolist() == [0, 1]
 
 
 def test_logprobs_of_another_shape_are_refused() -> None:
-    session = played(("observe", [1]))
+    path = played(("observe", [1]))
     with pytest.raises(
         TokenError, match=r"1 sampled ids came with 1 logprobs of the shape \(1, 2\)"
     ):
-        session.sample(
+        path.sample(
             Completion(np.array([2], dtype=np.int32), np.zeros((1, 2), dtype=np.float32), "stop"),
             {},
         )
-    assert session.nodes == 1
+    assert path.session.nodes == 1
 
 
 def test_nodes_of_another_session_are_refused() -> None:
-    session, other = (
+    path, other = (
         played(("observe", [1]), ("sample", [2])),
         played(("observe", [7]), ("sample", [8])),
     )
     node = other.head
     assert node is not None
     for use in (
-        lambda: session.grow(node, [3]),
-        lambda: session.grow_sampled(node, said([3]), {}),
-        lambda: session.path_ids(node),
-        lambda: session.shared_prefix(np.array([7, 8]), node),
-        lambda: session.exclude("why", [node]),
+        lambda: path.session.observe([3], after=node),
+        lambda: path.session.sample(said([3]), {}, after=node),
+        lambda: path.session.path_ids(node),
+        lambda: path.session.shared_prefix(np.array([7, 8]), node),
+        lambda: path.session.exclude("why", [node]),
     ):
         with pytest.raises(TokenError, match="another session, not of 's'"):
             use()
-    assert session.nodes == 2 and session.trajectories()[0].trained_tokens == 1
+    assert path.session.nodes == 2 and path.session.trajectories()[0].trained_tokens == 1

@@ -24,6 +24,7 @@ from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
@@ -74,6 +75,7 @@ class Conversation:
         self.served = served
         self.template = template or served.template
         self.session = Session(session_id)
+        self._path = SessionPath(self.session)
         self.messages: list[Message] = [replace_surrogates(dict(message)) for message in messages]
         self.tools: list[Tool] = replace_surrogates(list(tools))
         self.mismatches: Counter[str] = Counter()
@@ -126,18 +128,16 @@ class Conversation:
             reason = "messages were added after a request that failed"
             await call_of_size(self._fork, reason, large=large)
         self._observed = True
-        params = await self.served.effective_params(
-            sampling_params, len(self.session), self.template
-        )
+        params = await self.served.effective_params(sampling_params, len(self._path), self.template)
         request = GenerateRequest(
-            input_ids=self.session.input_ids,
+            input_ids=self._path.input_ids,
             sampling_params=params,
             session_id=self.session.session_id,
-            input_ids_json=self.session.input_ids_json,
-            highest_id=self.session.highest_id,
+            input_ids_json=self._path.input_ids_json,
+            highest_id=self._path.highest_id,
         )
         completion = await self._generate(request)
-        node = self.session.sample(completion, params)
+        node = self._path.sample(completion, params)
         is_long = len(completion.output_ids) > LONG_REPLY
         reply = await call_of_size(self._take, completion, node, params, large=is_long)
         if self._verify == "always" and self._is_checked:
@@ -195,7 +195,7 @@ class Conversation:
         if self._cursor.preserved:
             self._preserved = True
             self.mismatches["preserved"] += 1
-        self.session.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
+        self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
     def _observe_first(self, tools: list[Tool]) -> None:
         self.tools = tools
@@ -203,7 +203,7 @@ class Conversation:
         ids = self._cursor.prompt()
         self._pending = []
         served = self._hooked(self._prompt_hook, ids, "prompt_hook")
-        self.session.observe(served)
+        self._path.observe(served)
         own = served is ids
         self.first_prompt = self._cursor.text if own else self.template.encoder.decode(served)
 
@@ -212,7 +212,7 @@ class Conversation:
             self._finished.append(self._sequence())
         self.tools = self.tools if tools is None else tools
         self._cursor = self.template.start(self.messages, self.tools)
-        self.session.fork(self._cursor.prompt(keep=self.session.input_ids), reason)
+        self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
@@ -235,7 +235,7 @@ class Conversation:
     def _sequence(self) -> ServedSequence:
         """Return the current sequence, up to its last sampled turn, as the verifier wants it."""
         return ServedSequence(
-            self.session.input_ids,
+            self._path.input_ids,
             tuple(self._turns),
             self.messages[: self._turns[-1].message + 1],
             self.tools,

@@ -208,7 +208,7 @@ class ConversationTree:
     def observe(self, prompt: Prompt) -> Node:
         """Write the prompt's own tokens; the same prompt twice is one node."""
         before = self.session.nodes
-        node = self.session.grow(prompt.parent, prompt.delta, reason=prompt.fork_reason)
+        node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
         if prompt.fork_reason is not None and self.session.nodes > before:
             self.forks.append(prompt.fork_reason)
         return node

@@ -380,7 +380,7 @@ class Endpoint:
         observed = live.tree.observe(prompt)
         source = ref(work)
         for choice in served.choices:
-            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+            node = live.session.sample(choice.completion, served.sampling_params, after=observed)
             assert choice.reading is not None
             live.tree.commit(prompt, node, choice.reading).source = source
             live.trace.append((node, "chat.completion"))
@@ -390,9 +390,9 @@ class Endpoint:
             self._start_checks(live)
 
     def _commit_text(self, live: LiveSession, plan: TextPrompt, served: CompletionResult) -> None:
-        observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
+        observed = live.session.observe(plan.delta, after=plan.parent, reason=plan.reason)
         for choice in served.choices:
-            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+            node = live.session.sample(choice.completion, served.sampling_params, after=observed)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
 

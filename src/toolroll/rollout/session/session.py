@@ -1,10 +1,8 @@
-"""`Session`: the token tree of one episode, and the single writer of ids, loss mask and logprobs.
+"""`Session`: the tokens of one session, and the only writer of ids, loss mask and logprobs.
 
-Invariants: tokens are only ever appended (`observe`: mask 0; `sample`: mask 1) or a new path is
-begun (`fork`), so the prompt of turn n+1 begins with all tokens of turn n (I1); a node that was
-sampled is trained in the first path that holds it and is context in every later one (I2, I5); nodes
-hold only the tokens they add. `grow` and `grow_sampled` write at any node of the tree, for
-conversations that branch, and leave the current path alone.
+Invariants: tokens are only ever appended, after any node of the tree (`observe`: mask 0; `sample`:
+mask 1); a sampled node is trained in the first path that holds it and is context in every later
+one (I2, I5); nodes hold only the tokens that they add.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import numpy as np
 
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.session.growable_array import GrowableArray
-from toolroll.rollout.session.json_ids import JsonIds
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.tree import NONE, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
@@ -35,64 +32,46 @@ class Session:
     session.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_head",
-        "_observed",
-        "_params",
-        "_path",
-        "_text",
-        "_tree",
-        "session_id",
-    )
+    __slots__ = ("__weakref__", "_observed", "_params", "_tree", "session_id")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self._tree = TokenTree()
-        self._head = NONE
-        # the current path's ids: the tree's own, as long as that is one path
-        self._path = self._tree.ids
-        self._text = JsonIds()
         self._observed: dict[tuple[int, bytes], int] = {}
         self._params: Mapping[str, Any] = {}
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def observe(self, ids: Sequence[int] | IdArray) -> Node:
-        """Append tokens that the environment or the template wrote: mask 0."""
-        added = _checked(ids)
-        return self._append(added, self._tree.add(self._head, added))
+    def observe(
+        self, ids: Sequence[int] | IdArray, *, after: Node | None, reason: str | None = None
+    ) -> Node:
+        """Add tokens that the environment or the template wrote: mask 0.
 
-    def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
-        """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
-
-        Raises `TokenError` where the completion's logprobs do not belong to its ids.
+        Args:
+            ids: The tokens. If the same ones were added after the same node before, that node is
+                returned: several answers to one prompt are siblings after one node.
+            after: The node that they follow; None starts a new root.
+            reason: Why a new path starts here.
         """
-        ids = _checked_ids_of(completion)
-        if self._head == NONE:
-            raise TokenError(
-                "a completion cannot be the first of a session: observe its prompt before it"
-            )
-        return self._append(
-            ids, self._tree.add_sampled(self._head, ids, completion, self._shared(sampling_params))
-        )
+        added, parent = checked_ids(ids), self._index(after)
+        key = (parent, blake2b(added.tobytes(), digest_size=16).digest())
+        index = self._observed.get(key)
+        if index is None:
+            index = self._observed[key] = self._tree.add(parent, added)
+            if reason:
+                self._tree.fork_reasons[index] = reason
+        return Node(self._tree, index)
 
-    def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
-        """Begin a second path whose prompt is `input_ids`, sharing what it has in common with the
-        current path.
+    def sample(
+        self, completion: Completion, sampling_params: Mapping[str, Any], *, after: Node
+    ) -> Node:
+        """Add what the engine sampled from exactly the path to `after`: mask 1, with its logprobs.
 
-        The shared nodes are whole ones; what was sampled in them stays trained in the first path.
+        Raises `TokenError` if the completion's logprobs do not belong to its ids.
         """
-        ids = _checked(input_ids)
-        shared = self.shared_prefix(ids)
-        stop = shared.stop if shared else 0
-        self._head = shared.index if shared else NONE
-        self._path, self._text = GrowableArray(np.intc), JsonIds()
-        self._path.append(ids[:stop])
-        self._text.append(ids[:stop])
-        node = self.observe(ids[stop:])
-        self._tree.fork_reasons[node.index] = reason
-        return node
+        ids, parent = _checked_ids_of(completion), self._index(after)
+        params = self._shared(sampling_params)
+        return Node(self._tree, self._tree.add_sampled(parent, ids, completion, params))
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
         """Take sampled nodes (default: all) out of training, with the reason; their tokens stay
@@ -102,17 +81,6 @@ class Session:
             if self._tree.completed(index):
                 self._tree.excluded.setdefault(index, reason)
 
-    def _append(self, ids: IdArray, index: int) -> Node:
-        """Lengthen the current path by the node `index`, which holds `ids`."""
-        self._head = index
-        if self._path is not self._tree.ids:
-            self._path.append(ids)
-        elif len(self._path) != len(self._text) + len(ids):  # the tree has grown elsewhere too
-            self._path = GrowableArray(np.intc)
-            self._path.append(self._tree.ids_along(self._tree.path(index)))
-        self._text.append(ids)
-        return Node(self._tree, index)
-
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
         """A copy of `sampling_params`; the last one where they are the same, as they are for
         nearly every turn.
@@ -120,37 +88,6 @@ class Session:
         if self._params != sampling_params:
             self._params = dict(sampling_params)
         return self._params
-
-    # --- writing anywhere in the tree -------------------------------------------------------------
-
-    def grow(
-        self, parent: Node | None, ids: Sequence[int] | IdArray, *, reason: str | None = None
-    ) -> Node:
-        """Add tokens with mask 0 behind `parent` (None: as a new root). Where the same tokens were
-        added there before, that node is given back: several answers to one prompt are siblings
-        behind one node. `reason`: why a path is begun anew here."""
-        added, behind = _checked(ids), self._index(parent)
-        key = (behind, blake2b(added.tobytes(), digest_size=16).digest())
-        index = self._observed.get(key)
-        if index is None:
-            index = self._observed[key] = self._tree.add(behind, added)
-            if reason:
-                self._tree.fork_reasons[index] = reason
-        return Node(self._tree, index)
-
-    def grow_sampled(
-        self, parent: Node, completion: Completion, sampling_params: Mapping[str, Any]
-    ) -> Node:
-        """Add what the engine sampled from exactly the path to `parent`: mask 1. Raises
-        `TokenError` as `sample` does.
-        """
-        ids = _checked_ids_of(completion)
-        return Node(
-            self._tree,
-            self._tree.add_sampled(
-                self._index(parent), ids, completion, self._shared(sampling_params)
-            ),
-        )
 
     def _index(self, node: Node | None) -> int:
         """The place of `node` in the tree; `NONE` for None."""
@@ -162,32 +99,10 @@ class Session:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self._text)
-
     @property
-    def head(self) -> Node | None:
-        """The last node of the current path."""
-        return None if self._head == NONE else Node(self._tree, self._head)
-
-    @property
-    def input_ids(self) -> IdArray:
-        """The current path's ids: the next request's prompt. A view that refuses to be written,
-        and that never changes.
-        """
-        return self._path.view(0, len(self._text))
-
-    @property
-    def highest_id(self) -> int:
-        """The highest of them, as an unsigned number; 0 for none."""
-        return self._text.highest
-
-    @property
-    def input_ids_json(self) -> bytes:
-        """The same ids as JSON text without brackets, kept as they grow: a request costs O(new
-        tokens) to encode.
-        """
-        return self._text.json
+    def ids(self) -> GrowableArray:
+        """The tokens of all nodes, in the order in which they were added."""
+        return self._tree.ids
 
     @property
     def nodes(self) -> int:
@@ -203,12 +118,12 @@ class Session:
         """The ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
-    def shared_prefix(self, ids: IdArray, end: Node | None = None) -> Node | None:
-        """Return the last node on the path to `end` (default: the current path) whose tokens, and
-        all tokens before it, match `ids`; None if no whole node matches.
+    def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
+        """Return the last node on the path to `end` whose tokens, and all tokens before it, match
+        `ids`; None if no whole node matches.
         """
         tree, shared = self._tree, NONE
-        for index in tree.path(self._index(end) if end is not None else self._head):
+        for index in tree.path(self._index(end)):
             if tree.stop(index) > len(ids) or not np.array_equal(
                 tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]
             ):
@@ -233,7 +148,7 @@ class Session:
         return tuple(_trajectory(tree, path, trained) for path in paths)
 
 
-def _checked(given: Sequence[int] | IdArray) -> IdArray:
+def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
     """`given` as int32: nothing is written of what is no list of token ids."""
     try:
         ids = np.asarray(given)
@@ -253,7 +168,7 @@ def _checked(given: Sequence[int] | IdArray) -> IdArray:
 
 
 def _checked_ids_of(completion: Completion) -> IdArray:
-    ids, logprobs = _checked(completion.output_ids), completion.logprobs
+    ids, logprobs = checked_ids(completion.output_ids), completion.logprobs
     if logprobs is not None and np.shape(logprobs) != ids.shape:
         raise TokenError(
             f"{len(ids)} sampled ids came with {len(logprobs)} logprobs of the shape "

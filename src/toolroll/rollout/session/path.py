@@ -1,0 +1,93 @@
+"""`SessionPath`: one path through a session's tree, as an episode follows it turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.session.growable_array import GrowableArray
+from toolroll.rollout.session.json_ids import JsonIds
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.session import Session, checked_ids
+from toolroll.rollout.types import Completion, IdArray
+
+
+class SessionPath:
+    """The path that an episode is on: from a root of `session` to `head`.
+
+    Invariant: `observe` and `sample` append, so that the prompt of turn n+1 begins with all tokens
+    of turn n (I1); only `fork` leaves the path, for another one of the same session. The ids and
+    their JSON grow with the path: a request costs O(new tokens).
+    """
+
+    __slots__ = ("_ids", "_json", "head", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.head: Node | None = None
+        self._ids = session.ids  # the session's own array, as long as this is its only path
+        self._json = JsonIds()
+
+    def observe(self, ids: Sequence[int] | IdArray) -> Node:
+        """Append tokens that the environment or the template wrote: mask 0."""
+        return self._append(self.session.observe(ids, after=self.head))
+
+    def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
+        """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
+
+        Raises `TokenError` if the completion's logprobs do not belong to its ids.
+        """
+        if self.head is None:
+            raise TokenError(
+                "a completion cannot be the first of a session: observe its prompt before it"
+            )
+        return self._append(self.session.sample(completion, sampling_params, after=self.head))
+
+    def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
+        """Start a second path whose prompt is `input_ids`, and follow it.
+
+        The two paths share the whole nodes that they have in common; what was sampled in them stays
+        trained in the first path.
+        """
+        ids = checked_ids(input_ids)
+        shared = self.session.shared_prefix(ids, self.head)
+        stop = shared.stop if shared is not None else 0
+        node = self.session.observe(ids[stop:], after=shared, reason=reason)
+        self.head = shared
+        self._ids, self._json = GrowableArray(np.intc), JsonIds()
+        self._ids.append(ids[:stop])
+        self._json.append(ids[:stop])
+        return self._append(node)
+
+    def _append(self, node: Node) -> Node:
+        self.head, ids = node, node.ids
+        if self._ids is not self.session.ids:
+            self._ids.append(ids)
+        elif len(self._ids) != len(self._json) + len(ids):  # another path has grown, too
+            self._ids = GrowableArray(np.intc)
+            self._ids.append(self.session.path_ids(node))
+        self._json.append(ids)
+        return node
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._json)
+
+    @property
+    def input_ids(self) -> IdArray:
+        """The path's ids: the next request's prompt. A read-only view that never changes."""
+        return self._ids.view(0, len(self._json))
+
+    @property
+    def highest_id(self) -> int:
+        """The highest of them, as an unsigned number; 0 if there are none."""
+        return self._json.highest
+
+    @property
+    def input_ids_json(self) -> bytes:
+        """The same ids as JSON text without brackets."""
+        return self._json.json
