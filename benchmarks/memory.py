@@ -80,7 +80,7 @@ def held(turns: int, *, episodes: int = 16, tokens: int = TOKENS) -> float:
 
 def as_lists(seed: int) -> tuple[list[int], list[float], list[int]]:
     """The tokens of an episode as lists of ids, logprobs and mask."""
-    made = episode(seed).trajectories()[0]
+    made = episode(seed).session.trajectories()[0]
     return made.input_ids.tolist(), made.logprobs.tolist(), made.loss_mask.tolist()
 
 

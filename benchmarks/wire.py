@@ -66,7 +66,7 @@ def run(*, quick: bool = False) -> Table:
         held = session(length)
         ids = held.input_ids.tolist()
 
-        def request(held: Session = held) -> bytes:
+        def request(held: SessionPath = held) -> bytes:
             asked = GenerateRequest(
                 held.input_ids, _PARAMS, "s", input_ids_json=held.input_ids_json
             )

@@ -274,10 +274,9 @@ async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any
             )
             assert text.startswith("LONG") == (len(words) > 3)
             expected = tokenizer.encode(text, add_special_tokens=False)
-            assert dialogue.session.input_ids.tolist()[: len(expected)] == expected
-            assert (
-                dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
-            )
+            trajectory = dialogue.session.trajectories()[0]
+            assert trajectory.input_ids.tolist()[: len(expected)] == expected
+            assert dialogue.mismatches == {} and trajectory.trained_tokens > 0
 
 
 def test_a_template_error_is_the_rollouts() -> None:
