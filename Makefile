@@ -12,7 +12,7 @@ PYTEST := $(VENV)/bin/python -m pytest
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-all test-tokens test-transformers test-peers faults fuzz check bench clean
+.PHONY: demo test test-all test-tokens test-transformers test-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -57,6 +57,10 @@ check: $(VENV)/.check
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
+# The site, in out/site; a broken link or a name that is gone is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
 bench: $(VENV)/.all $(VENV)/.peers
 	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/speed.md $(BENCH_ARGS)
 
@@ -77,6 +81,10 @@ $(VENV)/.quick: $(VENV)/.base tests/requirements.txt tests/requirements-data.txt
 
 $(VENV)/.check: $(VENV)/.base
 	$(PIP) install -q -e ".[bfcl,openai,dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install -q -e ".[bfcl,openai,docs]"
 	touch $@
 
 # torch first and pinned: an open range draws several gigabytes of CUDA packages on most indexes.

@@ -305,13 +305,14 @@ def _behind_last_newline(file: Any, size: int) -> int:
     return 0
 
 
-def read_episodes(path: Path) -> Iterator[Episode]:
+def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Return the episodes of a file, or of the folder that holds it.
 
     A torn last line is passed over, and so is a line that is there already; any other bad line
     raises `UsageError` with its number.
     """
-    file = path / FILE_NAME if path.is_dir() else path
+    file = Path(path)
+    file = file / FILE_NAME if file.is_dir() else file
     seen: set[bytes] = set()
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
