@@ -11,8 +11,9 @@ XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-all test-tokens test-transformers test-peers faults fuzz check docs bench clean
+.PHONY: demo test test-all test-tokens test-transformers test-openai test-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -36,6 +37,12 @@ test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers
 		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print('transformers', transformers.__version__)" && \
 		PYTHONPATH=$$folder $(PYTEST) -m "tokens and not slow" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS) || exit 1; \
 	done
+
+# The endpoint and its clients with the oldest supported openai (2, on httpx); the other tests run with the newest.
+OPENAI_FILES := tests/unit/client tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
+test-openai: $(VENV)/.quick $(VENV)/openai-oldest
+	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
+	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)
 
 # What needs packages that are on GitHub only. One that cannot be installed is reported and skipped. PEERS may name local checkouts.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
@@ -107,6 +114,11 @@ $(VENV)/transformers-oldest: $(VENV)/.all
 $(VENV)/transformers-newest: $(VENV)/.all
 	rm -rf $@
 	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
+	touch $@
+
+$(VENV)/openai-oldest: $(VENV)/.quick
+	rm -rf $@
+	$(PIP) install -q --no-warn-conflicts --target $@ "openai==$(OLDEST_OPENAI).*"
 	touch $@
 
 clean:

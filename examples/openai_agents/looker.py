@@ -1,12 +1,11 @@
-"""An agent of the OpenAI Agents SDK, as anybody would write it, played against `toolroll serve`:
-its runs come out as training data.
+"""An agent of the OpenAI Agents SDK, played against `toolroll serve`: its runs are training data.
 
-    toolroll serve --model MODEL --engine http://127.0.0.1:30000 --parser qwen25    # in front of SGLang
+    toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-Nothing in the agent knows of toolroll: it is given an address. What is trained is asked for
-afterwards, by the session's name.
-"""  # noqa: E501
+The agent does not know toolroll: it is given an address. Afterwards, the training sequences are
+fetched by the session's name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import argparse
 import asyncio
 from typing import Any
 
-import httpx
+import aiohttp
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
@@ -24,7 +23,7 @@ ROOMS = {
 }
 
 
-# strict calls are sampled under a grammar: not what the model samples by itself
+# A strict tool is sampled under a grammar, which is not what the model samples by itself.
 @function_tool(strict_mode=False)
 def look(at: str) -> str:
     """Look at a room of the house."""
@@ -32,7 +31,7 @@ def look(at: str) -> str:
 
 
 def an_agent(client: AsyncOpenAI, model: str = "default") -> Agent:
-    """The agent. Only `client` says where its model is served."""
+    """Return the agent. Only `client` knows where its model is served."""
     return Agent(
         name="finder",
         instructions="You look for the key in a house. Look at rooms, then say where the key is.",
@@ -42,24 +41,25 @@ def an_agent(client: AsyncOpenAI, model: str = "default") -> Agent:
 
 
 def grade(answer: str) -> float:
-    """1.0 where the agent found the key."""
+    """Return 1.0 if the agent found the key."""
     return float("third pot" in answer)
 
 
 async def play(url: str, session: str) -> dict[str, Any]:
-    """One run of the agent in a session of its own, its reward, and what it came to: the
-    session's trajectories.
-    """
+    """Run the agent in a session of its own, post its reward, and return its trajectories."""
     set_tracing_disabled(True)
-    async with AsyncOpenAI(base_url=f"{url}/sessions/{session}/v1", api_key="unused") as client:
+    address = f"{url}/sessions/{session}"
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="unused") as client:
         result = await Runner.run(an_agent(client), "Where is the key?", max_turns=10)
-    async with httpx.AsyncClient(base_url=f"{url}/sessions/{session}") as http:
-        await http.post("/reward", json={"reward": grade(str(result.final_output))})
-        return dict((await http.get("/trajectories")).json())
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        reward = {"reward": grade(str(result.final_output))}
+        await http.post(f"{address}/reward", json=reward)
+        async with http.get(f"{address}/trajectories") as answer:
+            return dict(await answer.json())
 
 
 async def main(url: str, runs: int) -> None:
-    """`runs` runs at the same time."""
+    """Play `runs` runs at the same time, and print what they trained."""
     for found in await asyncio.gather(*(play(url, f"finder-{at}") for at in range(runs))):
         for trajectory in found["trajectories"]:
             ids, mask = trajectory["input_ids"], trajectory["loss_mask"]

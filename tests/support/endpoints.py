@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from support.episodes import serving
 
 from toolroll.rollout.model.model import Model
@@ -144,3 +145,14 @@ def _is(entry: Any, ids: Any, start: int, stop: int, logprobs: list[float | None
             np.array(logprobs[start:stop], dtype=np.float32),
         )
     )
+
+
+async def streamed(client: AsyncOpenAI, **asked: Any) -> Any:
+    """Stream an answer and return it whole, as the SDK puts it together.
+
+    `client.chat.completions.stream` does the same, but openai 2 refuses tools that are not strict.
+    """
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    async for chunk in await client.chat.completions.create(stream=True, **asked):
+        state.handle_chunk(chunk)
+    return state.get_final_completion()

@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
-from support.endpoints import Bench, endpoint
+from support.endpoints import Bench, endpoint, streamed
 from support.looking import one_episode, play, saying
 
 from toolroll.rollout.server.in_process import ToolrollClient
@@ -41,12 +42,7 @@ async def test_an_episode() -> None:
 
 async def test_an_episode_streamed() -> None:
     async with in_process(saying, split="random") as (bench, client):
-
-        async def create(**asked: Any) -> Any:
-            async with client.chat.completions.stream(**asked) as stream:
-                return await stream.get_final_completion()
-
-        await play(create)
+        await play(partial(streamed, client))
         await one_episode(bench)
 
 

@@ -5,11 +5,12 @@ engine's own log.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 from openai import InternalServerError, OpenAI
-from support.endpoints import endpoint
+from support.endpoints import endpoint, streamed
 from support.looking import FIRST, SAID, one_episode, play, saying, seen
 from support.qwen import tokenizer_for, trl_template
 from support.worlds import TOOL
@@ -51,12 +52,7 @@ async def test_openai_streaming(any_tokenizer: Any) -> None:
     """`chat.completions.stream`, which puts the deltas together itself."""
     async with endpoint(any_tokenizer, saying, split="random") as bench:
         client = bench.client()
-
-        async def create(**asked: Any) -> Any:
-            async with client.chat.completions.stream(**asked) as stream:
-                return await stream.get_final_completion()
-
-        last = await play(create, stream_options={"include_usage": True})
+        last = await play(partial(streamed, client), stream_options={"include_usage": True})
         assert last.content == "All seen: <b>x</b>."
         await one_episode(bench)
 
@@ -119,14 +115,7 @@ async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
         load_embedded_tokenizer(), saying, faults=plan, config={"attempts": 2}
     ) as bench:
         client = bench.client(max_retries=2)
-
-        async def create(**asked: Any) -> Any:
-            if not stream:
-                return await client.chat.completions.create(**asked)
-            async with client.chat.completions.stream(**asked) as events:
-                return await events.get_final_completion()
-
-        await play(create)
+        await play(partial(streamed, client) if stream else client.chat.completions.create)
         await one_episode(bench)
         assert len(bench.engine.log) == 3 + 4
 

@@ -160,5 +160,5 @@ def _import_ray() -> Any:
         import ray
         import ray.exceptions
     except ModuleNotFoundError as error:
-        raise UsageError('--ray needs Ray: pip install "toolroll[ray]"') from error
+        raise UsageError('--ray needs Ray: pip install "ray>=2.40"') from error
     return ray

@@ -1,7 +1,7 @@
 """The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own
 state.
 
-Needs the package `openai` (2.8 or newer): pip install "toolroll[openai]". Nothing else of the
+Needs the package `openai` (2.8 or newer): pip install "openai>=2.8". Nothing else of the
 library imports it.
 """
 
