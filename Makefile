@@ -69,7 +69,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 bench: $(VENV)/.all $(VENV)/.peers
-	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/speed.md $(BENCH_ARGS)
+	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/benchmarks.md $(BENCH_ARGS)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }

@@ -1,4 +1,4 @@
-"""Ratios within one run. `make bench` runs the modules in `PARTS` and writes docs/speed.md."""
+"""Ratios within one run. `make bench` runs the modules in `PARTS` and writes docs/benchmarks.md."""
 
 from __future__ import annotations
 

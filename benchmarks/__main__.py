@@ -12,22 +12,13 @@ from pathlib import Path
 from benchmarks.tables import machine
 
 PARTS = ("deltas", "templates", "texts", "loop", "throughput", "endpoint", "memory", "wire")
-INTRODUCTION = """# Speed
+INTRODUCTION = """# Benchmarks
 
-`make bench` writes this page, from one run. Read the ratios: all ways of a table are measured in
-turns, as CPU time, medians of rounds. On a machine that does other work besides, microseconds are
-high, ratios move by 20 % and more from run to run, and the table of throughput says more about the
-machine than about the library.
+`make bench` writes this page from one run; nobody edits it. [Speed](speed.md) says what the figures mean.
 
-What a turn costs is one render of the whole conversation by the chat template (it grows with the
-conversation) and one encoding of the new text. Text that was encoded before, in this or in another
-episode, is not encoded again: the same piece of text at the same place always has the same tokens.
-Two renders are needed if a message holds the text of a control token, up to four if the template
-does not show a turn as it was sampled. When an episode ends, `verify="sample"` renders it twice
-more (the first prompt, and everything) and encodes everything that was not sampled once more; a
-first prompt only once for all samples of a task, and not at all if a hook rewrites the head.
-
-`tests/unit/test_cost.py` counts that work in every run of the tests.
+Read the ratios. All rows of a table are measured in turns, as CPU time, and each figure is the
+median of several rounds. If the machine does other work at the same time, microseconds are higher and
+ratios vary by 20 % or more from run to run.
 """
 
 
