@@ -105,8 +105,10 @@ class TextAgent(ABC):
         the result's status.
         """
         task = task or Task(str(task_index), task_index or 0)
+        environment = as_environment(env)
+        policy = self._policy.under(environment)
         runner = EnvironmentRunner(
-            as_environment(env),
+            environment,
             task,
             seed,
             self._threads.run_in_thread,
@@ -120,7 +122,7 @@ class TextAgent(ABC):
             tracker.info.update(first.info)
             return TextConversation(self, first, name)
 
-        rules = Rules(self._policy, sampling_params or {}, max_num_steps)
+        rules = Rules(policy, sampling_params or {}, max_num_steps)
         played = await play(runner, begin, rules, session_id=name)
         talk = played.conversation
         return build_result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
@@ -23,9 +23,6 @@ DEFAULT_SAMPLING_PARAMS: Mapping[str, Any] = {
     "top_p": 0.9,
     "top_k": 50,
 }
-
-ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
-"""tau-bench's rule."""
 
 
 class TrainableToolCallingAgent(TrainableAgentMixin):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import Played, Rules, play
@@ -77,7 +77,7 @@ class TrainableAgentMixin:
     wiki: str = ""
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
-    policy: CallPolicy = CallPolicy()
+    policy: CallPolicy = ONE_CALL_A_TURN
     served: Model | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
@@ -106,8 +106,10 @@ class TrainableAgentMixin:
         served = self._open(rollout_args)
         task = task or Task(str(task_index), task_index or 0)
         args = self._settings(served, rollout_args)
+        environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
+        policy = self.policy.under(environment)
         runner = EnvironmentRunner(
-            as_environment(env, wiki=self.wiki, tools_info=self.tools_info),
+            environment,
             task,
             seed,
             served.run_in_thread,
@@ -115,8 +117,9 @@ class TrainableAgentMixin:
             max_observation_bytes=args.max_observation_bytes,
         )
         name = session_id or uuid.uuid4().hex
-        rules = Rules(self.policy, params, max_num_steps, self.on_length, self._execute_tool)
-        begin = lambda tracker: self._begin(served, runner, tracker, name, args)
+        rules = Rules(policy, params, max_num_steps, self.on_length, self._execute_tool)
+        template = self._template(served, policy)
+        begin = lambda tracker: self._begin(served, runner, tracker, name, args, template)
         played = await play(runner, begin, rules, session_id=name)
         return self._finish(played)
 
@@ -150,6 +153,7 @@ class TrainableAgentMixin:
         tracker: EpisodeTracker,
         session_id: str,
         args: RolloutArgs,
+        template: ChatTemplate | None,
     ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
         first, info = await self._initialize_environment(runner, runner.task.index)
@@ -164,7 +168,7 @@ class TrainableAgentMixin:
             self._build_initial_messages(first),
             tools,
             session_id=session_id,
-            template=self._template(served),
+            template=template,
             verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm)
             if kind._call_llm is not base._call_llm
@@ -182,7 +186,7 @@ class TrainableAgentMixin:
             else None,
         )
 
-    def _template(self, served: Model) -> ChatTemplate | None:
+    def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
         """The template whose head (system text and tools) is rewritten: by an override, or because
         one call a turn is the rule.
 
@@ -192,7 +196,7 @@ class TrainableAgentMixin:
         if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
             return (
                 served.template.reformulated(one_call_a_turn)
-                if self.policy.parallel_calls != "all"
+                if policy.parallel_calls != "all"
                 else None
             )
         if self._own_template is None:

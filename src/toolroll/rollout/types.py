@@ -251,6 +251,10 @@ class Trajectory:
         return tuple(span for turn in self.turns for span in turn.weight_versions)
 
 
+ParallelCalls = Literal["all", "first", "refuse"]
+"""Several tool calls in one turn: execute all in order, only the first, or none of them."""
+
+
 # --- environments ---------------------------------------------------------------------------------
 
 
@@ -313,6 +317,9 @@ class Environment(ABC):
 
     reward_mode: Literal["final", "sum"] = "final"
     """Whether an episode's reward is the last one given or the sum of all."""
+
+    parallel_calls: ParallelCalls = "all"
+    """The rule in training and in evaluation, unless an agent's `CallPolicy` overrides it."""
 
     blocking: bool = True
     """False where plain `reset` and `step` return in microseconds and need no thread."""

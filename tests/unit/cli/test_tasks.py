@@ -89,4 +89,4 @@ def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
 
 def test_the_page_gives_the_command_that_installs_it() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tau-bench.md").read_text(encoding="utf-8")
-    assert f"    {INSTALL}\n" in page
+    assert f"\n{INSTALL}\n" in page

@@ -19,7 +19,16 @@ from toolroll.agents.environments.tau_actions import (
 from toolroll.agents.loop.call_policy import answer
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    ParallelCalls,
+    StepResult,
+    Task,
+    Tool,
+)
 
 MakeAction = Callable[[str, dict[str, Any]], Any]
 
@@ -35,6 +44,8 @@ class TauStyleEnvironment(Environment):
     """`env` as it is. `wiki` and `tools_info` stand in where it has none; `make_action(name,
     kwargs)` builds its action type.
     """
+
+    parallel_calls: ParallelCalls = "first"
 
     def __init__(
         self,

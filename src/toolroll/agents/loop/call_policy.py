@@ -9,15 +9,14 @@ environment as speech.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Action, Message
+from toolroll.rollout.types import Action, Environment, Message, ParallelCalls
 
 OnInvalidCall = Literal["feedback", "respond", "stop"]
-ParallelCalls = Literal["all", "first", "refuse"]
 
 ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one stood before it."
 NO_PARALLEL = (
@@ -39,17 +38,22 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """`on_invalid_call`: "feedback" answers each unreadable call with its error and goes on;
-    "respond" takes the reply's text as speech (the published behaviour); "stop" ends the episode.
-    `max_invalid_in_a_row` replies of that kind end it in any case. `parallel_calls`: "all" executes
-    them in order, "first" answers the rest with a refusal (tau-bench's rule), "refuse" executes
-    none of several. `invalid_penalty` is added to the reward once for each invalid reply;
-    `mask_invalid` takes invalid turns out of training.
+    """What an agent does with invalid calls, and with several calls in one turn.
+
+    Args:
+        on_invalid_call: "feedback" answers each invalid call with its error; "respond" sends the
+            turn's text to the user (the published behavior); "stop" ends the episode.
+        max_invalid_in_a_row: So many invalid turns in a row end the episode in any case.
+        parallel_calls: "all" executes the calls of a turn in order, "first" executes the first one
+            and refuses the others, "refuse" executes none if there are several. None: the rule of
+            the environment (`Environment.parallel_calls`).
+        invalid_penalty: Added to the reward for each invalid turn; 0 or negative.
+        mask_invalid: Take invalid turns out of training.
     """
 
     on_invalid_call: OnInvalidCall = "feedback"
     max_invalid_in_a_row: int = 3
-    parallel_calls: ParallelCalls = "all"
+    parallel_calls: ParallelCalls | None = None
     invalid_penalty: float = 0.0
     mask_invalid: bool = False
 
@@ -63,6 +67,14 @@ class CallPolicy:
                 f"invalid_penalty is added to the reward: give 0 or a negative number, not "
                 f"{self.invalid_penalty}"
             )
+
+    def under(self, environment: Environment) -> CallPolicy:
+        """Return the policy with the rule of `environment` for parallel calls, if it has none of
+        its own.
+        """
+        if self.parallel_calls is not None:
+            return self
+        return replace(self, parallel_calls=environment.parallel_calls)
 
     def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
         """`invalid_before`: how many replies just before this one were invalid."""
@@ -90,12 +102,16 @@ class CallPolicy:
 
     def _execute(self, reply: ParsedReply, answers: Mapping[int, Message]) -> Decision:
         calls = [(at, call) for at, call in enumerate(reply.tool_calls) if call.ok]
-        if len(calls) <= 1 or self.parallel_calls == "all":
+        if len(calls) <= 1 or self.parallel_calls in (None, "all"):
             return Decision(Action(reply.content, reply.ok_calls), answers)
         if self.parallel_calls == "first":
             refused = {at: answer(call, ONE_CALL) for at, call in calls[1:]}
             return Decision(Action(reply.content, (calls[0][1],)), {**answers, **refused})
         return Decision(None, {**answers, **{at: answer(call, NO_PARALLEL) for at, call in calls}})
+
+
+ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
+"""The published rule: one call in each turn, whatever the environment allows."""
 
 
 def answer(call: ToolCall, text: str) -> Message:

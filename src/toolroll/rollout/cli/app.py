@@ -154,7 +154,10 @@ def run(
         str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")
     ] = None,
     on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
-    parallel_calls: Annotated[str | None, typer.Option(help="all, first or refuse")] = None,
+    parallel_calls: Annotated[
+        str | None,
+        typer.Option(help="all, first or refuse; default: the environment's rule"),
+    ] = None,
     on_length: Annotated[
         str | None, typer.Option(help="stop or continue, after a turn cut by length")
     ] = None,

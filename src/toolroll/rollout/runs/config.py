@@ -37,7 +37,9 @@ class RunConfig(BaseModel):
     history: Literal["fork", "preserve"] = "fork"
     verify: Literal["off", "sample", "always"] = "sample"
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
-    parallel_calls: Literal["all", "first", "refuse"] = "all"
+    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
+        default=None, description="several calls in one turn; default: the environment's rule"
+    )
     on_length: Literal["stop", "continue"] = "stop"
     temperature: float = Field(default=1.0, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

@@ -23,6 +23,7 @@ from toolroll.rollout.types import (
     Environment,
     Message,
     Observation,
+    ParallelCalls,
     StepResult,
     Task,
     UserSimulator,
@@ -34,6 +35,8 @@ _CALL_PREFIX = "Error: "
 class TauBenchEnvironment(Environment):
     """`bench_of(split)` gives what episodes share; `make_user(seed)` makes who plays the user, at
     `reset`. `split` is that of tasks which name none (the published `task_index`)."""
+
+    parallel_calls: ParallelCalls = "first"
 
     blocking = False  # a step takes micro- to milliseconds, and everything that waits is awaited
 

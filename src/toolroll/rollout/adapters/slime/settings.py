@@ -60,7 +60,9 @@ class SlimeSettings(BaseModel):
     verify: Literal["off", "sample", "always"] = "sample"
     max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
-    parallel_calls: Literal["all", "first", "refuse"] = "first"
+    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
+        default=None, description="several calls in one turn; default: the environment's rule"
+    )
     on_length: Literal["stop", "continue"] = Field(
         default="stop", description="after a turn that was cut by max_new_tokens"
     )

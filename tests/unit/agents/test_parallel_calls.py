@@ -1,0 +1,86 @@
+"""The rule for several calls in one turn is the environment's, in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from support.episodes import call, serving
+from support.worlds import ListedWorld
+
+from toolroll.agents.environments.bfcl.environment import BfclEnvironment
+from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
+from toolroll.agents.environments.tau_style import TauStyleEnvironment
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.text_agent import TextAgent
+from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.agents.trainable import TrainableAgentMixin
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Environment, Message, Task, Tool
+
+TWO = call("look", at="a") + call("look", at="b")
+
+
+class AnyNumber(ListedWorld):
+    """Allows any number of calls in each turn."""
+
+
+class OneCall(ListedWorld):
+    """Allows one call in each turn."""
+
+    parallel_calls = "first"
+
+
+class TwoCalls(TextAgent):
+    """Makes two calls, then says that it is done."""
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
+    ) -> AssistantTurn:
+        calls = tuple(ToolCall("look", {"at": at}, "", id=f"call-{at}") for at in "ab")
+        parsed = ParsedReply("Done.") if len(messages) > 2 else ParsedReply("", tool_calls=calls)
+        return AssistantTurn(parsed, {"role": "assistant", "content": parsed.content})
+
+
+def executed(environment: ListedWorld) -> int:
+    return sum(len(action.tool_calls) for action in environment.seen)
+
+
+@pytest.mark.parametrize("world", [AnyNumber, OneCall])
+@pytest.mark.parametrize("given", [None, "all", "first", "refuse"])
+async def test_training_and_evaluation_follow_one_rule(
+    tokenizer: Any, world: type[ListedWorld], given: Any
+) -> None:
+    """The environment's, unless the user gives another one, which then holds for both."""
+    settings = {} if given is None else {"parallel_calls": given}
+    rule = given or world.parallel_calls
+    task = Task("t", 0)
+    trained, evaluated = world(tool_texts=["1", "2", "3"]), world(tool_texts=["1", "2", "3"])
+    async with serving(tokenizer, lambda request: [TWO, "Done."][request.call]) as (_, model):
+        agent = make_agent(model, settings)
+        result = await agent.asolve(trained, task=task, session_id="s")
+        template = agent._template(model, agent.policy.under(trained))
+    assert result.info.get("error") is None
+    await TwoCalls(Threads(1), policy=CallPolicy(**settings)).asolve(evaluated, task=task)
+    assert executed(trained) == executed(evaluated) == {"all": 2, "first": 1, "refuse": 0}[rule]
+    assert (template is None) is (rule == "all")  # else the prompt asks for one call
+
+
+def test_what_the_environments_declare() -> None:
+    rules = {
+        kind: kind.parallel_calls
+        for kind in (Environment, BfclEnvironment, TauBenchEnvironment, TauStyleEnvironment)
+    }
+    assert list(rules.values()) == ["all", "all", "first", "first"]
+
+
+def test_the_published_agents_make_one_call_whatever_the_environment_allows() -> None:
+    for policy in (TrainableAgentMixin.policy, TrainableToolCallingAgent().policy):
+        assert policy.under(AnyNumber()).parallel_calls == "first"
