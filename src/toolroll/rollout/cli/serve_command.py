@@ -59,7 +59,7 @@ def serve(
         str | None,
         typer.Option(help="the variable that holds the key; needed where host is no loopback"),
     ] = None,
-    parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "qwen25",
+    parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "auto",
     chat_template: Annotated[
         str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
     ] = None,

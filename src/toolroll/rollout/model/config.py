@@ -31,7 +31,11 @@ class RolloutArgs(BaseModel):
         default=None, description="a Jinja file, or Jinja text, in the tokenizer's template's place"
     )
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tool_call_parser: str = "qwen25"
+    tool_call_parser: str = Field(
+        default="auto",
+        description="as SGLang's --tool-call-parser names it; auto: the one that reads what the "
+        "chat template writes",
+    )
     context_length: int | None = Field(
         default=None, ge=1, description="where the engine does not tell it"
     )

@@ -26,7 +26,7 @@ class RunConfig(BaseModel):
     )
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
-    parser: str = "qwen25"
+    parser: str = "auto"
     agent: str = "tool-calling"
     split: str | None = None
     tasks: str | None = None

@@ -46,7 +46,7 @@ class SlimeSettings(BaseModel):
         default="tool-calling", description="an agent's name (entry points toolroll.agents)"
     )
     tool_call_parser: str = Field(
-        default="qwen25", description="as SGLang's --tool-call-parser names it"
+        default="auto", description="as SGLang's --tool-call-parser names it"
     )
     chat_template: str | None = Field(
         default=None, description="a Jinja file in the tokenizer's template's place"
