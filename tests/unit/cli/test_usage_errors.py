@@ -23,7 +23,7 @@ SHOWN = {
     "--samples": "default 1",
     "--concurrency": "default 64",
     "--temperature": "default 1.0",
-    "--parser": "default qwen25",
+    "--parser": "default auto",
     "--max-steps": "default 30",
     "--verify": "default sample",
 }
