@@ -17,10 +17,9 @@ from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
 
+from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.openai_baseline import ChatEndpoint
 from toolroll.agents.users import OpenAIUsers, UserConfig
-from toolroll.agents.users.chat import ChatClient
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
@@ -420,9 +419,10 @@ async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
         pass
     config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=1e-9)
     async with OpenAIUsers(config) as users:
-        with pytest.raises(EngineUnreachableError, match="user simulator's server http"):
+        with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone}/v1 has not"):
             await users.make().reset("Buy milk.")
-    endpoint = ChatEndpoint(gone.replace("://", "://me:secret@"), "m", engine_timeout=1e-9)
+    url = gone.replace("://", "://me:secret@")
+    endpoint = ChatClient(ChatClientConfig(base_url=url, model="m", engine_timeout=1e-9))
     with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone} has not"):
         await endpoint.complete({})
     await endpoint.aclose()
@@ -440,7 +440,7 @@ async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_no
         async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
             with pytest.raises(UserSimulatorError) as of_user:
                 await users.make().reset("Buy milk.")
-        endpoint = ChatEndpoint(address, "m")
+        endpoint = ChatClient(ChatClientConfig(base_url=address, model="m"))
         with pytest.raises(EngineError) as of_baseline:
             await endpoint.complete({})
         await endpoint.aclose()
