@@ -8,14 +8,13 @@ tokens; a call that cannot be executed is answered with its error, as everywhere
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_message
 from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.agents.loop.validation import MOST_BYTES
-from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
+from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.reading.schema import Offered, ToolSchemas
 from toolroll.parsers.types import ParsedReply
@@ -34,6 +33,7 @@ top_k and min_p.
 """
 
 
+@dataclass(eq=False)
 class BaselineAgent(TextAgent):
     """Plays the model that `client` asks.
 
@@ -46,26 +46,11 @@ class BaselineAgent(TextAgent):
         await agent.aclose()
     """
 
-    def __init__(
-        self,
-        threads: BlockingRunner,
-        client: ChatClient,
-        *,
-        policy: CallPolicy = DEFAULT_POLICY,
-        step_timeout: float | None = None,
-        max_observation_bytes: int = MOST_BYTES,
-        extra_params: bool = True,
-    ) -> None:
-        super().__init__(
-            threads,
-            policy=policy,
-            step_timeout=step_timeout,
-            max_observation_bytes=max_observation_bytes,
-        )
-        self._client = client
-        self._schemas = ToolSchemas()
-        self._parser = PlainParser()
-        self._extra_params = extra_params
+    client: ChatClient
+    _: KW_ONLY
+    extra_params: bool = True
+    _schemas: ToolSchemas = field(default_factory=ToolSchemas, init=False, repr=False)
+    _parser: PlainParser = field(default_factory=PlainParser, init=False, repr=False)
 
     async def reply(
         self,
@@ -82,13 +67,13 @@ class BaselineAgent(TextAgent):
             for name, value in sampling_params.items()
             if value is not None
         }
-        if not self._extra_params:
+        if not self.extra_params:
             params = {name: value for name, value in params.items() if name in _PASSED}
         request = {"messages": [_sent(message) for message in messages], **params}
         if tools:
             request["tools"] = list(tools)
         began = perf_counter()
-        completion = await self._client.complete(request)
+        completion = await self.client.complete(request)
         seconds = perf_counter() - began
         parsed = self._parsed(completion.reply, tools)
         parsed = with_call_ids(parsed, f"{session_id}/{len(messages)}")
@@ -107,7 +92,7 @@ class BaselineAgent(TextAgent):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self.client.aclose()
 
 
 def _sent(message: Message) -> Message:
