@@ -5,7 +5,7 @@ from typing import Any
 from toolroll.agents.users.config import UserConfig
 from toolroll.agents.users.openai_user import OpenAIUser, OpenAIUsers
 from toolroll.agents.users.scripted import ScriptedUser
-from toolroll.agents.users.stop import STOP_MARKER, is_stop, visible_text
+from toolroll.agents.users.stop import STOP_MARKER, checked_line, is_stop, visible_text
 
 
 def openai_users(**settings: Any) -> OpenAIUsers:
@@ -19,6 +19,7 @@ __all__ = [
     "OpenAIUsers",
     "ScriptedUser",
     "UserConfig",
+    "checked_line",
     "is_stop",
     "openai_users",
     "visible_text",

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 from toolroll.agents.environments.tau2.domain import Domain, State
 from toolroll.agents.environments.tau2.grading import grade
 from toolroll.agents.loop.call_policy import answer
-from toolroll.agents.users import OpenAIUser
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.agents.users import OpenAIUser, checked_line
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import (
     Action,
@@ -88,7 +88,7 @@ class Tau2Environment(Environment):
                     f"{type(user).__name__} has none"
                 )
             user.adopt_tools(self._domain.user_tools, self._user_calls)
-        line = _checked(await user.reset(scenario(task.data)))
+        line = checked_line(await user.reset(scenario(task.data)))
         system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
         return Observation(
             [{"role": "system", "content": system}, {"role": "user", "content": line}],
@@ -109,7 +109,7 @@ class Tau2Environment(Environment):
             )
         if not action.content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
-        line = _checked(await user.step(action.content))
+        line = checked_line(await user.step(action.content))
         self._said.append(action.content)
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
@@ -161,9 +161,3 @@ def scenario(task: Mapping[str, Any]) -> str:
         parts = {name.replace("_", " ").capitalize(): text for name, text in instructions.items()}
     lines = [f"Persona:\n{found['persona'].strip()}"] if found.get("persona") else []
     return "\n\n".join([*lines, *(f"{name}:\n{text}" for name, text in parts.items() if text)])
-
-
-def _checked(line: Any) -> str:
-    if not isinstance(line, str) or not line.strip():
-        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
-    return line

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
+from toolroll.agents.environments.one_action import NOT_EXECUTED
 from toolroll.agents.environments.tau_bench.grading import Bench
-from toolroll.agents.environments.tau_style import NOT_EXECUTED
+from toolroll.agents.environments.tau_style import check_no_respond
 from toolroll.agents.loop.call_policy import answer
-from toolroll.agents.users import OpenAIUser, is_stop
+from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UserSimulatorError
+from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -69,7 +69,7 @@ class TauBenchEnvironment(Environment):
         self._user = self._make_user(seed)
         if isinstance(self._user, OpenAIUser):
             self._user.adopt_prompt(self._bench.domain.user_prompt)
-        line = _checked(await self._user.reset(tau_task.instruction))
+        line = checked_line(await self._user.reset(tau_task.instruction))
         messages: list[Message] = [
             {"role": "system", "content": self._bench.domain.wiki},
             {"role": "user", "content": line},
@@ -106,7 +106,7 @@ class TauBenchEnvironment(Environment):
         if not content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
         assert self._user is not None
-        line = _checked(await self._user.step(content))
+        line = checked_line(await self._user.step(content))
         self._said.append(content)
         return await self._result([{"role": "user", "content": line}], "user", done=is_stop(line))
 
@@ -138,15 +138,6 @@ class TauBenchEnvironment(Environment):
 
 
 def _check(call: ToolCall) -> None:
-    if call.name == RESPOND_ACTION_NAME:
-        raise ActionError(
-            f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call"
-        )
+    check_no_respond(call)
     if call.arguments is not None and not isinstance(call.arguments, dict):
         raise ActionError(f"the arguments of {call.name} must be a JSON object")
-
-
-def _checked(line: Any) -> str:
-    if not isinstance(line, str) or not line.strip():
-        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
-    return line
