@@ -251,7 +251,7 @@ async def test_the_user_ends_it(line: str) -> None:
 
 
 async def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="needs somebody who plays the user"):
+    with pytest.raises(UsageError, match="needs a user simulator"):
         AIRLINE.make(EnvironmentOptions())
     with pytest.raises(UsageError, match="takes no settings, got: a"):
         AIRLINE.make(EnvironmentOptions(settings={"a": 1}))

@@ -31,8 +31,14 @@ ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
 class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent for `tools_info` and `wiki`.
 
-    `model` and `provider` are kept for callers of the published class; the engine is where
-    `rollout_args` says. `temperature` goes into the default sampling parameters.
+    `model` and `provider` are kept for callers of the published class; `rollout_args` has the
+    engine's address. `temperature` is used in the default sampling parameters.
+
+        agent = TrainableToolCallingAgent(rollout_args={"sglang_router_port": 30000})
+        env = find_environment("desk").make(EnvironmentOptions())
+        result = await agent.asolve(env, task=find_environment("desk").tasks("test")[0])
+        print(result.reward, result.trajectories[0].trained_tokens)
+        await agent.aclose()
     """
 
     def __init__(
@@ -71,9 +77,11 @@ def agent_factory(
     rollout_args: Any = None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> TrainableToolCallingAgent:
-    """An agent for `config` (tau-bench's `RunConfig`, or anything with `agent_strategy`, `model`,
-    `model_provider`, `temperature`). Only the strategy "tool-calling" is trainable:
-    `NotImplementedError` for any other."""
+    """Return an agent for `config`: tau-bench's `RunConfig`, or anything with `agent_strategy`,
+    `model`, `model_provider` and `temperature`.
+
+    Raise `NotImplementedError` for another strategy than "tool-calling": it cannot be trained.
+    """
     settings = (
         config
         if isinstance(config, Mapping)
@@ -102,8 +110,11 @@ _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
 def make_agent(served: Model, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
-    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
-    `step_timeout`, `verify` and `max_observation_bytes`."""
+    """Return the agent that `toolroll run` plays.
+
+    `settings`: the fields of `CallPolicy`, `on_length`, `step_timeout`, `verify` and
+    `max_observation_bytes`.
+    """
     own = dict(settings)
     on_length = own.pop("on_length", "stop")
     verify = own.pop("verify", "sample")

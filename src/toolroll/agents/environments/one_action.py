@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.call_policy import answer
+from toolroll.agents.loop.call_policy import tool_message
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Tool
@@ -54,10 +54,10 @@ class OneActionEnvironment(Environment):
         kept: dict[str, Any] = {}
         for call, one in zip(action.tool_calls, actions, strict=True):
             if done:
-                messages.append(answer(call, NOT_EXECUTED))
+                messages.append(tool_message(call, NOT_EXECUTED))
                 continue
             observation, reward, done, info = self.execute(one)
             total = total + reward if self.reward_mode == "sum" else reward
             kept |= info
-            messages.append(answer(call, str(observation)))
+            messages.append(tool_message(call, str(observation)))
         return StepResult(messages, total, done, info=kept)

@@ -1,4 +1,4 @@
-"""Puts one episode's `InteractionResult` together."""
+"""Make the `InteractionResult` of an episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build_result(
     *,
     trainable: bool = True,
 ) -> InteractionResult:
-    """Return what came of an episode; with tokens if its conversation has any."""
+    """Return the result of an episode, with tokens if its conversation has any."""
     tracker, conversation = played.tracker, played.conversation
     metrics = tracker.metrics(played.runner.metrics())
     trajectories: tuple[Trajectory, ...] = ()

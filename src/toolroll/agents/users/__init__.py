@@ -1,4 +1,4 @@
-"""Who plays the user: a list of lines, or a model behind an OpenAI-compatible endpoint."""
+"""User simulators: a list of lines, or a model behind an OpenAI-compatible endpoint."""
 
 from typing import Any
 
