@@ -34,9 +34,11 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
     `model` and `provider` are kept for callers of the published class; `rollout_args` has the
     engine's address. `temperature` is used in the default sampling parameters.
 
-        agent = TrainableToolCallingAgent(rollout_args={"sglang_router_port": 30000})
-        env = find_environment("desk").make(EnvironmentOptions())
-        result = await agent.asolve(env, task=find_environment("desk").tasks("test")[0])
+        args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
+        agent = TrainableToolCallingAgent(rollout_args=args)
+        desk = load_environment("desk")
+        env, task = desk.make(EnvironmentOptions()), desk.tasks("test")[0]
+        result = await agent.asolve(env, task=task)
         print(result.reward, result.trajectories[0].trained_tokens)
         await agent.aclose()
     """

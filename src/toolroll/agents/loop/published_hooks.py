@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.model.model import Model
@@ -76,31 +77,13 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
             )
             return ParsedReply(content="", tool_calls=(call,))
         result = found["parsed_result"]
-        calls = tuple(_call(entry) for entry in result.get("calls") or ())
-        return ParsedReply(content=result.get("normal_text") or "", tool_calls=calls)
+        calls = [{"function": _function(entry)} for entry in result.get("calls") or ()]
+        return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
 
     return parse
 
 
-def _call(entry: Mapping[str, Any]) -> ToolCall:
-    name, parameters = str(entry.get("name") or ""), entry.get("parameters")
-    raw = parameters if isinstance(parameters, str) else json.dumps(parameters)
-    try:
-        arguments = json.loads(parameters) if isinstance(parameters, str) else parameters
-    except json.JSONDecodeError as error:
-        return ToolCall(
-            name,
-            None,
-            raw,
-            CallStatus.INVALID_JSON,
-            f"the arguments of {name} are not JSON: {error}",
-        )
-    if not isinstance(arguments, dict):
-        return ToolCall(
-            name,
-            None,
-            raw,
-            CallStatus.BAD_ARGUMENTS,
-            f"the arguments of {name} must be a JSON object",
-        )
-    return ToolCall(name, arguments, raw)
+def _function(entry: Mapping[str, Any]) -> dict[str, str]:
+    parameters = entry.get("parameters")
+    arguments = parameters if isinstance(parameters, str) else json.dumps(parameters)
+    return {"name": str(entry.get("name") or ""), "arguments": arguments}

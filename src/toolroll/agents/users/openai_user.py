@@ -224,7 +224,7 @@ class OpenAIUsers:
     config = UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B")
     async with OpenAIUsers(config) as users:
         options = EnvironmentOptions(user=users.make)
-        env = find_environment("tau-bench/retail").make(options)
+        env = load_environment("tau-bench/retail").make(options)
     """
 
     def __init__(self, config: UserConfig, *, client: ChatClient | None = None) -> None:

@@ -61,7 +61,7 @@ class Tau2Environment(Environment):
         self._state: State | None = None
         self._user: UserSimulator | None = None
         self._task: Mapping[str, Any] = {}
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._errors: Counter[str] = Counter()
         self._user_errors = 0
 
@@ -72,7 +72,7 @@ class Tau2Environment(Environment):
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Return the policy as the system message, the user's first line, and the agent's tools."""
-        self._task, self._said, self._errors = task.data, [], Counter()
+        self._task, self._texts, self._errors = task.data, [], Counter()
         self._state = await self._threads.run_in_thread(self._domain.begin, task.data)
         self._user = user = self._make_user(seed)
         if isinstance(user, OpenAIUser):
@@ -108,12 +108,12 @@ class Tau2Environment(Environment):
         if not action.content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
         line = checked_line(await user.step(action.content))
-        self._said.append(action.content)
+        self._texts.append(action.content)
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
             return StepResult(messages)
         graded = await self._threads.run_in_thread(
-            grade, self._domain, self._task, state, self._said
+            grade, self._domain, self._task, state, self._texts
         )
         self._state = None
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})

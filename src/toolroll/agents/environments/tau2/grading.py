@@ -14,7 +14,7 @@ from toolroll.agents.environments.tau2.domain import Call, Domain, State
 
 
 def grade(
-    domain: Domain, task: Mapping[str, Any], state: State, said: Sequence[str]
+    domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return `{"reward", "database", "communicated", "assertions", "actions"}`, None for a
     criterion that the task does not have.
@@ -37,7 +37,7 @@ def grade(
     else:
         if criteria.get("actions") is not None:
             found["database"] = domain.is_expected(task, state.database)
-        text = "\n".join(said).lower().replace(",", "")
+        text = "\n".join(texts).lower().replace(",", "")
         found["communicated"] = all(
             str(info).lower() in text for info in criteria.get("communicate_info") or ()
         )

@@ -41,8 +41,8 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
                 f"{action['name']} {json.dumps(action['arguments'])}" for action in group
             )
             steps.append(Action(f"Please do this on your phone: {asked}"))
-    told = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
-    words = f"You asked for: {'; '.join(map(str, told))}. " if told else ""
+    texts = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
+    words = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
     return [*steps, Action(words + _FAREWELL)]
 
 

@@ -23,14 +23,14 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     doc = inspect.getdoc(function) or ""
     sections = _SECTION.split(doc)
     texts = dict(zip(sections[1::2], sections[2::2], strict=True))
-    told = _parameters(texts.get("Args", ""))
+    described = _parameters(texts.get("Args", ""))
     hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (
             hints.get(parameter.name, Any),
-            Field(default=default, description=told.get(parameter.name)),
+            Field(default=default, description=described.get(parameter.name)),
         )
     model: type[BaseModel] = create_model(name, **fields)
     parameters = model.model_json_schema()

@@ -53,7 +53,7 @@ class TauBenchEnvironment(Environment):
         self._user: UserSimulator | None = None
         self._index = 0
         self._data: dict[str, Any] | None = None
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._calls = self._errors = 0
 
     @property
@@ -68,7 +68,7 @@ class TauBenchEnvironment(Environment):
         """
         self._bench = self._bench_of(task.split or self._split)
         tau_task = self._bench.task(task.index)
-        self._index, self._said, self._calls, self._errors = task.index, [], 0, 0
+        self._index, self._texts, self._calls, self._errors = task.index, [], 0, 0
         self._data = self._bench.database.copy()
         self._user = self._make_user(seed)
         if isinstance(self._user, OpenAIUser):
@@ -111,7 +111,7 @@ class TauBenchEnvironment(Environment):
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
         assert self._user is not None
         line = checked_line(await self._user.step(content))
-        self._said.append(content)
+        self._texts.append(content)
         return await self._result([{"role": "user", "content": line}], "user", done=is_stop(line))
 
     async def _result(self, messages: list[Message], source: str, *, done: bool) -> StepResult:
@@ -121,7 +121,7 @@ class TauBenchEnvironment(Environment):
         assert self._data is not None
         expected = await self._bench.expected(self._index)
         async with self._bench.turn():
-            graded = self._bench.grade(self._index, expected, self._data, self._said)
+            graded = self._bench.grade(self._index, expected, self._data, self._texts)
         self._data = None
         return StepResult(
             messages, float(graded["reward"]), True, info={"source": source, "reward_info": graded}

@@ -96,8 +96,8 @@ class TauBenchFactory:
         endings = [_call(action) for action in calls if action.name in domain.terminate_tools]
         if endings and not found.outputs:
             return [*steps, endings[0]]
-        told = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
-        return [*steps, Action(told + _FAREWELL)]
+        outputs = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
+        return [*steps, Action(outputs + _FAREWELL)]
 
 
 def _call(action: object) -> Action:

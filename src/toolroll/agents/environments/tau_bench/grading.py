@@ -99,17 +99,17 @@ class Bench:
         return Expected(changes, self.database.hash(changes))
 
     def grade(
-        self, index: int, expected: Expected, data: Mapping[str, Any], said: Sequence[str]
+        self, index: int, expected: Expected, data: Mapping[str, Any], texts: Sequence[str]
     ) -> dict[str, Any]:
-        """Return tau-bench's `RewardResult` as plain data. `said`: the agent's texts."""
+        """Return tau-bench's `RewardResult` as plain data. `texts`: the agent's."""
         task = self.task(index)
         right = self.database.changes(data) == expected.changes
         reward = 1.0 if right else 0.0
         info: dict[str, Any] = {"r_actions": float(right), "gt_data_hash": expected.hash}
         if task.outputs:
-            texts = [text.lower().replace(",", "") for text in said]
+            plain = [text.lower().replace(",", "") for text in texts]
             found = {
-                output: any(output.lower() in text for text in texts) for output in task.outputs
+                output: any(output.lower() in text for text in plain) for output in task.outputs
             }
             info = {"r_outputs": 1.0 if all(found.values()) else 0.0, "outputs": found}
             reward = reward if all(found.values()) else 0.0

@@ -50,13 +50,13 @@ class TauBenchUser:
         return await self._line(self._user.step, content)
 
     async def _line(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-        said = await self._call(function, *args, **kwargs)
+        text = await self._call(function, *args, **kwargs)
         self._metrics["user_calls"] += 1
-        line = visible_text(said) if isinstance(said, str) else ""
+        line = visible_text(text) if isinstance(text, str) else ""
         if not line:
             self._metrics["user_errors"] += 1
             raise UserSimulatorError(
-                f"tau-bench's user simulator gave a reply without visible text: {said!r:.200}"
+                f"tau-bench's user simulator gave a reply without visible text: {text!r:.200}"
             )
         return line
 
@@ -93,7 +93,7 @@ class TauBenchUsers:
 
     async with TauBenchUsers("gpt-4o", "openai") as users:
         options = EnvironmentOptions(user=users.make)
-        env = find_environment("tau-bench/retail").make(options)
+        env = load_environment("tau-bench/retail").make(options)
     """
 
     def __init__(
