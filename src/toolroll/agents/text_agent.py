@@ -124,10 +124,7 @@ class TextAgent(ABC):
 
         rules = Rules(self.policy, sampling_params or {}, max_num_steps)
         played = await play(runner, begin, rules, session_id=name)
-        talk = played.conversation
-        return build_result(
-            played, talk.messages if talk else [], talk.tools if talk else [], trainable=False
-        )
+        return build_result(played, trainable=False)
 
 
 class DoNothingAgent(TextAgent):

@@ -363,7 +363,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
 # --- whoever else is asked ----------------------------------------------------------------------
 
 
-async def test_the_users_server_is_waited_for() -> None:
+async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async with http_server({}) as gone:
         pass
     answer = {"choices": [{"message": {"content": "Hello."}}]}
@@ -379,7 +379,10 @@ async def test_the_users_server_is_waited_for() -> None:
 
         config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600, retries=0)
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
-            assert await users.make().reset("Buy milk.") == "Hello."
+            user = users.make()
+            assert await user.reset("Buy milk.") == "Hello."
+            assert user.metrics()["user_retries"] == 0
+        assert f"the endpoint {gone}/v1 answers again" in caplog.text
         assert pauses == pytest.approx([1, 1, 2], abs=0.5)
 
 

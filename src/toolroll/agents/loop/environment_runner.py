@@ -44,7 +44,7 @@ from toolroll.rollout.types import Action, Environment, Observation, StepResult,
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OffLoop = Callable[..., Awaitable[Any]]
+RunInThread = Callable[..., Awaitable[Any]]
 
 _CLOSE_LIMIT = 10.0
 
@@ -62,7 +62,7 @@ class EnvironmentRunner:
         env: Environment,
         task: Task,
         seed: int,
-        run_in_thread: OffLoop,
+        run_in_thread: RunInThread,
         time_limit: float | None = None,
         *,
         max_observation_bytes: int = MOST_BYTES,
@@ -72,7 +72,7 @@ class EnvironmentRunner:
         self.seed = seed
         self.seconds = 0.0
         self.done = False
-        self._off_loop = run_in_thread
+        self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
@@ -201,7 +201,9 @@ class EnvironmentRunner:
         with guarded():
             function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
-                found = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+                found = await self._run_in_thread(
+                    _run_guarded, function, *args, begun=begun, what=where
+                )
                 if not inspect.isawaitable(found):
                     return found
                 function, args = _same, (found,)
