@@ -107,7 +107,7 @@ class ChatClientConfig(BaseModel):
     def key(self) -> str | None:
         """Return the API key. Raise `UsageError` if the variable `api_key_env` is not set."""
         if self.api_key_env is None:
-            return self.api_key.get_secret_value() if self.api_key else None
+            return self.api_key.get_secret_value().strip() if self.api_key else None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise UsageError(
@@ -280,7 +280,7 @@ def _read(body: bytes) -> ChatCompletion | Failure:
             "completion_tokens": int(usage.get("completion_tokens") or 0),
             "cached_tokens": int(details.get("cached_tokens") or 0),
         }
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         words = f"the response is not a chat completion: {type(error).__name__}: {error}"
         return Failure(words, 200, retry=True)
     return ChatCompletion(reply, str(choice.get("finish_reason") or "stop"), counts)

@@ -181,6 +181,11 @@ async def test_a_timeout_is_retried_then_an_error() -> None:
         '{"choices": [{"message": {"role": "user", "content": "hi"}}]}',
         '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}}]}',
         '{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": "many"}}',
+        '{"choices": [{"message": {"content": "hi", "tool_calls": [{"function": {"arguments": '
+        + '{"a":' * 1010
+        + "1"
+        + "}" * 1010
+        + "}}]}}]}",
     ],
 )
 async def test_an_unreadable_response_is_retried(body: str) -> None:
