@@ -18,7 +18,7 @@ from toolroll.rollout.types import Action, Message
 OnInvalidCall = Literal["feedback", "respond", "stop"]
 ParallelCalls = Literal["all", "first", "refuse"]
 
-ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one stood before it."
+ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one came before it."
 NO_PARALLEL = (
     "Not executed: only one tool call per turn is allowed. Make one call and wait for its answer."
 )

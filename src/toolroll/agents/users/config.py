@@ -17,7 +17,7 @@ Who you are and what you want:
 How you write:
 - One short message at a time, in plain words, without quoting the lines above.
 - Begin with your main request. Give a detail when you are asked for it, not before.
-- Where you are asked for something that the lines above do not say, answer that you do not know.
+- If you are asked for something that the lines above do not say, answer that you do not know.
 - Stay with what you want; do not agree to something else unless the lines above allow it.
 - As soon as everything is settled, or it is clear that it cannot be, or you are handed to another person, answer with
   ###STOP### and nothing else.

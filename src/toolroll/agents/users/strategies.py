@@ -19,7 +19,7 @@ from toolroll.rollout.types import Message
 UserStrategy = Literal["llm", "react", "verify", "reflection"]
 
 REACT_FORMAT = """
-Think before you speak. Answer in exactly this form, and nothing behind it:
+Think before you speak. Answer in exactly this form, and nothing after it:
 
 Thought:
 <what you make of the last message, and what to say next; nobody else sees this>
