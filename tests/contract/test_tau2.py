@@ -251,7 +251,7 @@ async def test_the_user_ends_it(line: str) -> None:
 
 
 async def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="needs somebody who plays the user"):
+    with pytest.raises(UsageError, match="needs a user simulator"):
         AIRLINE.make(EnvironmentOptions())
     with pytest.raises(UsageError, match="takes no settings, got: a"):
         AIRLINE.make(EnvironmentOptions(settings={"a": 1}))
@@ -319,7 +319,7 @@ async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
     ]
     assert "Airplane Mode" in heard[0]
     assert "Airplane Mode is now OFF" in heard[1]
-    assert heard[2].startswith("Error: the arguments cannot be read")
+    assert heard[2].startswith("Error: arguments must be a JSON object")
     assert heard[3] == "Error: there is no tool named 'fly'"
     for message in server.bodies[3]["messages"]:
         for call in message.get("tool_calls", ()):
@@ -338,6 +338,6 @@ async def test_a_user_who_only_acts_is_a_failure() -> None:
         OpenAIUsers(UserConfig(base_url=server.url, model="m")) as users,
     ):
         env = TELECOM.make(EnvironmentOptions(user=users.make))
-        with pytest.raises(UserSimulatorError, match="30 times without a word"):
+        with pytest.raises(UserSimulatorError, match="30 times in a row"):
             await env.reset(task, 0)
         await env.close()

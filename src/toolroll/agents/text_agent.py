@@ -1,5 +1,5 @@
-"""`TextAgent`: an agent without tokens: it plays and is scored like any other, and nothing of it
-can be trained on.
+"""`TextAgent`: an agent without tokens. It plays and is scored like any other, but its episodes
+cannot be trained on.
 
 Invariants: the loop, the policy for unreadable calls and the rewards are those of
 `TrainableAgentMixin`; there is no trajectory, and `info["trainable"]` is False.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from toolroll.agents.environments.adapt import as_environment
@@ -27,7 +28,7 @@ DEFAULT_POLICY = CallPolicy()
 
 
 class TextConversation:
-    """The conversation of one episode as text: what the model is told, and nothing to check."""
+    """The conversation of one episode as text, with nothing to check."""
 
     def __init__(self, agent: TextAgent, first: Observation, session_id: str) -> None:
         self.messages: list[Message] = [dict(message) for message in first.messages]
@@ -42,7 +43,7 @@ class TextConversation:
         return turn
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add what the environment said; `tools` if the list changed."""
+        """Add the environment's messages, and `tools` if they changed."""
         self.messages += messages
         if tools is not None:
             self.tools[:] = tools
@@ -57,25 +58,26 @@ class TextConversation:
         """Do nothing: there are no checks."""
 
 
+@dataclass(eq=False)
 class TextAgent(ABC):
-    """`step_timeout`: seconds that one call of the environment may take; `max_observation_bytes`:
-    of all that one call of it returns.
+    """An agent whose `reply` returns text. It plays any number of episodes at once.
 
-    Serves any number of episodes at once.
+    `threads` runs environments that block. `step_timeout`: seconds that one call of the environment
+    may take. `max_observation_bytes`: of all that one call of it returns.
+
+        class Shouting(TextAgent):
+            async def reply(self, messages, tools, sampling_params, session_id):
+                text = str(messages[-1]["content"]).upper()
+                return AssistantTurn(ParsedReply(text), {"role": "assistant", "content": text})
+
+        result = await Shouting(Threads(8)).asolve(env, task=task)
     """
 
-    def __init__(
-        self,
-        threads: BlockingRunner,
-        *,
-        policy: CallPolicy = DEFAULT_POLICY,
-        step_timeout: float | None = None,
-        max_observation_bytes: int = MOST_BYTES,
-    ) -> None:
-        self._most_bytes = max_observation_bytes
-        self._threads = threads
-        self._policy = policy
-        self._step_timeout = step_timeout
+    threads: BlockingRunner
+    _: KW_ONLY
+    policy: CallPolicy = DEFAULT_POLICY
+    step_timeout: float | None = None
+    max_observation_bytes: int = MOST_BYTES
 
     @abstractmethod
     async def reply(
@@ -85,7 +87,7 @@ class TextAgent(ABC):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        """The next turn."""
+        """Return the next turn."""
 
     async def asolve(
         self,
@@ -106,14 +108,14 @@ class TextAgent(ABC):
         """
         task = task or Task(str(task_index), task_index or 0)
         environment = as_environment(env)
-        policy = self._policy.under(environment)
+        policy = self.policy.under(environment)
         runner = EnvironmentRunner(
             environment,
             task,
             seed,
-            self._threads.run_in_thread,
-            self._step_timeout,
-            max_observation_bytes=self._most_bytes,
+            self.threads.run_in_thread,
+            self.step_timeout,
+            max_observation_bytes=self.max_observation_bytes,
         )
         name = session_id or task.id
 
@@ -124,14 +126,11 @@ class TextAgent(ABC):
 
         rules = Rules(policy, sampling_params or {}, max_num_steps)
         played = await play(runner, begin, rules, session_id=name)
-        talk = played.conversation
-        return build_result(
-            played, talk.messages if talk else [], talk.tools if talk else [], trainable=False
-        )
+        return build_result(played, trainable=False)
 
 
 class DoNothingAgent(TextAgent):
-    """Says goodbye, and calls nothing: what it scores is a benchmark's floor."""
+    """Says goodbye and calls nothing: its score is a benchmark's floor."""
 
     async def reply(
         self,
@@ -140,7 +139,7 @@ class DoNothingAgent(TextAgent):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        """A farewell."""
+        """Return a farewell."""
         return AssistantTurn(ParsedReply(FAREWELL), {"role": "assistant", "content": FAREWELL})
 
 
@@ -150,9 +149,7 @@ FAREWELL = "Goodbye."
 def make_do_nothing(threads: BlockingRunner, settings: Mapping[str, Any]) -> DoNothingAgent:
     """Return the agent `do-nothing` of the group `toolroll.agents`.
 
-    `settings`: step_timeout, max_observation_bytes.
+    Of `settings`, step_timeout and max_observation_bytes have an effect.
     """
-    most_bytes = settings.get("max_observation_bytes", MOST_BYTES)
-    return DoNothingAgent(
-        threads, step_timeout=settings.get("step_timeout"), max_observation_bytes=most_bytes
-    )
+    names = ("step_timeout", "max_observation_bytes")
+    return DoNothingAgent(threads, **{name: settings[name] for name in names if name in settings})

@@ -28,8 +28,16 @@ DEFAULT_SAMPLING_PARAMS: Mapping[str, Any] = {
 class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent for `tools_info` and `wiki`.
 
-    `model` and `provider` are kept for callers of the published class; the engine is where
-    `rollout_args` says. `temperature` goes into the default sampling parameters.
+    `model` and `provider` are kept for callers of the published class; `rollout_args` has the
+    engine's address. `temperature` is used in the default sampling parameters.
+
+        args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
+        agent = TrainableToolCallingAgent(rollout_args=args)
+        desk = load_environment("desk")
+        env, task = desk.make(EnvironmentOptions()), desk.tasks("test")[0]
+        result = await agent.asolve(env, task=task)
+        print(result.reward, result.trajectories[0].trained_tokens)
+        await agent.aclose()
     """
 
     def __init__(
@@ -68,9 +76,11 @@ def agent_factory(
     rollout_args: Any = None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> TrainableToolCallingAgent:
-    """An agent for `config` (tau-bench's `RunConfig`, or anything with `agent_strategy`, `model`,
-    `model_provider`, `temperature`). Only the strategy "tool-calling" is trainable:
-    `NotImplementedError` for any other."""
+    """Return an agent for `config`: tau-bench's `RunConfig`, or anything with `agent_strategy`,
+    `model`, `model_provider` and `temperature`.
+
+    Raise `NotImplementedError` for another strategy than "tool-calling": it cannot be trained.
+    """
     settings = (
         config
         if isinstance(config, Mapping)
@@ -99,8 +109,11 @@ _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
 def make_agent(served: Model, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
-    """The agent that `toolroll run` plays: `settings` are `CallPolicy`'s fields, `on_length`,
-    `step_timeout`, `verify` and `max_observation_bytes`."""
+    """Return the agent that `toolroll run` plays.
+
+    `settings`: the fields of `CallPolicy`, `on_length`, `step_timeout`, `verify` and
+    `max_observation_bytes`.
+    """
     own = dict(settings)
     on_length = own.pop("on_length", "stop")
     verify = own.pop("verify", "sample")

@@ -204,9 +204,7 @@ class TrainableAgentMixin:
         return self._own_template
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
-        talk = played.conversation
-        messages, tools = (talk.messages, talk.tools) if talk else ([], self.tools_info)
-        result = build_result(played, messages, tools)
+        result = build_result(played, self.tools_info)
         cut = len(result.tokens) - result.response_length
         return self._build_final_result(
             result,

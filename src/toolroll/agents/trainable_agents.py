@@ -1,7 +1,7 @@
 """The names of the published `trainable_agents` module, in one place.
 
 `toolroll.agents` itself has no `__init__.py`: the folder `agents` at the top of the repository
-would then hide the package `agents` of openai-agents from whoever works there.
+would then hide the package `agents` of openai-agents from code that runs there.
 """
 
 from toolroll.agents.environments.tau_actions import (

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.agents.loop.call_policy import NO_PARALLEL, ONE_CALL, CallPolicy, order_by_call, told
+from toolroll.agents.loop.call_policy import (
+    NO_PARALLEL,
+    ONE_CALL,
+    CallPolicy,
+    order_by_call,
+    reject_action,
+)
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action
@@ -133,11 +139,9 @@ def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
 
 
 def test_an_action_at_fault_is_told_so() -> None:
-    assert [message["role"] for message in told(Action("", (good(0), good(1))), "No.")] == [
-        "tool",
-        "tool",
-    ]
-    assert told(Action("Hi."), "No.") == [{"role": "user", "content": "No."}]
+    messages = reject_action(Action("", (good(0), good(1))), "No.")
+    assert [message["role"] for message in messages] == ["tool", "tool"]
+    assert reject_action(Action("Hi."), "No.") == [{"role": "user", "content": "No."}]
 
 
 @pytest.mark.parametrize("settings", [{"max_invalid_in_a_row": 0}, {"invalid_penalty": 0.5}])

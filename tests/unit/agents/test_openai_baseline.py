@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 from support.chat import Answer, completion, endpoint
 from support.ponds import PondFactory
 from support.worlds import TOOL, ListedWorld
 from typer.testing import CliRunner
 
+from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.agents.openai_baseline import BaselineAgent, ChatEndpoint, make_baseline
+from toolroll.agents.openai_baseline import BaselineAgent, make_baseline
 from toolroll.agents.text_agent import DoNothingAgent
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
@@ -46,9 +48,11 @@ def fails(status: int, text: str) -> Answer:
 async def play(
     url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any
 ) -> InteractionResult:
-    chat = ChatEndpoint(url, "m", api_key="secret-key", attempts=3, backoff=0.001)
+    config = ChatClientConfig(
+        base_url=url, model="m", api_key=SecretStr("secret-key"), retries=2, backoff=0.001
+    )
     threads = Threads(2)
-    agent = BaselineAgent(threads, chat, policy=CallPolicy(**settings))
+    agent = BaselineAgent(threads, ChatClient(config), policy=CallPolicy(**settings))
     try:
         return await agent.asolve(
             env,
@@ -121,8 +125,8 @@ async def test_an_episode(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (("look", '{"at": "he'), "invalid_json", "not JSON"),
-        (("look", '"here"'), "bad_arguments", "no JSON object"),
+        (("look", '{"at": "he'), "invalid_json", "arguments must be a JSON object"),
+        (("look", '"here"'), "bad_arguments", "must be a JSON object, not str"),
         (("look", '{"at": 3}'), "bad_arguments", "3 is not of type 'string'"),
         (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
     ],
@@ -158,10 +162,16 @@ async def test_what_can_succeed_is_tried_again() -> None:
     [
         (fails(400, "bad secret-key"), StopReason.ENGINE_ERROR, None, 1),
         (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 1),
+        (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 3),
         (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
         (
             fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'),
+            StopReason.CONTEXT_FULL,
+            0.0,
+            1,
+        ),
+        (
+            fails(400, "This model's maximum context length is 9 tokens. However, you requested"),
             StopReason.CONTEXT_FULL,
             0.0,
             1,
@@ -187,7 +197,11 @@ async def test_how_it_can_end(
 async def test_what_openai_does_not_know_can_be_left_out() -> None:
     threads = Threads(1)
     async with endpoint(says("Bye.")) as server:
-        agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"), extra_params=False)
+        agent = BaselineAgent(
+            threads,
+            ChatClient(ChatClientConfig(base_url=server.url, model="m")),
+            extra_params=False,
+        )
         await agent.asolve(
             ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3}
         )
@@ -199,7 +213,7 @@ async def test_what_openai_does_not_know_can_be_left_out() -> None:
 async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     threads = Threads(1)
-    with pytest.raises(UsageError, match="names NO_SUCH_KEY, which is not set"):
+    with pytest.raises(UsageError, match="NO_SUCH_KEY, which is not set"):
         make_baseline(
             threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}
         )
@@ -265,7 +279,7 @@ async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
 
     threads = Threads(1)
     async with endpoint(reference) as server:
-        agent = BaselineAgent(threads, ChatEndpoint(server.url, "m"))
+        agent = BaselineAgent(threads, ChatClient(ChatClientConfig(base_url=server.url, model="m")))
         result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
         await agent.aclose()
     assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)

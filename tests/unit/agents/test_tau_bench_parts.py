@@ -481,7 +481,7 @@ async def test_a_failing_litellm_user_is_a_user_error(litellm: ModuleType, reply
         user = users.make()
         await user.reset("x")
         vars(litellm)["replies"].append(reply)
-        with pytest.raises(UserSimulatorError, match=r"rate limit|nothing visible"):
+        with pytest.raises(UserSimulatorError, match=r"rate limit|without visible text"):
             await user.step("y")
         assert user.metrics()["user_errors"] == 1.0
 

@@ -14,17 +14,17 @@ from support.memory import peak
 
 from toolroll.agents.environments.bfcl import MULTI_TURN_BASE
 from toolroll.agents.environments.bfcl.environment import BfclEnvironment
-from toolroll.agents.environments.bfcl.worlds import BfclWorld
+from toolroll.agents.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions
 
 
-def world_with(name: str) -> tuple[BfclEnvironment, BfclWorld]:
+def environment_with(name: str) -> tuple[BfclEnvironment, BfclInstances]:
     for task in MULTI_TURN_BASE.tasks("test"):
         env = MULTI_TURN_BASE.make(EnvironmentOptions())
         env.reset(task, 0)
-        if name in env._world.instances:
-            return env, env._world
+        if name in env._state.instances:
+            return env, env._state
     raise AssertionError(f"no entry uses {name}")
 
 
@@ -40,40 +40,41 @@ def world_with(name: str) -> tuple[BfclEnvironment, BfclWorld]:
     ],
 )
 def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> None:
-    _, world = world_with("MathAPI")
-    assert world.call(name, arguments).startswith("Error during execution")
-    assert peak(lambda: world.call(name, arguments)) < 50_000, (
+    _, instances = environment_with("MathAPI")
+    assert instances.call(name, arguments).startswith("Error during execution")
+    assert peak(lambda: instances.call(name, arguments)) < 50_000, (
         "a number was computed before it was refused"
     )
 
 
 def test_sane_numbers_are_computed() -> None:
-    _, world = world_with("MathAPI")
-    assert world.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
+    _, instances = environment_with("MathAPI")
+    assert instances.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
 
 
 def test_precision_stays_in_the_episode() -> None:
-    _, world = world_with("MathAPI")
+    _, instances = environment_with("MathAPI")
     digits, precision = mpmath.mp.dps, decimal.getcontext().prec
-    world.call("logarithm", {"value": 2.0, "base": 10.0, "precision": 77})
-    world.call("square_root", {"number": 2.0, "precision": 77})
+    instances.call("logarithm", {"value": 2.0, "base": 10.0, "precision": 77})
+    instances.call("square_root", {"number": 2.0, "precision": 77})
     assert (mpmath.mp.dps, decimal.getcontext().prec) == (digits, precision)
 
 
 def test_no_text_of_the_model_runs_as_code(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    env, world = world_with("GorillaFileSystem")
+    env, instances = environment_with("GorillaFileSystem")
     code = f"__import__('pathlib').Path({str(trace)!r}).touch()"
     for name in (code, "_load_scenario", "__init__", "echo(content=1) or ls"):
-        assert "is not defined" in world.call(name, {})
+        assert "is not defined" in instances.call(name, {})
     env.step(Action("", (ToolCall("echo", {"content": code}, ""),)))
     assert not trace.exists()
 
 
 def test_arguments_are_handed_over_as_they_are() -> None:
-    _, world = world_with("GorillaFileSystem")
+    _, instances = environment_with("GorillaFileSystem")
     assert (
-        world.call("echo", {"content": "use ls() here"}) == '{"terminal_output": "use ls() here"}'
+        instances.call("echo", {"content": "use ls() here"})
+        == '{"terminal_output": "use ls() here"}'
     )
 
 
@@ -82,9 +83,9 @@ def test_two_episodes_of_one_task_share_nothing() -> None:
     one, other = (MULTI_TURN_BASE.make(EnvironmentOptions()) for _ in range(2))
     one.reset(task, 0)
     other.reset(task, 0)
-    name = next(iter(one._world.instances))
-    before = str(other._world.state())
-    if "GorillaFileSystem" in one._world.instances:
-        one._world.call("mkdir", {"dir_name": "only_mine"})
-    assert one._world.differences(other._world), name
-    assert str(other._world.state()) == before
+    name = next(iter(one._state.instances))
+    before = str(other._state.state())
+    if "GorillaFileSystem" in one._state.instances:
+        one._state.call("mkdir", {"dir_name": "only_mine"})
+    assert one._state.differences(other._state), name
+    assert str(other._state.state()) == before

@@ -17,10 +17,9 @@ from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
 
+from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.openai_baseline import ChatEndpoint
 from toolroll.agents.users import OpenAIUsers, UserConfig
-from toolroll.agents.users.chat import ChatClient
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
@@ -364,7 +363,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
 # --- whoever else is asked ----------------------------------------------------------------------
 
 
-async def test_the_users_server_is_waited_for() -> None:
+async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async with http_server({}) as gone:
         pass
     answer = {"choices": [{"message": {"content": "Hello."}}]}
@@ -380,7 +379,10 @@ async def test_the_users_server_is_waited_for() -> None:
 
         config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600, retries=0)
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
-            assert await users.make().reset("Buy milk.") == "Hello."
+            user = users.make()
+            assert await user.reset("Buy milk.") == "Hello."
+            assert user.metrics()["user_retries"] == 0
+        assert f"the endpoint {gone}/v1 answers again" in caplog.text
         assert pauses == pytest.approx([1, 1, 2], abs=0.5)
 
 
@@ -420,9 +422,10 @@ async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
         pass
     config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=1e-9)
     async with OpenAIUsers(config) as users:
-        with pytest.raises(EngineUnreachableError, match="user simulator's server http"):
+        with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone}/v1 has not"):
             await users.make().reset("Buy milk.")
-    endpoint = ChatEndpoint(gone.replace("://", "://me:secret@"), "m", engine_timeout=1e-9)
+    url = gone.replace("://", "://me:secret@")
+    endpoint = ChatClient(ChatClientConfig(base_url=url, model="m", engine_timeout=1e-9))
     with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone} has not"):
         await endpoint.complete({})
     await endpoint.aclose()
@@ -440,7 +443,7 @@ async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_no
         async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
             with pytest.raises(UserSimulatorError) as of_user:
                 await users.make().reset("Buy milk.")
-        endpoint = ChatEndpoint(address, "m")
+        endpoint = ChatClient(ChatClientConfig(base_url=address, model="m"))
         with pytest.raises(EngineError) as of_baseline:
             await endpoint.complete({})
         await endpoint.aclose()

@@ -1,4 +1,4 @@
-"""Takes an environment of any accepted kind as an `Environment`."""
+"""Accept environments with other interfaces as an `Environment`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from toolroll.rollout.types import Environment, Tool
 
 
 def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
-    """`env` itself, or behind our protocol an environment of Gymnasium's kind (`reset(seed=,
-    options=)`, `step(action)` with five values) or of tau-bench's (`reset(task_index)`,
-    `step(action)`).
+    """Return `env`, adapted if it has Gymnasium's interface (`reset(seed=, options=)`,
+    `step(action)` with five values) or tau-bench's (`reset(task_index)`, `step(action)`).
 
-    `wiki` and `tools_info` are the agent's, for an environment that has none of its own. Raises
+    `wiki` and `tools_info` are the agent's; they are used if the environment has none. Raise
     `UsageError` for anything else.
     """
     if isinstance(env, Environment):

@@ -1,12 +1,12 @@
 """`desk`: a small benchmark of our own, the service desk of a lending library, in one file and
 without a server.
 
-Invariants: every episode has a fresh in-memory SQLite database with the same rows; the reward is
-1.0 only where the final database equals that of the reference actions and the member was told what
-had to be told, else 0.0; whatever the model writes as arguments is answered by an observation; once
-`done`, always done.
+Invariants: every episode has its own in-memory SQLite database with the same rows; the reward is
+1.0 if the final database equals that of the reference actions and the replies contain what the
+member must be told, else 0.0; the result of any arguments is an observation; nothing is executed
+after `done`.
 
-The world and the tasks are data: `desk_tasks.json` beside this file.
+The rows and the tasks are in `desk_tasks.json` beside this file.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _data() -> Mapping[str, Any]:
 
 
 def open_database() -> sqlite3.Connection:
-    """A fresh library: the same rows every time."""
-    # An episode is played by one coroutine, though not always on one thread.
+    """Return a new database, with the same rows each time."""
+    # One coroutine plays an episode, but not always on one thread.
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row
     db.executescript(_SCHEMA)
@@ -119,7 +119,7 @@ def open_database() -> sqlite3.Connection:
 
 
 def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Everything the reward looks at, in an order that does not depend on how it came about."""
+    """Return all rows that the reward depends on, in an order that depends on nothing else."""
     return tuple(tuple(tuple(row) for row in db.execute(query)) for query in _STATE)
 
 
@@ -127,7 +127,7 @@ def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ..
 
 
 class ToolError(Exception):
-    """The model asked a tool for something that does not exist; the text is the observation."""
+    """A tool was called with something that does not exist; the text is the observation."""
 
 
 def _row(db: sqlite3.Connection, query: str, key: str, what: str) -> sqlite3.Row:
@@ -264,9 +264,7 @@ TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
 
 
 def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
-    """Run one tool. `ToolError` for an unknown tool and for arguments that do not fit; nothing
-    else is raised.
-    """
+    """Run one tool. Raise `ToolError` for an unknown tool or wrong arguments, and nothing else."""
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]
@@ -286,12 +284,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # SQLite stores UTF-8, which has non
 
 
 class DeskUser:
-    """The scripted member: says the request, then one missing detail a turn, agrees to
-    questions, and stops.
+    """The scripted member: sends the request, then one missing detail a turn, agrees to questions,
+    and stops.
     """
 
     PATIENCE = 3
-    """How many questions it agrees to once it has said everything."""
+    """How many questions it agrees to after its last detail."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._opening = task["opening"]
@@ -300,11 +298,11 @@ class DeskUser:
         self._agreed = 0
 
     async def reset(self, instruction: str) -> str:
-        """The request. `instruction` is for simulators that are models."""
+        """Return the request. `instruction` has no effect: it is for models."""
         return str(self._opening)
 
     async def step(self, content: str) -> str:
-        """The next line that was not said yet; "yes" to a question; else thanks and the stop
+        """Return the next detail; after the last one, "yes" to a question, or thanks and the stop
         marker.
         """
         self._calls += 1
@@ -316,7 +314,7 @@ class DeskUser:
         return f"Thank you, that is all. {STOP_MARKER}"
 
     def metrics(self) -> Mapping[str, float]:
-        """How many lines the member answered."""
+        """Return how many replies the member was sent."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
@@ -328,9 +326,7 @@ def _details(task: Mapping[str, Any]) -> list[str]:
 
 
 def reference(task: Task) -> list[Action]:
-    """What a faultless agent does in `task`, step by step, with the scripted member; it earns
-    1.0.
-    """
+    """Return the actions with which an agent earns 1.0 in `task`, with the scripted member."""
     data = task.data
     steps = [Action("Welcome! May I have your card number and your postcode?")]
     steps += [Action("I see. Anything else?") for _ in data.get("more", ())]
@@ -344,15 +340,16 @@ def reference(task: Task) -> list[Action]:
 
 
 def normalise(text: str) -> str:
-    """`text` for comparison: compatibility forms unified (full-width digits, too), lower case, no
-    separators of thousands, ordinals as numbers."""
+    """Return `text` for comparison: compatibility forms unified (full-width digits, too), lower
+    case, no thousands separators, ordinals as numbers.
+    """
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
     return re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", plain)
 
 
 def is_told(wanted: str, replies: Sequence[str]) -> bool:
-    """Whether one of `replies` says `wanted` as a word or number of its own ("3" is not told by
+    """Return True if one of `replies` has `wanted` as a word or number of its own ("3" is not in
     "13" or "3.50").
     """
     pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
@@ -363,9 +360,9 @@ _CODE = re.compile(r"\b[arhf][1-4]\b")
 
 
 def score(task: Task, state: object, replies: Sequence[str]) -> float:
-    """1.0 where `state` is the reference's and everything was told, else 0.0.
+    """Return 1.0 if `state` is the reference's and the replies have what must be told, else 0.0.
 
-    Where a rule's code must be told, no other code may be: reciting the whole list is no answer.
+    If the code of a rule must be told, another code makes it 0.0: reciting the list does not count.
     """
     told = [str(text) for text in task.data["told"]]
     codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))
@@ -385,9 +382,7 @@ def _reference_state(task: Task) -> object:
 
 
 class Desk(Environment):
-    """One conversation at the desk. All state lies in the episode's own database and in what was
-    said.
-    """
+    """One conversation at the desk. Its state is the episode's database and the messages so far."""
 
     blocking = False
 
@@ -401,7 +396,7 @@ class Desk(Environment):
         self._tool_errors: Counter[str] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Begin `task`. Nothing here is random, so `seed` changes nothing."""
+        """Start `task`. Only a simulated user gets `seed`: nothing else is random."""
         await self.close()
         self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database()
@@ -416,15 +411,15 @@ class Desk(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls, or pass the reply on to the member.
+        """Run the calls, or send the text to the member.
 
-        Raises `ActionError` where the reply is empty, `UsageError` before `reset` and after `done`,
-        and what the user simulator raises.
+        Raise `ActionError` if the reply is empty, `UsageError` before `reset` and after `done`, and
+        what the user simulator raises.
         """
         if self._db is None or self._user is None or self._task is None:
-            raise UsageError("desk: step before reset; call reset(task, seed) first")
+            raise UsageError("desk: step was called before reset(task, seed)")
         if self._done:
-            raise UsageError("desk: this episode is over; make a new environment for the next one")
+            raise UsageError("desk: the episode is over: make a new environment for the next one")
         if not action.tool_calls and not action.content.strip():
             raise ActionError("The reply is empty: call a tool, or write something to the member.")
         if action.content.strip():
@@ -451,7 +446,7 @@ class Desk(Environment):
         return message | {"content": content}
 
     def metrics(self) -> Mapping[str, float]:
-        """`tool_errors`, in all and by tool, and the user's own."""
+        """Return `tool_errors`, in all and by tool, and the user's metrics."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
         return {
             "tool_errors": float(self._tool_errors.total()),
@@ -460,7 +455,7 @@ class Desk(Environment):
         }
 
     async def close(self) -> None:
-        """Drop the database and let the user go."""
+        """Close the database and the user."""
         db, self._db = self._db, None
         if db is not None:
             db.close()
@@ -478,23 +473,23 @@ class DeskFactory:
     splits: tuple[str, ...] = ("test",)
 
     def missing(self) -> str | None:
-        """Nothing is ever missing."""
+        """Return None: nothing needs to be installed."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks in order; `UsageError` for an unknown split."""
+        """Return the tasks in order. Raise `UsageError` for an unknown split."""
         if split not in self.splits:
-            raise UsageError(f"desk has no split {split!r}; it has: {', '.join(self.splits)}")
+            raise UsageError(f"desk has no split {split!r}; it has {', '.join(self.splits)}")
         return [Task(task["id"], index, split, task) for index, task in enumerate(_data()["tasks"])]
 
     def make(self, options: EnvironmentOptions) -> Desk:
-        """A fresh desk for one episode. `UsageError` for any setting: desk has none."""
+        """Return a new desk. Raise `UsageError` for any setting: desk has none."""
         if options.settings:
             raise UsageError(f"desk takes no settings, got: {', '.join(sorted(options.settings))}")
         return Desk(options)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """See `reference`."""
+        """Return the actions that earn 1.0."""
         return reference(task)
 
 

@@ -1,8 +1,7 @@
-"""Environments of Gymnasium's kind behind our `Environment`: `reset(seed=, options=) -> (obs,
-info)`, `step(action) -> (obs, reward, terminated, truncated, info)`, one action a step.
+"""`GymStyleEnvironment`: environments with Gymnasium's interface, `reset(seed=, options=) -> (obs,
+info)` and `step(action) -> (obs, reward, terminated, truncated, info)`.
 
-Invariants: calls are executed in order until the episode is over; nothing is stepped behind its
-end; the episode's reward is the sum of the steps', as Gymnasium's return is.
+The episode's reward is the sum of the steps', as Gymnasium's return is.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.environments.tau_style import NOT_EXECUTED
-from toolroll.agents.loop.call_policy import answer
+from toolroll.agents.environments.one_action import OneActionEnvironment
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
+from toolroll.rollout.types import Observation, Task, Tool
 
 MakeGymAction = Callable[[str, ToolCall | None], Any]
 
 
 def is_gym_style(env: Any) -> bool:
-    """Whether `env`'s `reset` takes `seed` and `options`, as Gymnasium's does."""
+    """Return True if `env`'s `reset` takes `seed` and `options`, as Gymnasium's does."""
     reset, step = getattr(env, "reset", None), getattr(env, "step", None)
     if not callable(reset) or not callable(step):
         return False
@@ -34,8 +31,8 @@ def is_gym_style(env: Any) -> bool:
 
 
 def text_action(content: str, call: ToolCall | None) -> str:
-    """The action of an environment that takes text: what was said, or a call as `{"name": ...,
-    "arguments": ...}`.
+    """Return the action of an environment that takes text: `content`, or the call as JSON,
+    `{"name": ..., "arguments": ...}`.
     """
     return (
         content
@@ -44,10 +41,16 @@ def text_action(content: str, call: ToolCall | None) -> str:
     )
 
 
-class GymStyleEnvironment(Environment):
-    """`env` as it is. `make_action(content, call)` builds its action, once for each call, or with
-    None where the reply has no call; an `ActionError` of it goes back to the model. `options` given
-    to `reset`: `{"task_index": ..., "task_id": ...}`."""
+class GymStyleEnvironment(OneActionEnvironment):
+    """`env` as an `Environment`.
+
+    `make_action(content, call)` makes its action, once for each call, or with None if the reply has
+    no call; an `ActionError` that it raises is the observation. `reset` passes on
+    `options={"task_index": ..., "task_id": ...}`.
+
+        env = GymStyleEnvironment(gymnasium.make("my/TextGame-v0"), wiki="Escape from the maze.")
+        result = await agent.asolve(env, task_index=0)
+    """
 
     reward_mode = "sum"
 
@@ -59,42 +62,22 @@ class GymStyleEnvironment(Environment):
         tools_info: Sequence[Tool] = (),
         make_action: MakeGymAction = text_action,
     ) -> None:
-        self.env = env
-        self._wiki = getattr(env, "wiki", None) or wiki
-        self._tools = list(getattr(env, "tools_info", None) or tools_info)
+        super().__init__(env, wiki, tools_info)
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The wiki as the system message, the observation as the user's."""
+        """Reset `env` with the seed and the task."""
         observation, info = self.env.reset(
             seed=seed, options={"task_index": task.index, "task_id": task.id}
         )
-        messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
-        messages.append({"role": "user", "content": as_text(observation)})
-        return Observation(messages, self._tools, dict(info))
+        return self.first(as_text(observation), dict(info))
 
-    def step(self, action: Action) -> StepResult:
-        """Each call in order; without calls, the text."""
-        if not action.tool_calls:
-            if not action.content.strip():
-                raise ActionError("Your reply was empty. Write something, or call a tool.")
-            text, reward, done, info = self._step(self._make_action(action.content, None))
-            return StepResult([{"role": "user", "content": text}], reward, done, info=info)
-        actions = [self._make_action(action.content, call) for call in action.tool_calls]
-        messages: list[Message] = []
-        total, done = 0.0, False
-        found: dict[str, Any] = {}
-        for call, one in zip(action.tool_calls, actions, strict=True):
-            if done:
-                messages.append(answer(call, NOT_EXECUTED))
-                continue
-            text, reward, done, info = self._step(one)
-            total += reward
-            found |= info
-            messages.append(answer(call, text))
-        return StepResult(messages, total, done, info=found)
+    def make_one(self, content: str, call: ToolCall | None) -> Any:
+        """Return what `make_action` makes."""
+        return self._make_action(content, call)
 
-    def _step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+    def execute(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        """Step `env` with `action`, which `make_action` made."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return as_text(observation), float(reward), bool(terminated or truncated), dict(info)
 
@@ -106,7 +89,7 @@ class GymStyleEnvironment(Environment):
 
 
 def as_text(observation: Any) -> str:
-    """An observation as a message's content: text as it is, anything else as JSON."""
+    """Return an observation as a message's content: text as it is, anything else as JSON."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping | list | tuple | int | float | bool) or observation is None:

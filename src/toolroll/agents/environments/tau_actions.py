@@ -1,4 +1,4 @@
-"""tau-bench's form of an action, and the published rule that makes one of a reply."""
+"""tau-bench's type of action, and the published rule that makes one from a reply."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 @dataclass(slots=True)
 class TauAction:
-    """One tool call, or one utterance (`respond`): what an environment of tau-bench's kind
-    takes.
-    """
+    """One tool call, or one utterance (`respond`), for an environment of tau-bench's kind."""
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction:
-    """The published rule: the first call; without one, or where its arguments are no object,
-    `respond` with the text.
+    """Return the first call as an action, or `respond` with the text if there is no call or its
+    arguments are not an object: the published rule.
 
-    `calls`: `{name, parameters}` as SGLang's parsers give them (parameters as JSON text), or our
-    `ToolCall`. Never raises.
+    `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
+    `ToolCall`. Nothing is raised.
     """
     respond = TauAction(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: text_response})
     if not calls:
@@ -41,7 +39,7 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction
     name, arguments = _read(calls[0])
     if not isinstance(arguments, dict):
         logger.warning(
-            "the arguments of %s are no JSON object: the reply is taken as an utterance", name
+            "the arguments of %s are not a JSON object: the reply becomes an utterance", name
         )
         return respond
     return TauAction(name, arguments)

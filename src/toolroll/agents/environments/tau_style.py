@@ -1,9 +1,5 @@
-"""Environments of tau-bench's kind behind our `Environment`: `reset(task_index)`, `step(action)`,
-one action a step.
-
-Invariants: calls are executed in order until the episode is done; a call behind the one that ended
-it is refused, since tau-bench gives reward 1.0 for nothing after the end; `respond` never carries a
-blank text.
+"""`TauStyleEnvironment`: environments with tau-bench's interface, `reset(task_index)` and
+`step(action)`. A `respond` action never has a blank text.
 """
 
 from __future__ import annotations
@@ -11,38 +7,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from toolroll.agents.environments.one_action import OneActionEnvironment
 from toolroll.agents.environments.tau_actions import (
     RESPOND_ACTION_FIELD_NAME,
     RESPOND_ACTION_NAME,
     TauAction,
 )
-from toolroll.agents.loop.call_policy import answer
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Message,
-    Observation,
-    ParallelCalls,
-    StepResult,
-    Task,
-    Tool,
-)
+from toolroll.rollout.types import Observation, ParallelCalls, Task, Tool
 
 MakeAction = Callable[[str, dict[str, Any]], Any]
 
-NOT_EXECUTED = "Not executed: the conversation had ended with an earlier call of the same turn."
-
 
 def is_tau_style(env: Any) -> bool:
-    """Whether `env` has tau-bench's `reset` and `step`."""
+    """Return True if `env` has `reset` and `step`."""
     return callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
 
 
-class TauStyleEnvironment(Environment):
-    """`env` as it is. `wiki` and `tools_info` stand in where it has none; `make_action(name,
-    kwargs)` builds its action type.
+class TauStyleEnvironment(OneActionEnvironment):
+    """`env` as an `Environment`. `make_action(name, kwargs)` makes its type of action.
+
+    env = TauStyleEnvironment(MockRetailDomainEnv(user_strategy="human"), make_action=Action)
+    result = await agent.asolve(env, task_index=0)
     """
 
     parallel_calls: ParallelCalls = "first"
@@ -55,65 +42,37 @@ class TauStyleEnvironment(Environment):
         tools_info: Sequence[Tool] = (),
         make_action: MakeAction = TauAction,
     ) -> None:
-        self.env = env
-        self._wiki = getattr(env, "wiki", None) or wiki
-        self._tools = list(getattr(env, "tools_info", None) or tools_info)
+        super().__init__(env, wiki, tools_info)
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """`env.reset(task_index)`: the wiki as the system message, the observation as the
-        user's.
-        """
+        """Reset `env` with the task's index."""
         response = self.env.reset(task_index=task.index)
-        messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
-        messages.append({"role": "user", "content": response.observation})
-        return Observation(messages, self._tools, as_data(response.info))
+        return self.first(response.observation, as_data(response.info))
 
-    def step(self, action: Action) -> StepResult:
-        """Each call in order; without calls, the text to the user."""
-        if not action.tool_calls:
-            return self._respond(action.content)
-        messages: list[Message] = []
-        reward: float | None = None
-        done = False
-        info: dict[str, Any] = {}
-        for call in action.tool_calls:
-            if done:
-                messages.append(answer(call, NOT_EXECUTED))
-                continue
-            observation, reward, done, info = self._execute(call)
-            messages.append(answer(call, observation))
-        return StepResult(messages, reward, done, info=info)
+    def make_one(self, content: str, call: ToolCall | None) -> Any:
+        """Return the action for `call`, or `respond` with the text."""
+        if call is None:
+            return self._make_action(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: content})
+        check_no_respond(call)
+        return self._make_action(call.name, dict(call.arguments or {}))
 
-    def _execute(self, call: ToolCall) -> tuple[str, float, bool, dict[str, Any]]:
-        if call.name == RESPOND_ACTION_NAME:
-            raise ActionError(
-                f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call"
-            )
-        response = self.env.step(self._make_action(call.name, dict(call.arguments or {})))
-        return (
-            str(response.observation),
-            float(response.reward),
-            bool(response.done),
-            as_data(response.info),
-        )
+    def execute(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Step `env` with `action`, which `make_action` made."""
+        found = self.env.step(action)
+        return found.observation, float(found.reward), bool(found.done), as_data(found.info)
 
-    def _respond(self, content: str) -> StepResult:
-        if not content.strip():
-            raise ActionError("Your reply was empty. Write to the user, or call a tool.")
-        response = self.env.step(
-            self._make_action(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: content})
-        )
-        return StepResult(
-            [{"role": "user", "content": response.observation}],
-            float(response.reward),
-            bool(response.done),
-            info=as_data(response.info),
+
+def check_no_respond(call: ToolCall) -> None:
+    """Raise `ActionError` if `call` is of `respond`, which is an action and not a tool."""
+    if call.name == RESPOND_ACTION_NAME:
+        raise ActionError(
+            f"{RESPOND_ACTION_NAME} is not a tool: write to the user without a tool call"
         )
 
 
 def as_data(info: Any) -> dict[str, Any]:
-    """An `info` (a pydantic model, a mapping, None) as plain data."""
+    """Return an `info` (a pydantic model, a mapping, None) as plain data."""
     if info is None:
         return {}
     if isinstance(info, Mapping):

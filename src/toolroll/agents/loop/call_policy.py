@@ -1,9 +1,8 @@
 """`CallPolicy`: what an agent does with calls that cannot be read, and with several calls in one
 reply.
 
-Invariants: every attempted call gets exactly one answer, so that tokens and history agree; a call
-that is not executed is told so in words; nothing blank and no reasoning is ever handed to the
-environment as speech.
+Invariants: every attempted call gets exactly one tool message, so that tokens and history agree; if
+it was not executed, that message says why; the environment never gets blank text or reasoning.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from toolroll.rollout.types import Action, Environment, Message, ParallelCalls
 
 OnInvalidCall = Literal["feedback", "respond", "stop"]
 
-ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one stood before it."
+ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one came before it."
 NO_PARALLEL = (
     "Not executed: only one tool call per turn is allowed. Make one call and wait for its answer."
 )
@@ -26,9 +25,12 @@ NO_PARALLEL = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a reply: the `action` for the environment (None: nothing), the `answers` that
-    the agent gives itself, by the call's place in the reply (two calls may have one id), whether to
-    `stop`, and whether the reply was `invalid`."""
+    """What to do with a reply.
+
+    `action`: for the environment; None: nothing. `answers`: the agent's own tool messages by the
+    position of the call (two calls may have one id). `stop`: end the episode. `invalid`: the reply
+    had a call that could not be read.
+    """
 
     action: Action | None
     answers: Mapping[int, Message] = field(default_factory=dict)
@@ -38,17 +40,18 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """What an agent does with invalid calls, and with several calls in one turn.
+    """How an agent treats the calls in a reply.
 
     Args:
-        on_invalid_call: "feedback" answers each invalid call with its error; "respond" sends the
-            turn's text to the user (the published behavior); "stop" ends the episode.
-        max_invalid_in_a_row: So many invalid turns in a row end the episode in any case.
-        parallel_calls: "all" executes the calls of a turn in order, "first" executes the first one
-            and refuses the others, "refuse" executes none if there are several. None: the rule of
-            the environment (`Environment.parallel_calls`).
-        invalid_penalty: Added to the reward for each invalid turn; 0 or negative.
-        mask_invalid: Take invalid turns out of training.
+        on_invalid_call: "feedback" answers each unreadable call with its error; "respond" sends the
+            reply's text to the user (the published behavior); "stop" ends the episode.
+        max_invalid_in_a_row: this many invalid replies in a row end the episode in any case.
+        parallel_calls: "all" executes the calls in order; "first" refuses all but the first
+            (tau-bench's rule); "refuse" executes none. None: the rule of the environment.
+        invalid_penalty: added to the reward for each invalid reply; 0 or negative.
+        mask_invalid: take invalid turns out of training.
+
+    Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
     """
 
     on_invalid_call: OnInvalidCall = "feedback"
@@ -77,7 +80,7 @@ class CallPolicy:
         return replace(self, parallel_calls=environment.parallel_calls)
 
     def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
-        """`invalid_before`: how many replies just before this one were invalid."""
+        """Return what to do with `reply`. `invalid_before`: invalid replies directly before it."""
         if reply.bad_calls:
             return self._decide_invalid(reply, invalid_before + 1)
         return self._execute(reply, {})
@@ -88,11 +91,12 @@ class CallPolicy:
         bad = [(at, call) for at, call in enumerate(reply.tool_calls) if not call.ok]
         if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
             answers = {
-                at: answer(call, call.error or "This call could not be read.") for at, call in bad
+                at: tool_message(call, call.error or "This call could not be read.")
+                for at, call in bad
             }
             return Decision(Action(reply.content), answers, invalid=True)
         answers = {
-            at: answer(call, f"Error: {call.error or 'this call could not be read.'}")
+            at: tool_message(call, f"Error: {call.error or 'this call could not be read.'}")
             for at, call in bad
         }
         if not reply.ok_calls:
@@ -105,17 +109,19 @@ class CallPolicy:
         if len(calls) <= 1 or self.parallel_calls in (None, "all"):
             return Decision(Action(reply.content, reply.ok_calls), answers)
         if self.parallel_calls == "first":
-            refused = {at: answer(call, ONE_CALL) for at, call in calls[1:]}
+            refused = {at: tool_message(call, ONE_CALL) for at, call in calls[1:]}
             return Decision(Action(reply.content, (calls[0][1],)), {**answers, **refused})
-        return Decision(None, {**answers, **{at: answer(call, NO_PARALLEL) for at, call in calls}})
+        return Decision(
+            None, {**answers, **{at: tool_message(call, NO_PARALLEL) for at, call in calls}}
+        )
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
 """The published rule: one call in each turn, whatever the environment allows."""
 
 
-def answer(call: ToolCall, text: str) -> Message:
-    """A tool message that answers `call` with `text`."""
+def tool_message(call: ToolCall, text: str) -> Message:
+    """Return a tool message that answers `call` with `text`."""
     return {
         "role": "tool",
         "tool_call_id": call.id,
@@ -127,8 +133,8 @@ def answer(call: ToolCall, text: str) -> Message:
 def order_by_call(
     calls: Sequence[ToolCall], answers: Mapping[int, Message], messages: Sequence[Message]
 ) -> list[Message]:
-    """The environment's `messages` and the agent's own `answers`, tool messages in the order of
-    the calls, the rest behind.
+    """Return the environment's `messages` and the agent's own `answers`: first the tool messages in
+    the order of the calls, then the rest.
     """
     tools = [message for message in messages if message.get("role") == "tool"]
     ordered: list[Message] = []
@@ -149,10 +155,10 @@ def order_by_call(
     return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 
-def told(action: Action, text: str) -> list[Message]:
-    """`text` as the answer to every call of `action`; to the user's side of the conversation
-    where it made none.
+def reject_action(action: Action, text: str) -> list[Message]:
+    """Return `text` as a tool message for each call of `action`, or as a user message if it has no
+    calls.
     """
     if action.tool_calls:
-        return [answer(call, text) for call in action.tool_calls]
+        return [tool_message(call, text) for call in action.tool_calls]
     return [{"role": "user", "content": text}]

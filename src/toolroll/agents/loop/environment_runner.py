@@ -1,10 +1,10 @@
-"""`EnvironmentRunner`: one environment while one episode is played in it: its task and seed, off
-the event loop, its failures named.
+"""`EnvironmentRunner`: calls the environment of one episode, off the event loop, and names its
+failures.
 
-Invariants: blocking calls run in threads (I8); whatever the environment raises that is
-neither an `ActionError` (the model's fault) nor one of the rollout's own errors is an
-`EnvironmentFailure` (I9), `SystemExit` and `CancelledError` included, unless the episode itself is
-being cancelled; nothing is stepped after `done`.
+Invariants: blocking calls run in threads (I8); an exception of the environment that is neither an
+`ActionError` (the model's fault) nor one of the rollout's own becomes an `EnvironmentFailure` (I9),
+`SystemExit` and `CancelledError` included, unless the episode itself is being cancelled; nothing is
+stepped after `done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from toolroll.agents.loop.call_policy import told
+from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.validation import (
     MOST_BYTES,
     check_size,
@@ -44,7 +44,7 @@ from toolroll.rollout.types import Action, Environment, Observation, StepResult,
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OffLoop = Callable[..., Awaitable[Any]]
+RunInThread = Callable[..., Awaitable[Any]]
 
 _CLOSE_LIMIT = 10.0
 
@@ -52,10 +52,9 @@ _CLOSE_LIMIT = 10.0
 class EnvironmentRunner:
     """`env`, bound to `task` and `seed`; `run_in_thread`, as `Threads` has it, runs blocking calls.
 
-    Each call may take `time_limit` seconds, not counting what it waited for a thread. A blocking
-    call that is over its time runs on: Python cannot end it. So does a coroutine that does not end
-    when it is cancelled. What one call returns is a failure if it has
-    more than `max_observation_bytes` of text in all.
+    Each call may take `time_limit` seconds, without the wait for a thread. After that, a blocking
+    call still runs, since Python cannot stop it, and so does a coroutine that does not end when it
+    is cancelled. A result with more than `max_observation_bytes` of text in all is a failure.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class EnvironmentRunner:
         env: Environment,
         task: Task,
         seed: int,
-        run_in_thread: OffLoop,
+        run_in_thread: RunInThread,
         time_limit: float | None = None,
         *,
         max_observation_bytes: int = MOST_BYTES,
@@ -73,7 +72,7 @@ class EnvironmentRunner:
         self.seed = seed
         self.seconds = 0.0
         self.done = False
-        self._off_loop = run_in_thread
+        self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
         self._metrics: Mapping[str, float] = {}
@@ -81,18 +80,18 @@ class EnvironmentRunner:
         self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
-        """Begin the task; `task_index` is the published argument, and is the task's own."""
+        """Start the task. `task_index` is the published argument; it has no effect."""
         found = await self._call("reset", self.task, self.seed)
         return self._checked(checked_observation, found, self._most_bytes)
 
     async def step(self, action: Action) -> StepResult:
-        """Execute `action`; raises `ActionError` where the model is at fault."""
+        """Execute `action`. Raise `ActionError` if the model is at fault."""
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
         try:
             found = await self._call("step", action)
-        except ActionError as error:  # its text goes back to the model, for each call
-            answers = told(action, message_of(error, self._most_bytes + 1))
+        except ActionError as error:  # its text is sent to the model for each call
+            answers = reject_action(action, message_of(error, self._most_bytes + 1))
             check_size(
                 f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes
             )
@@ -102,13 +101,13 @@ class EnvironmentRunner:
         return result
 
     async def truncated_reward(self) -> float | None:
-        """The environment's reward for an episode that ran out of steps or of context."""
+        """Return the environment's reward for an episode that ran out of steps or of context."""
         return checked_reward(
             f"{self._name}.truncated_reward", await self._call("truncated_reward")
         )
 
     async def measure(self) -> Exception | None:
-        """Take the environment's numbers. Return the error if that fails: the episode stands."""
+        """Read the environment's metrics. Return the error if that fails: the episode is kept."""
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
@@ -116,32 +115,35 @@ class EnvironmentRunner:
                 raise EnvironmentFailure(wrong)
         except (ActionError, RolloutError, UsageError) as error:
             logger.warning(
-                "the environment of task %s gave no metrics: %s", self.task.id, message_of(error)
+                "the metrics of the environment of task %s could not be read: %s",
+                self.task.id,
+                message_of(error),
             )
             return error
         return None
 
     def metrics(self) -> Mapping[str, float]:
-        """The numbers that `measure` took."""
+        """Return the metrics that `measure` read, and `env_seconds`."""
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error if that fails: it takes nothing from the episode
-        that was played.
+        """Close the environment. Return the error if that fails: the episode is kept.
 
-        It may take the time limit (10 seconds if there is none).
+        The time limit applies, or 10 seconds if there is none.
         """
         try:
             await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
         except (ActionError, RolloutError, UsageError) as error:
             logger.warning(
-                "the environment of task %s was not closed: %s", self.task.id, message_of(error)
+                "the environment of task %s could not be closed: %s",
+                self.task.id,
+                message_of(error),
             )
             return error
         return None
 
     def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
-        """Check what the environment returned, also if looking at it fails."""
+        """Return what `check` makes of a result. Reading it may fail: it may be any object."""
         try:
             with guarded():
                 return check(self._name, found, *more)
@@ -189,7 +191,7 @@ class EnvironmentRunner:
         method: str,
         *args: Any,
     ) -> Any:
-        """Call the environment's `method`. Its time begins when a thread is there for it."""
+        """Call the environment's `method`. Its time starts when a thread runs it."""
 
         def begun() -> None:
             if seconds is not None:
@@ -199,7 +201,9 @@ class EnvironmentRunner:
         with guarded():
             function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
-                found = await self._off_loop(_run_guarded, function, *args, begun=begun, what=where)
+                found = await self._run_in_thread(
+                    _run_guarded, function, *args, begun=begun, what=where
+                )
                 if not inspect.isawaitable(found):
                     return found
                 function, args = _same, (found,)
@@ -208,7 +212,7 @@ class EnvironmentRunner:
             return await self._on_loop(function, *args)
 
     async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in a task of its own, which changes the context as this one would."""
+        """Call `function` in its own task, and keep the changes that it makes to the context."""
         context = contextvars.copy_context()
         self._task = asyncio.create_task(call_in_task(function, *args), context=context)
         try:
@@ -221,7 +225,7 @@ class EnvironmentRunner:
     def _runs_on(self) -> str:
         if self._task is None or self._task.done():
             return ""
-        return ", and runs on: its coroutine swallows CancelledError, which it must let through"
+        return ", and still runs: its coroutine catches CancelledError, which it must let pass"
 
 
 def _same(value: T) -> T:
@@ -229,7 +233,7 @@ def _same(value: T) -> T:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Guard a call in its own thread, where a `KeyboardInterrupt` is not taken for a Ctrl-C."""
+    """Guard a call in its own thread, so that a `KeyboardInterrupt` in it is not a Ctrl-C."""
     with guarded():
         return function(*args)
 
@@ -240,8 +244,8 @@ def _shown(error: BaseException) -> str:
 
 
 def _place(error: BaseException, environment: type) -> str:
-    """Where `error` was raised: the innermost line of the environment's own module, else the
-    innermost of all.
+    """Return where `error` was raised: the innermost line of the environment's own module, or the
+    innermost of all if there is none.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)

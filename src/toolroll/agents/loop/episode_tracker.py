@@ -1,4 +1,4 @@
-"""`EpisodeTracker`: what is counted and kept while one episode is played."""
+"""`EpisodeTracker`: the rewards, info and counters of one episode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 @dataclass(slots=True)
 class EpisodeTracker:
-    """Rewards, info and counters of an episode under way."""
+    """Rewards, info and counters of a running episode."""
 
     info: dict[str, Any] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
@@ -49,11 +49,10 @@ class EpisodeTracker:
         self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:
-        """Take in one step of the environment."""
+        """Add one step of the environment."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
-        # None says nothing new: tau-bench sends every field with each step, and most of them are
-        # None.
+        # None is not news: tau-bench sends every field with each step, and most of them are None.
         self.info.update(
             {
                 key: value
@@ -63,17 +62,17 @@ class EpisodeTracker:
         )
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
-        """Count the calls that go to the environment, by tool."""
+        """Count the calls that the environment executes, by tool."""
         for call in calls:
             self.counts[f"executed_calls/{call.name}"] += 1
 
     def invalid_reply(self) -> None:
-        """Count a reply that could not be acted on."""
+        """Count a reply that could not be executed."""
         self.counts["invalid_replies"] += 1
         self.invalid_in_a_row += 1
 
     def fail(self, error: Exception) -> StopReason:
-        """Keep `error`, which ended the episode, and say what it stands for."""
+        """Record `error`, which ended the episode, and return its stop reason."""
         self.info["error"] = describe(error)
         return reason_of(error)
 
@@ -82,8 +81,9 @@ class EpisodeTracker:
     ) -> float | None:
         """Return the episode's reward, None for an abort.
 
-        It is the environment's last one (or the sum), or its verdict if the episode was cut short,
-        or 0.0 if it gives none. `penalty` is added for each reply that could not be acted on.
+        It is the environment's last one (or the sum). If the episode was cut short, it is
+        `truncated_reward`, or 0.0 if that is None. `penalty` is added for each reply that could not
+        be executed.
         """
         if status_of(reason) is Status.ABORTED:
             return None
@@ -106,8 +106,8 @@ class EpisodeTracker:
     ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
-        If the context was full, also for the first prompt, the reward is the environment's verdict.
-        For any other error, the reward is None.
+        If the context was full, even for the first prompt, the environment gives the reward. For
+        any other error, the reward is None.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None
@@ -118,8 +118,8 @@ class EpisodeTracker:
         return reason, reward
 
     async def close(self, runner: EnvironmentRunner) -> None:
-        """Take the environment's numbers and close it; where that fails, `info` says so as
-        `metrics_error` and `close_error`.
+        """Read the environment's metrics and close it. An error becomes `metrics_error` or
+        `close_error` in `info`.
         """
         for what, error in (
             ("metrics_error", await runner.measure()),
@@ -129,7 +129,7 @@ class EpisodeTracker:
                 self.info[what] = describe(error)
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """All numbers of the episode."""
+        """Return all metrics of the episode, `extra` included."""
         own = {
             **self.counts,
             "engine_seconds": self.engine_seconds,
@@ -139,7 +139,7 @@ class EpisodeTracker:
 
 
 def reason_of(error: Exception) -> StopReason:
-    """Which stop reason an exception stands for."""
+    """Return the stop reason of an episode that `error` ended."""
     for kinds, reason in _REASONS:
         if isinstance(error, kinds):
             return reason

@@ -1,8 +1,7 @@
 """`play`: one episode, from the first observation to the reward. The only loop over turns.
 
-Invariants: whatever goes wrong in an episode becomes its stop reason and `info["error"]`, and the
-environment is closed; what is left to the caller is `UsageError`, `EngineUnreachableError` and a
-real cancellation.
+Invariants: any error in an episode becomes its stop reason and `info["error"]`, and the environment
+is closed; only `UsageError`, `EngineUnreachableError` and a real cancellation reach the caller.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, told
+from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
@@ -32,7 +31,7 @@ class EpisodeConversation(Protocol):
         ...
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add what the environment said; `tools` if the list changed."""
+        """Add the environment's messages, and `tools` if they changed."""
         ...
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
@@ -44,7 +43,7 @@ class EpisodeConversation(Protocol):
         ...
 
     def cancel_checks(self) -> None:
-        """Drop the checks under way."""
+        """Cancel the running checks."""
         ...
 
 
@@ -53,10 +52,10 @@ C = TypeVar("C", bound=EpisodeConversation)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the model's turns are treated.
+    """The settings of one episode.
 
-    `on_length`: whether a turn that was cut by max_new_tokens ends the episode. `execute`: executes
-    an action in the environment (a published hook).
+    `max_num_steps`: turns of the model. `on_length`: whether a turn that was cut by max_new_tokens
+    ends the episode. `execute`: executes an action in the environment (a published hook).
     """
 
     policy: CallPolicy
@@ -68,8 +67,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Played(Generic[C]):
-    """One episode under way, and in the end what came of it. `conversation` is None if the
-    environment's reset failed."""
+    """A running episode, later its outcome. `conversation` is None if the reset failed."""
 
     runner: EnvironmentRunner
     tracker: EpisodeTracker = field(default_factory=EpisodeTracker)
@@ -85,11 +83,11 @@ async def play(
     *,
     session_id: str,
 ) -> Played[C]:
-    """Play one episode. `begin` resets the environment and opens the conversation."""
+    """Play one episode. `begin` resets the environment and starts the conversation."""
     played: Played[C] = Played(runner)
     tracker, penalty = played.tracker, rules.policy.invalid_penalty
     try:
-        with guarded():  # hooks and agents may be code of others
+        with guarded():  # hooks and agents may be user code
             played.conversation = await begin(tracker)
             played.reason = await _turns(played.conversation, runner, tracker, rules)
             await played.conversation.settle()
@@ -153,13 +151,13 @@ async def _act(
     turn: AssistantTurn,
     action: Action,
 ) -> StepResult:
-    """Execute `action`; what the model did wrong in it is its answer."""
+    """Execute `action`; an `ActionError` becomes the observation."""
     tracker.executed(action.tool_calls)
     try:
         step = await rules.execute(runner, action)
     except ActionError as error:
         _invalid(conversation, tracker, rules.policy, turn)
-        return StepResult(messages=told(action, str(error)), info={"invalid_action": True})
+        return StepResult(messages=reject_action(action, str(error)), info={"invalid_action": True})
     tracker.step(step)
     return step
 

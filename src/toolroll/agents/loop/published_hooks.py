@@ -1,4 +1,4 @@
-"""Overridden hooks of the agent mixin, in the form in which a `Conversation` takes them."""
+"""Overridden hooks of the agent mixin, in the form that a `Conversation` takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.model.model import Model
@@ -20,8 +21,8 @@ CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 def wrap_call_llm(
     served: Model, call_llm: CallHook
 ) -> Callable[[GenerateRequest], Awaitable[Completion]]:
-    """A generate function that posts through an overridden `_call_llm`; its answer is checked
-    like the engine's own.
+    """Return a generate function that calls an overridden `_call_llm` and checks its response like
+    the engine's own.
     """
 
     async def generate(request: GenerateRequest) -> Completion:
@@ -40,8 +41,9 @@ def wrap_call_llm(
 def proposing(
     hook: Callable[[Sequence[Message]], Sequence[int]],
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """`hook` for a `Conversation`; while it runs, `proposed_ids` gives the ids that would be
-    served, so that an override may build on what its base class gives."""
+    """Return `hook` for a `Conversation`. While it runs, `proposed_ids` returns the ids that would
+    be served, so that an override can start from what its base class returns.
+    """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
         token = _IN_PLAY.set(ids.tolist())
@@ -54,13 +56,13 @@ def proposing(
 
 
 def proposed_ids() -> list[int] | None:
-    """The ids that would be served; None outside of a hook that a `Conversation` calls."""
+    """Return the ids that would be served; None outside of a hook that a `Conversation` calls."""
     return _IN_PLAY.get()
 
 
 def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
-    """A parser made of an overridden `_parse_tool`, which returns `{parsed_result: {normal_text,
-    calls}, success, error}`.
+    """Return a parser that calls an overridden `_parse_tool`, which returns `{parsed_result:
+    {normal_text, calls}, success, error}`.
     """
 
     def parse(text: str) -> ParsedReply:
@@ -75,31 +77,13 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
             )
             return ParsedReply(content="", tool_calls=(call,))
         result = found["parsed_result"]
-        calls = tuple(_call(entry) for entry in result.get("calls") or ())
-        return ParsedReply(content=result.get("normal_text") or "", tool_calls=calls)
+        calls = [{"function": _function(entry)} for entry in result.get("calls") or ()]
+        return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
 
     return parse
 
 
-def _call(entry: Mapping[str, Any]) -> ToolCall:
-    name, parameters = str(entry.get("name") or ""), entry.get("parameters")
-    raw = parameters if isinstance(parameters, str) else json.dumps(parameters)
-    try:
-        arguments = json.loads(parameters) if isinstance(parameters, str) else parameters
-    except json.JSONDecodeError as error:
-        return ToolCall(
-            name,
-            None,
-            raw,
-            CallStatus.INVALID_JSON,
-            f"the arguments of {name} are not JSON: {error}",
-        )
-    if not isinstance(arguments, dict):
-        return ToolCall(
-            name,
-            None,
-            raw,
-            CallStatus.BAD_ARGUMENTS,
-            f"the arguments of {name} must be a JSON object",
-        )
-    return ToolCall(name, arguments, raw)
+def _function(entry: Mapping[str, Any]) -> dict[str, str]:
+    parameters = entry.get("parameters")
+    arguments = parameters if isinstance(parameters, str) else json.dumps(parameters)
+    return {"name": str(entry.get("name") or ""), "arguments": arguments}

@@ -1,4 +1,4 @@
-"""Puts one episode's `InteractionResult` together."""
+"""Make the `InteractionResult` of an episode."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from toolroll.rollout.types import InteractionResult, Message, Tool, Trajectory
 
 
 def build_result(
-    played: Played[Any],
-    messages: list[Message],
-    tools: Sequence[Tool],
-    *,
-    trainable: bool = True,
+    played: Played[Any], tools: Sequence[Tool] = (), *, trainable: bool = True
 ) -> InteractionResult:
-    """Return what came of an episode; with tokens if its conversation has any."""
+    """Return the result of an episode, with tokens if its conversation has any.
+
+    `tools`: those of an episode that ended before its conversation started.
+    """
     tracker, conversation = played.tracker, played.conversation
     metrics = tracker.metrics(played.runner.metrics())
     trajectories: tuple[Trajectory, ...] = ()
+    messages: list[Message] = []
     prompt = ""
+    if conversation is not None:
+        messages, tools = conversation.messages, conversation.tools
     if not trainable:
         tracker.info["trainable"] = False
     elif isinstance(conversation, Conversation):

@@ -1,4 +1,4 @@
-"""Checks of what an environment returns, so that a mistake is named where it was made."""
+"""Checks of what an environment returns, so that an error names the method at fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolroll.rollout.runtime.jsonable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
 MOST_BYTES = 1_000_000
-"""Of one observation: all messages and tools that one `reset` or `step` returns."""
+"""Of one observation: all messages and tools of one `reset` or `step`."""
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
 """Keys whose texts are not counted."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -63,13 +63,13 @@ def checked_reward(where: str, reward: Any) -> float | None:
     value = finite(reward)
     if value is None:
         raise EnvironmentFailure(
-            f"{where} gave the reward {shown(reward)}: it must be a finite number, or None for none"
+            f"{where} gave the reward {shown(reward)}: it must be a finite number or None"
         )
     return value
 
 
 def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]:
-    """Return the finite numbers that `metrics` returned, and what is to be said of the others."""
+    """Return the finite numbers of `metrics`, and an error message about the others, if any."""
     if not isinstance(found, Mapping):
         return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
     numbers = {key_text(name): finite(value) for name, value in found.items()}
@@ -81,7 +81,7 @@ def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]
         for name, value in found.items()
         if key_text(name) not in kept
     )
-    return kept, f"{env}.metrics gave what is not a finite number: {wrong}"
+    return kept, f"{env}.metrics must return finite numbers, not {wrong}"
 
 
 def _check_info(where: str, info: Any) -> None:
@@ -92,7 +92,7 @@ def _check_info(where: str, info: Any) -> None:
 def check_size(
     where: str, messages: Sequence[Mapping[str, Any]], tools: Any, most_bytes: int
 ) -> None:
-    """Raise `EnvironmentFailure` if an observation has more text than it may have in all."""
+    """Raise `EnvironmentFailure` if an observation has more than `most_bytes` of text."""
     sizes = [_text_bytes(message) for message in messages]
     size = sum(sizes) + _text_bytes(tools)
     if size > most_bytes:
@@ -104,7 +104,7 @@ def check_size(
 
 
 def _text_bytes(value: Any) -> int:
-    """Return how many bytes the texts in `value` have, without those that only label others."""
+    """Return how many bytes the texts in `value` have, without labels such as a role."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def _text_bytes(value: Any) -> int:
 
 
 def _check_messages(where: str, messages: Any) -> None:
-    # Nearly always: the tests for abstract types cost ten times as much.
+    # The usual types first: a check against an abstract type takes ten times as long.
     plain = type(messages) in (list, tuple)
     if not plain and (
         isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)
@@ -139,7 +139,7 @@ def _check_messages(where: str, messages: Any) -> None:
             )
         if _is_nested_too_deep(message):
             raise EnvironmentFailure(
-                f"{where}: messages[{at}] is nested too deep, or contains itself"
+                f"{where}: messages[{at}] is nested too deeply, or contains itself"
             )
 
 

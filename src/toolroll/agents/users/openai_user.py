@@ -1,32 +1,39 @@
-"""A model plays the user, over any OpenAI-compatible endpoint (an SGLang server, for one).
+"""A model plays the user, served by any OpenAI-compatible endpoint (SGLang's, for example).
 
 Invariants: each episode has its own message list, in which the simulator is `assistant` and the
-agent's visible text is `user`; what the simulator thought never enters that list nor the agent's
-ears; a failure is a `UserSimulatorError`, never a line; `CancelledError` passes through. One
-`OpenAIUsers` per process shares the session among all episodes.
+agent's visible text is `user`; the simulator's reasoning reaches neither that list nor the agent; a
+failure is a `UserSimulatorError`, never a line; `CancelledError` passes through. One `OpenAIUsers`
+per process shares one client among all episodes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import orjson
-
-from toolroll.agents.users.chat import Answer, ChatClient, UserConfig
+from toolroll.agents.chat_client import ChatClient, history_message
+from toolroll.agents.users.config import UserConfig
 from toolroll.agents.users.stop import visible_text
 from toolroll.agents.users.strategies import REACT_FORMAT, approves, judging, reflecting, spoken
-from toolroll.rollout.errors import UsageError, UserSimulatorError
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.errors import (
+    EngineError,
+    EngineUnreachableError,
+    UsageError,
+    UserSimulatorError,
+)
 from toolroll.rollout.types import Message, Tool
 
 _CALLS_IN_A_ROW = 30
-"""How often a user may act before it says something."""
+"""Replies with tool calls that a user may give before it speaks."""
 
 
 def derive_seed(base: int, episode_seed: int) -> int:
-    """A sampling seed in [0, 2**31) that depends on both."""
+    """Return a sampling seed in [0, 2**31) that depends on both."""
     digest = hashlib.blake2b(f"{base}:{episode_seed}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -34,9 +41,13 @@ def derive_seed(base: int, episode_seed: int) -> int:
 class OpenAIUser:
     """The user of one episode (a `UserSimulator`).
 
-    `client` is shared where `OpenAIUsers` made this; without one, the user opens a client of its
-    own, which `close` closes. `seed` is the episode's: with it, or with `config.seed`, requests
-    carry a seed.
+    `client` is shared if `OpenAIUsers` made this user; without one, the user opens its own, and
+    `close` closes it. `seed`: the episode's. If it or `config.seed` is set, requests have a seed.
+
+        user = OpenAIUser(UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B"))
+        print(await user.reset("You want to return the red shoes of your last order."))
+        print(await user.step("What is the order number?"))
+        await user.close()
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class OpenAIUser:
         )
 
     def adopt_prompt(self, prompt: str) -> None:
-        """Take a benchmark's own system prompt (`{instruction}` is the place of the task's),
+        """Use a benchmark's system prompt (`{instruction}` is replaced by the task's instruction),
         unless the config sets one.
         """
         if "system_prompt" not in self._config.model_fields_set:
@@ -72,13 +83,13 @@ class OpenAIUser:
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Let the user act: `call(name, arguments)` gives a tool's answer. The agent hears of it
-        only what the user tells.
+        """Give the user tools: `call(name, arguments)` returns a tool's result. The agent sees only
+        what the user says about it.
         """
         self._tools, self._call = tuple(tools), call
 
     async def reset(self, instruction: str) -> str:
-        """The user's first line, in answer to `config.first_agent_line`."""
+        """Return the user's first line, in reply to `config.first_agent_line`."""
         # Not str.format: instructions and templates may contain braces.
         system = self._prompt.replace("{instruction}", instruction)
         if self._config.strategy == "react":
@@ -87,14 +98,14 @@ class OpenAIUser:
         return await self.step(self._config.first_agent_line)
 
     async def step(self, content: str) -> str:
-        """The user's answer to `content`. `UserSimulatorError` where none could be had; the list
-        is then unchanged.
+        """Return the user's reply to `content`. Raise `UserSimulatorError` if there is none; the
+        message list is then unchanged.
         """
         if not self._messages:
-            raise UsageError("the user simulator was asked before reset(instruction)")
+            raise UsageError("step was called before reset(instruction) of the user simulator")
         # A lone surrogate cannot be sent as UTF-8.
-        heard = content.encode("utf-8", "replace").decode("utf-8")
-        messages = [*self._messages, {"role": "user", "content": heard}]
+        text = content.encode("utf-8", "replace").decode("utf-8")
+        messages = [*self._messages, {"role": "user", "content": text}]
         line = await self._ask(messages)
         if self._config.strategy in ("verify", "reflection"):
             line = await self._supervised(messages, line)
@@ -102,7 +113,7 @@ class OpenAIUser:
         return line
 
     async def _supervised(self, messages: list[Message], line: str) -> str:
-        """`line`, or what is said in its place where the supervisor refuses it."""
+        """Return `line`, or its replacement if the supervisor refuses it."""
         for revision in range(1, self._config.revisions + 1):
             verdict = await self._complete(judging(messages, line), self._seed)
             if approves(visible_text(verdict.content)):
@@ -116,7 +127,7 @@ class OpenAIUser:
         return line
 
     async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
-        """The next line; the user's own calls before it, and their answers, are added to
+        """Return the next line. The user's tool calls before it, and their results, are added to
         `messages`. `shift` changes the seed.
         """
         for _ in range(_CALLS_IN_A_ROW):
@@ -126,43 +137,32 @@ class OpenAIUser:
             messages += self._act(found)
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
-            f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times "
-            f"without a word to the agent"
+            f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times in a "
+            f"row and said nothing to the agent"
         )
 
-    def _act(self, answer: Answer) -> list[Message]:
+    def _act(self, reply: ParsedReply) -> list[Message]:
         assert self._call is not None
-        calls, answers = list(answer.tool_calls), []
-        for call in calls:
+        answers: list[Message] = []
+        for call in reply.tool_calls:
             self._metrics["user_tool_calls"] = self._metrics.get("user_tool_calls", 0.0) + 1
-            function = call.get("function") or {}
-            try:
-                arguments = orjson.loads(function.get("arguments") or "{}")
-                if not isinstance(arguments, dict):
-                    raise ValueError("they are no JSON object")
-                text = self._call(str(function.get("name")), arguments)
-            except ValueError as error:
-                function["arguments"] = "{}"  # servers refuse a history with anything but JSON
-                text = f"Error: the arguments cannot be read: {error}"
-            answers.append({"role": "tool", "tool_call_id": call.get("id"), "content": text})
-        return [
-            {
-                "role": "assistant",
-                "content": visible_text(answer.content) or None,
-                "tool_calls": calls,
-            },
-            *answers,
-        ]
+            if call.ok and call.arguments is not None:
+                text = self._call(call.name, call.arguments)
+            else:
+                text = f"Error: {call.error}"
+            answers.append({"role": "tool", "tool_call_id": call.id, "content": text})
+        shown = replace(reply, content=visible_text(reply.content), reasoning=None)
+        return [history_message(shown), *answers]
 
-    async def _say(self, messages: list[Message], shift: int) -> str | Answer:
-        """A line, or an answer with tool calls."""
+    async def _say(self, messages: list[Message], shift: int) -> str | ParsedReply:
+        """Return a line, or a reply with tool calls."""
         for attempt in range(self._config.retries + 1):
-            # The same seed would give the same empty answer again.
+            # The same seed would result in the same empty reply.
             seed = None if self._seed is None else (self._seed + shift + attempt) % 2**31
-            answer = await self._complete(messages, seed, self._tools)
-            if answer.tool_calls and self._call is not None:
-                return answer
-            line = visible_text(answer.content)
+            reply = await self._complete(messages, seed, self._tools)
+            if reply.tool_calls and self._call is not None:
+                return reply
+            line = visible_text(reply.content)
             if self._config.strategy == "react":
                 line = spoken(line)
             if line:
@@ -171,52 +171,60 @@ class OpenAIUser:
                 self._metrics["user_retries"] += 1
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
-            f"the user simulator at {self._client.url} gave {self._config.retries + 1} answers "
-            f"without visible text; "
-            "raise max_tokens, or turn its reasoning off through extra_body"
+            f"the user simulator at {self._client.url} gave {self._config.retries + 1} replies "
+            "without visible text: raise max_tokens, or turn its reasoning off with extra_body"
         )
 
     async def _complete(
         self, messages: list[Message], seed: int | None, tools: Sequence[Tool] = ()
-    ) -> Answer:
-        started = self._client.clock()
+    ) -> ParsedReply:
+        request: dict[str, Any] = {"messages": messages, **self._config.sampling}
+        if seed is not None:
+            request = {"seed": seed, **request}
+        if tools:
+            request["tools"] = tools
+        began, attempts = perf_counter(), 1
         try:
-            answer = await self._client.complete(
-                messages, seed=seed, on_retry=self._count_retry, tools=tools
-            )
-        except UserSimulatorError:
-            self._metrics["user_errors"] += 1
+            completion = await self._client.complete(request)
+            attempts = completion.attempts
+        except EngineUnreachableError:
             raise
+        except EngineError as error:
+            attempts = error.attempts
+            self._metrics["user_errors"] += 1
+            raise UserSimulatorError(f"the user simulator at {error}") from error
         finally:
-            self._metrics["user_seconds"] += self._client.clock() - started
+            self._metrics["user_retries"] += attempts - 1
+            self._metrics["user_seconds"] += perf_counter() - began
         self._metrics["user_calls"] += 1
-        self._metrics["user_prompt_tokens"] += answer.prompt_tokens
-        self._metrics["user_completion_tokens"] += answer.completion_tokens
-        return answer
-
-    def _count_retry(self) -> None:
-        self._metrics["user_retries"] += 1
+        self._metrics["user_prompt_tokens"] += completion.usage["prompt_tokens"]
+        self._metrics["user_completion_tokens"] += completion.usage["completion_tokens"]
+        return completion.reply
 
     @property
     def messages(self) -> list[Message]:
-        """A copy of the simulator's own message list."""
+        """Return a copy of the simulator's own message list."""
         return [dict(message) for message in self._messages]
 
     def metrics(self) -> Mapping[str, float]:
-        """user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (with waits),
-        user_retries, user_errors."""
+        """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (with the
+        pauses between retries), user_retries and user_errors.
+        """
         return dict(self._metrics)
 
     async def close(self) -> None:
         """Close the client if it is this user's own."""
         if self._owns_client:
-            await self._client.close()
+            await self._client.aclose()
 
 
 class OpenAIUsers:
-    """Makes one `OpenAIUser` per episode; they share a session and `config.max_concurrency`.
+    """Makes one `OpenAIUser` per episode; they share one client and its `max_concurrency`.
 
-    `async with OpenAIUsers(config) as users: options = EnvironmentOptions(user=users.make)`.
+    config = UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B")
+    async with OpenAIUsers(config) as users:
+        options = EnvironmentOptions(user=users.make)
+        env = load_environment("tau-bench/retail").make(options)
     """
 
     def __init__(self, config: UserConfig, *, client: ChatClient | None = None) -> None:
@@ -235,9 +243,9 @@ class OpenAIUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:
-        """The user of one episode; `seed` is that episode's."""
+        """Return the user of one episode; `seed` is that episode's."""
         return OpenAIUser(self._config, client=self._client, seed=seed)
 
     async def close(self) -> None:
-        """Close the shared session."""
-        await self._client.close()
+        """Close the shared client."""
+        await self._client.aclose()

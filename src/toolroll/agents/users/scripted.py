@@ -1,4 +1,4 @@
-"""A user who reads from a list: for tests, replays and demonstrations."""
+"""A user who sends the lines of a list: for tests, replays and demonstrations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from toolroll.rollout.errors import UserSimulatorError
 
 
 class ScriptedUser:
-    """Says `lines` in order, the first one at `reset`, then `default` for ever.
+    """Sends `lines` in order, the first one at `reset`, then `default` forever.
 
-    Without a `default`, a step beyond the last line raises `UserSimulatorError`: a replay that ran
-    off its recording.
+    Without a `default`, a step after the last line raises `UserSimulatorError`: a replay has left
+    its recording.
+
+        user = ScriptedUser(["Renew my loan, please.", "Thanks. ###STOP###"])
+        options = EnvironmentOptions(user=lambda seed: user)
     """
 
     def __init__(self, lines: Sequence[str], default: str | None = None) -> None:
@@ -21,12 +24,12 @@ class ScriptedUser:
         self._calls = 0
 
     async def reset(self, instruction: str) -> str:
-        """The first line, from the beginning again; `instruction` is not needed."""
+        """Return the first line. `instruction` has no effect."""
         self._next = self._calls = 0
         return self._line()
 
     async def step(self, content: str) -> str:
-        """The next line, whatever the agent said."""
+        """Return the next line; `content` has no effect."""
         return self._line()
 
     def _line(self) -> str:
@@ -41,7 +44,7 @@ class ScriptedUser:
         return self._default
 
     def metrics(self) -> Mapping[str, float]:
-        """How many lines were said."""
+        """Return how many lines were sent, as `user_calls`."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:

@@ -1,29 +1,37 @@
-"""When a user's line ends the episode, and which part of a model's answer is a line at all.
+"""The user's line: which part of a model's reply it is, and when it ends the episode.
 
-Invariant: the stop rule looks at visible text only; a marker inside a simulator's reasoning ends
-nothing.
+Invariant: only visible text counts; a stop marker in a simulator's reasoning does not end anything.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
+
+from toolroll.rollout.errors import UserSimulatorError
 
 STOP_MARKER = "###STOP###"
-"""What a simulated user writes when it has nothing more to say (tau-bench's marker, which models
-know).
-"""
+"""What a simulated user writes when it has nothing more to say: tau-bench's marker."""
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def is_stop(text: str, marker: str = STOP_MARKER) -> bool:
-    """Whether the line `text` ends the conversation."""
+    """Return True if the line `text` ends the conversation."""
     return marker in text
 
 
 def visible_text(text: str) -> str:
-    """`text` without reasoning: closed `<think>` blocks, an unclosed one to the end, and what
-    stands before a lone `</think>` (the chat template wrote the opening tag)."""
+    """Return `text` without reasoning: closed `<think>` blocks, an unclosed one to the end, and
+    what precedes a lone `</think>` (the chat template wrote the opening tag).
+    """
     text = _THOUGHT.sub("", text)
     text = text.rpartition("</think>")[2]
     return text.partition("<think>")[0].strip()
+
+
+def checked_line(line: Any) -> str:
+    """Return what a simulated user said. Raise `UserSimulatorError` if it is not text, or blank."""
+    if not isinstance(line, str) or not line.strip():
+        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
+    return line

@@ -1,10 +1,11 @@
-"""tau-bench's four ways for a model to play a user: `llm`, `react`, `verify`, `reflection`, in our
-words.
+"""tau-bench's four ways for a model to play a user, with prompts of our own.
 
-`react`: the model thinks in its answer before it speaks. `verify`: a supervisor, played by the same
-model, judges each line, and one that it refuses is said anew. `reflection`: a refused line is
-mended by a reflection on what is wrong with it. Invariant: the agent hears a line only; neither
-thoughts nor verdicts.
+- `llm`: the model writes the line.
+- `react`: the model writes its reasoning, then the line.
+- `verify`: the same model, as a supervisor, judges each line; a refused one is sampled again.
+- `reflection`: a refused line is replaced after a reflection on its faults.
+
+Invariant: the agent sees lines only, neither reasoning nor verdicts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from toolroll.rollout.types import Message
 UserStrategy = Literal["llm", "react", "verify", "reflection"]
 
 REACT_FORMAT = """
-Think before you speak. Answer in exactly this form, and nothing behind it:
+Think before you speak. Answer in exactly this form, and nothing after it:
 
 Thought:
 <what you make of the last message, and what to say next; nobody else sees this>
@@ -66,25 +67,25 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 def spoken(text: str) -> str:
-    """The line in an answer of the `react` form: what stands behind the last `User Response:`;
-    "" where there is none.
+    """Return the line in a reply of the `react` form: the text after the last `User Response:`, ""
+    if there is none.
     """
     found = list(_SPOKEN.finditer(text))
     return text[found[-1].end() :].strip().strip("*").strip() if found else ""
 
 
 def judging(messages: Sequence[Message], line: str) -> list[Message]:
-    """What the supervisor is asked about `line`."""
+    """Return the messages that ask the supervisor for a verdict on `line`."""
     return [{"role": "user", "content": _filled(_JUDGE, messages, line)}]
 
 
 def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
-    """What the supervisor is asked to put in the place of `line`."""
+    """Return the messages that ask the supervisor for a line instead of `line`."""
     return [{"role": "user", "content": _filled(_REFLECT, messages, line)}]
 
 
 def approves(verdict: str) -> bool:
-    """Return whether the verdict accepts the line.
+    """Return True if the verdict accepts the line.
 
     The last yes or no counts; with neither, the line is accepted.
     """
@@ -93,7 +94,7 @@ def approves(verdict: str) -> bool:
 
 
 def _filled(template: str, messages: Sequence[Message], line: str) -> str:
-    """In the simulator's own list it is the assistant, and the agent is the user."""
+    """Fill `template`. In `messages` the simulator is the assistant, and the agent the user."""
     names = {"user": "Agent", "assistant": "Customer"}
     said = [
         f"{names[m['role']]}: {m['content']}"
@@ -105,5 +106,5 @@ def _filled(template: str, messages: Sequence[Message], line: str) -> str:
         "{transcript}": "\n".join(said),
         "{line}": line,
     }
-    # Not str.format, nor one after the other: orders and lines may contain braces.
+    # In one pass, and not with str.format: orders and lines may contain braces.
     return re.sub(r"\{(?:orders|transcript|line)\}", lambda match: parts[match[0]], template)

@@ -12,6 +12,8 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -147,7 +149,16 @@ def message_of(text: str) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
+    """Return the seconds in a `Retry-After` header: a number or a date (RFC 9110, 10.2.3)."""
+    if value is None:
+        return None
     try:
-        return max(0.0, float(value)) if value is not None else None
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value)
     except ValueError:
         return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())

@@ -36,7 +36,7 @@ _TYPES: Mapping[str, str] = {
     "object": "object",
     "any": "string",
 }
-"""BFCL's type names as JSON schema's; what is not listed is a string."""
+"""BFCL's type names -> JSON schema's. A type that is not listed is a string."""
 
 _PYTHON_NOTE = " Note that the provided function is in Python 3 syntax."
 _FLOAT_NOTE = " This is a float type value."
@@ -55,7 +55,7 @@ DOCUMENTS: Mapping[str, str] = {
 
 
 def installed() -> bool:
-    """Whether the wheel and what its tool classes import are there."""
+    """Return True if the wheel and what its tool classes import are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("bfcl_eval", "mpmath"))
 
 
@@ -79,13 +79,13 @@ class BfclData:
 
     @cached_property
     def ground_truths(self) -> Mapping[str, Sequence[Sequence[str]]]:
-        """For each id: for each user turn, the calls as Python text."""
+        """Id -> for each user turn, the calls as Python text."""
         path = self._folder / "possible_answer" / f"BFCL_v4_{self.category}.json"
         return {entry["id"]: entry["ground_truth"] for entry in _lines(path)}
 
     @cached_property
     def documents(self) -> Mapping[str, Sequence[Tool]]:
-        """For each class: its functions as tools in OpenAI's format."""
+        """Class -> its functions as tools in OpenAI's format."""
         folder = self._folder / "multi_turn_func_doc"
         return {
             name: [to_tool(item) for item in _lines(folder / f"{file}.json")]
@@ -103,7 +103,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def to_tool(document: Mapping[str, Any]) -> Tool:
-    """A function document as a tool, converted as BFCL does for OpenAI-style models."""
+    """Return a function document as a tool, converted as BFCL does for OpenAI-style models."""
     parameters = dict(document["parameters"])
     parameters["type"] = "object"
     parameters["properties"] = _properties(parameters["properties"])
@@ -120,7 +120,7 @@ def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """One property; a float says so in its format and description."""
+    """Return one property; a float has a note in its format and description."""
     converted = dict(schema)
     if schema.get("type") == "float":
         converted["format"] = "float"

@@ -1,11 +1,11 @@
 """BFCL v4 multi-turn as environments: `bfcl/multi_turn_base`, `_miss_func`, `_miss_param`,
 `_long_context`.
 
-The benchmark's data, tool classes and scoring rule; the loop and the scoring are ours, since the
-official executor evaluates model text as Python and keeps its worlds in module globals. A reply
-without calls ends the user's turn; at the end of a turn the world is compared with a second one
-that the ground truth has changed. Invariants: deterministic; one pair of worlds per episode; a
-wrong call is an observation.
+The data, the tool classes and the scoring rule are the benchmark's; the loop and the scoring are
+ours, since the official executor evaluates model text as Python and keeps its state in module
+globals. A reply without calls ends the user's turn; at the end of a turn the state is compared with
+a second one, to which the ground truth was applied. Invariants: deterministic; one pair of states
+per episode; a wrong call is an observation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from toolroll.agents.environments.bfcl.data import DOCUMENTS, INSTALL, BfclData, installed
-from toolroll.agents.environments.bfcl.worlds import BfclWorld
+from toolroll.agents.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.types import (
@@ -32,23 +32,23 @@ from toolroll.rollout.types import (
 )
 
 MAX_STEPS_PER_TURN = 20
-"""BFCL gives an entry up when a turn takes more."""
+"""BFCL fails an entry if a turn takes more."""
 
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-"""What the user says when functions that were held back become available (BFCL's own line, part
-of the task).
+"""The user's line when functions that were held back become available: BFCL's own, a part of the
+task.
 """
 
 SPLIT = "test"
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """A ground-truth call, which BFCL writes as Python text: its name, positional and named
-    arguments. Only literals.
+    """Return the name, the positional and the named arguments of a ground-truth call, which BFCL
+    writes as Python text. Raise `ValueError` if they are not literals.
     """
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-        raise ValueError(f"no plain call: {text!r}")
+        raise ValueError(f"not a plain call: {text!r}")
     values = [ast.literal_eval(value) for value in tree.args]
     return (
         tree.func.id,
@@ -74,16 +74,11 @@ class BfclEnvironment(Environment):
         self._errors: Counter[str] = Counter()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The first user message and the tools of that turn. Nothing here is random."""
+        """Return the first user message and the tools of that turn. `seed` has no effect."""
         entry = self._entry = self._data.entries[task.index]
-        self._done, self._turn, self._turn_steps, self._turn_calls, self._results = (
-            False,
-            0,
-            0,
-            0,
-            [],
-        )
-        self._world, self._truth = self._new_world(entry), self._new_world(entry)
+        self._done, self._results = False, []
+        self._turn = self._turn_steps = self._turn_calls = 0
+        self._state, self._truth = self._instances(entry), self._instances(entry)
         self._truths = self._data.ground_truths[entry["id"]]
         return Observation(
             [dict(message) for message in entry["question"][0]],
@@ -92,7 +87,7 @@ class BfclEnvironment(Environment):
         )
 
     def step(self, action: Action) -> StepResult:
-        """Execute all calls in order; without one, the turn ends."""
+        """Execute all calls in order; without calls, end the turn."""
         if self._entry is None or self._done:
             raise EnvironmentFailure("step was called before reset or after the end")
         if not action.tool_calls:
@@ -103,11 +98,11 @@ class BfclEnvironment(Environment):
         return StepResult([self._execute(call) for call in action.tool_calls])
 
     def truncated_reward(self) -> float | None:
-        """An entry that ran out of steps has failed."""
+        """Return 0.0: an entry that ran out of steps has failed."""
         return 0.0
 
     def metrics(self) -> Mapping[str, float]:
-        """Calls, calls that gave an error (in all and by tool), and user turns begun."""
+        """Return the calls, those that failed (in all and by tool), and the user turns started."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         turns = float(self._turn + 1)
         return {
@@ -118,9 +113,8 @@ class BfclEnvironment(Environment):
         }
 
     def _execute(self, call: ToolCall) -> Message:
-        # A function that is still held back can be called all the same, as in BFCL: one ground
-        # truth does it.
-        result = self._world.call(call.name, call.arguments or {})
+        # A function that is still held back can be called, as in BFCL: one ground truth does it.
+        result = self._state.call(call.name, call.arguments or {})
         self._calls += 1
         self._turn_calls += 1
         if result.startswith(("Error during execution", '{"error"')):
@@ -129,7 +123,7 @@ class BfclEnvironment(Environment):
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 
     def _end_turn(self) -> StepResult:
-        """Judge the turn; then the next user message, or the end."""
+        """Judge the turn, then return the next user message, or end the episode."""
         assert self._entry is not None
         failure = self._judge(self._truths[self._turn])
         if failure is not None:
@@ -140,13 +134,14 @@ class BfclEnvironment(Environment):
             self._turn -= 1
             return self._end(1.0, None)
         messages = [dict(message) for message in self._entry["question"][self._turn]]
-        if not messages:  # held-back functions come in: BFCL has no words of its own in that turn
+        if not messages:  # held-back functions become available: BFCL has no line for that turn
             return StepResult([{"role": "user", "content": MORE_FUNCTIONS}], tools=self._tools())
         return StepResult(messages)
 
     def _judge(self, truth: Sequence[str]) -> str | None:
-        """BFCL's rule at the end of a turn; None for a pass. A turn with an empty ground truth
-        is not judged.
+        """Return why the turn fails by BFCL's rule, None if it passes.
+
+        A turn with an empty ground truth is not judged.
         """
         expected = []
         for text in truth:
@@ -156,7 +151,7 @@ class BfclEnvironment(Environment):
             return None
         if not self._turn_calls:
             return f"turn {self._turn}: no call was made"
-        different = self._world.differences(self._truth)
+        different = self._state.differences(self._truth)
         if different:
             return f"turn {self._turn}: the state differs in {', '.join(different)}"
         missing = Counter(expected) - Counter(self._results)
@@ -169,8 +164,8 @@ class BfclEnvironment(Environment):
         return StepResult(reward=reward, done=True, info={"failure": failure} if failure else {})
 
     def _tools(self) -> list[Tool]:
-        """The tools of the current turn: functions that are missed in a later turn are held back
-        until then.
+        """Return the tools of the current turn: functions that are missed in a later turn are held
+        back until then.
         """
         assert self._entry is not None
         held = {
@@ -184,8 +179,8 @@ class BfclEnvironment(Environment):
         )
         return [tool for tool in tools if tool["function"]["name"] not in held]
 
-    def _new_world(self, entry: Mapping[str, Any]) -> BfclWorld:
-        return BfclWorld(
+    def _instances(self, entry: Mapping[str, Any]) -> BfclInstances:
+        return BfclInstances(
             entry["involved_classes"],
             entry["initial_config"],
             self._data.documents,
@@ -209,19 +204,19 @@ class BfclFactory:
         return BfclData(self.category)
 
     def missing(self) -> str | None:
-        """The command that installs the wheel without its dependency list, which is 6.4 GB."""
+        """Return the command that installs the wheel without its dependencies, which take 6.4 GB;
+        None if it is installed.
+        """
         return None if installed() else INSTALL
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All 200 entries; `UsageError` for an unknown split."""
+        """Return all 200 entries. Raise `UsageError` for an unknown split."""
         if split != SPLIT:
             raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
         return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
 
     def make(self, options: EnvironmentOptions) -> BfclEnvironment:
-        """A fresh pair of worlds for one episode. No one plays a user here: the user's lines are
-        the task's.
-        """
+        """Return a new environment; it needs no user simulator (the lines are the task's)."""
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
@@ -229,7 +224,7 @@ class BfclFactory:
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """The ground truth: one call a step, and a closing line at the end of each turn."""
+        """Return the ground truth: one call a step, and a closing line at the end of each turn."""
         actions: list[Action] = []
         for turn in self._data.ground_truths[task.id]:
             actions += [Action("", (self._reference_call(text),)) for text in turn]
@@ -246,7 +241,7 @@ class BfclFactory:
 
     @cached_property
     def _parameters(self) -> Mapping[str, Sequence[str]]:
-        """The parameter names of every function, in order."""
+        """Function -> the names of its parameters, in order."""
         return {
             tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
             for tools in self._data.documents.values()

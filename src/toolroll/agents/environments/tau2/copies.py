@@ -1,8 +1,8 @@
-"""Fresh databases for episodes, and how two of them are compared.
+"""Copies of the databases for episodes, and their comparison.
 
-Copying airline's database object by object takes 0.25 s, its flights most of it. No tool changes a
-flight but through `_get_flight` (inspect-evals 0.26.0), so episodes share the flights, and get one
-of their own when they ask for it there. What is small is copied.
+A deep copy of airline's database takes 0.25 s, most of it for the flights. A tool can change a
+flight only through `_get_flight` (inspect-evals 0.26.0), so episodes share the flights and copy one
+when that method first returns it. The small tables are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOOLS_OF_ONE_DATABASE = {"db", "initialized"}
 
 
 def copies(made: Any) -> Callable[[], Any]:
-    """Makes copies of one of the wheel's objects of tools."""
+    """Return a function that makes copies of `made`, one of the wheel's tool objects."""
     kind = type(made)
     if set(kind.model_fields) != _TOOLS_OF_ONE_DATABASE:
         return lambda: copy.deepcopy(made)
@@ -48,7 +48,7 @@ def _airline_copies(made: Any) -> Callable[[], Any]:
 
 
 def _with_own_flights(kind: type[Any]) -> type[Any]:
-    """`kind`, whose objects copy a flight when they first ask for it."""
+    """Return a subclass of `kind` whose objects copy a flight when they first read it."""
 
     def get_flight(self: Any, flight_number: str) -> Any:
         flight = kind._get_flight(self, flight_number)
@@ -67,15 +67,11 @@ def _with_own_flights(kind: type[Any]) -> type[Any]:
 
 
 def quick_digest(database: Any) -> str:
-    """A hash of a database as it stands: equal ones are the same database; of different ones,
-    `digest` knows.
-    """
+    """Return a hash of a database. Equal hashes: equal databases. Else compare with `digest`."""
     return hashlib.sha256(database.model_dump_json().encode()).hexdigest()
 
 
 def digest(database: Any) -> str:
-    """A hash of a database in which the order of keys does not count: equal where tau2's own
-    hashes are.
-    """
+    """Return a hash that does not depend on the order of keys. It is equal if tau2's own is."""
     data = orjson.loads(database.model_dump_json())
     return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

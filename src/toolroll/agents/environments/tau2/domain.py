@@ -1,7 +1,7 @@
 """`Domain`: what all episodes of one tau2 domain share, and one episode's state in it.
 
-Invariants: nothing shared is ever changed; the state of an episode lies in its own store; a tool's
-error is its answer.
+Invariants: shared objects never change; the state of an episode is in its own store; a tool's error
+is its result.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from toolroll.rollout.types import Tool
 
 Call = tuple[str, Mapping[str, Any]]
 READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
-"""Tools that the classes do not have and that change nothing."""
+"""Tools that are not methods of the classes, and change nothing."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain. `make` gives each tool's function by name, `user_make` those of the simulated
-    user (telecom only).
+    """One domain. `functions`: name -> tool; `user_functions`: those of the simulated user, which
+    only telecom has.
     """
 
     name: str
@@ -48,27 +48,25 @@ class Domain:
     functions: Mapping[str, Callable[..., Any]]
     user_functions: Mapping[str, Callable[..., Any]]
     fresh: Mapping[tuple[type, str | None], Callable[[], Any]]
-    """Makes the store of an episode that has not begun."""
+    """What makes the objects in the store of a new episode."""
     _expected: dict[tuple[str, Callable[[Any], str]], str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, task: Mapping[str, Any]) -> State:
-        """A fresh state, with the task's initial actions done."""
+        """Return a new state, after the task's initial actions."""
         state = State(self, {key: make() for key, make in self.fresh.items()})
         for action in (task.get("initial_state") or {}).get("initialization_actions") or ():
             state.do(action["env_type"], action["func_name"], action["arguments"])
         return state
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
-        """Whether `database` is what the task's own actions leave."""
+        """Return True if `database` is the one that the task's reference actions result in."""
         return quick_digest(database) == self._digest(task, quick_digest) or digest(
             database
         ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """The digest of what the task's own actions leave in the database; each kind is worked out
-        once.
-        """
+        """Return the digest of the database after the task's reference actions, cached by kind."""
         with self._lock:
             if (task["id"], of) not in self._expected:
                 state = self.begin(task)
@@ -88,7 +86,7 @@ class State:
         self.calls: dict[str, list[Call]] = {"assistant": [], "user": []}
 
     def call(self, side: str, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """A tool's answer, and whether it is an error."""
+        """Return a tool's result, and True if it is an error."""
         self.calls[side].append((name, arguments))
         functions = self._domain.functions if side == "assistant" else self._domain.user_functions
         if name not in functions:
@@ -96,7 +94,7 @@ class State:
         token = STORE.set(self._store)
         try:
             return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
-        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the answer
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the result
             return f"Error: {error}", True
         finally:
             STORE.reset(token)
@@ -119,7 +117,7 @@ class State:
             STORE.reset(token)
 
     def try_to_do(self, side: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """The same where an error of the tool is no matter: reference actions hold some."""
+        """Do the same, and ignore an error of the tool: some reference actions fail."""
         try:
             self.do(side, name, arguments)
         except ToolError:
@@ -132,7 +130,7 @@ class State:
 
 
 def _finish(running: Any) -> str:
-    """The result of a tool's coroutine: none of them ever waits."""
+    """Return the result of a tool's coroutine: none of them waits."""
     try:
         running.send(None)
     except StopIteration as done:
@@ -142,7 +140,7 @@ def _finish(running: Any) -> str:
 
 
 def load_domain(name: str) -> Domain:
-    """Read a domain of the wheel. Raises `UsageError` where it is not installed."""
+    """Read a domain of the wheel. Raise `UsageError` if it is not installed."""
     modules = load_modules()
     data = data_folder()
     assert data is not None
@@ -178,7 +176,7 @@ _ALL = {
 
 
 def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
-    """What makes the store as the wheel's own functions fill it at their first call."""
+    """Return what makes the objects that the wheel's functions put into the store at first."""
     modules = load_modules()
     store: Store = {}
     token = STORE.set(store)

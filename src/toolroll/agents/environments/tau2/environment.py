@@ -1,8 +1,8 @@
-"""`Tau2Environment`: one episode of tau2, with a user simulator that may have tools of its own.
+"""`Tau2Environment`: one episode of tau2, with a user simulator that may have its own tools.
 
-Invariants: the episode ends when the user says so, and nothing happens after it; a tool's error is
-an observation; the agent sees of the user's calls what the user tells; a failing user simulator is
-never a reward; what takes long (copies, hashes) runs in threads.
+Invariants: the episode ends with a stop marker of the user, and nothing happens after it; a tool's
+error is an observation; the agent sees only what the user says about its own calls; a failed user
+simulator never results in a reward; slow work (copies, hashes) runs in threads.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from toolroll.agents.environments.tau2.domain import Domain, State
 from toolroll.agents.environments.tau2.grading import grade
-from toolroll.agents.loop.call_policy import answer
-from toolroll.agents.users import OpenAIUser
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.agents.loop.call_policy import tool_message
+from toolroll.agents.users import OpenAIUser, checked_line
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import (
     Action,
@@ -29,28 +29,26 @@ from toolroll.rollout.types import (
 )
 
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
-"""What ends an episode, in the user's line."""
+"""The markers in the user's line that end an episode."""
 
-# tau2's rules for the agent, in our words.
+# tau2's rules for the agent, not in its own words.
 INSTRUCTIONS = """You are a customer service agent. Help the user within the policy below, and follow it in everything.
 In each turn either write to the user or call tools, never both."""  # noqa: E501
 
 
 @runtime_checkable
 class UsesTools(Protocol):
-    """A user simulator that can act on its own side."""
+    """A user simulator that can call tools."""
 
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """From now on `call(name, arguments)` gives the answer of a tool."""
+        """Use `tools`: `call(name, arguments)` returns a tool's result."""
         ...
 
 
 class Tau2Environment(Environment):
-    """`domain` is what episodes share, `make_user(seed)` makes who plays the user, `threads`
-    does the slow work.
-    """
+    """One episode. `domain` is shared, `reset` calls `make_user(seed)`, `threads`: slow work."""
 
     blocking = False  # tools take a millisecond or so; the rest is awaited
 
@@ -63,7 +61,7 @@ class Tau2Environment(Environment):
         self._state: State | None = None
         self._user: UserSimulator | None = None
         self._task: Mapping[str, Any] = {}
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._errors: Counter[str] = Counter()
         self._user_errors = 0
 
@@ -73,8 +71,8 @@ class Tau2Environment(Environment):
         return self._state
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The policy as the system message, the user's first line, and the agent's tools."""
-        self._task, self._said, self._errors = task.data, [], Counter()
+        """Return the policy as the system message, the user's first line, and the agent's tools."""
+        self._task, self._texts, self._errors = task.data, [], Counter()
         self._state = await self._threads.run_in_thread(self._domain.begin, task.data)
         self._user = user = self._make_user(seed)
         if isinstance(user, OpenAIUser):
@@ -88,7 +86,7 @@ class Tau2Environment(Environment):
                     f"{type(user).__name__} has none"
                 )
             user.adopt_tools(self._domain.user_tools, self._user_calls)
-        line = _checked(await user.reset(scenario(task.data)))
+        line = checked_line(await user.reset(scenario(task.data)))
         system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
         return Observation(
             [{"role": "system", "content": system}, {"role": "user", "content": line}],
@@ -96,34 +94,32 @@ class Tau2Environment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """The calls in order; without calls, the text to the user."""
+        """Execute the calls in order; without calls, send the text to the user."""
         state, user = self._state, self._user
         if state is None or user is None:
             raise EnvironmentFailure("step was called before reset or after the end")
         if action.tool_calls:
             return StepResult(
                 [
-                    answer(call, self._called(state, call.name, call.arguments or {}))
+                    tool_message(call, self._called(state, call.name, call.arguments or {}))
                     for call in action.tool_calls
                 ]
             )
         if not action.content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
-        line = _checked(await user.step(action.content))
-        self._said.append(action.content)
+        line = checked_line(await user.step(action.content))
+        self._texts.append(action.content)
         messages: list[Message] = [{"role": "user", "content": line}]
         if not any(end in line for end in ENDS):
             return StepResult(messages)
         graded = await self._threads.run_in_thread(
-            grade, self._domain, self._task, state, self._said
+            grade, self._domain, self._task, state, self._texts
         )
         self._state = None
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
     def metrics(self) -> Mapping[str, float]:
-        """Calls, those that gave an error (in all and by tool), and the user simulator's
-        numbers.
-        """
+        """Return the calls that failed, in all and by tool, and the user simulator's metrics."""
         user = self._user.metrics() if self._user is not None else {}
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         return {
@@ -152,7 +148,7 @@ class Tau2Environment(Environment):
 
 
 def scenario(task: Mapping[str, Any]) -> str:
-    """What the user is told: the persona, and the instructions under their names."""
+    """Return the user's scenario: the persona, and the instructions with their names."""
     found = task["user_scenario"]
     instructions = found["instructions"]
     if isinstance(instructions, str):
@@ -161,9 +157,3 @@ def scenario(task: Mapping[str, Any]) -> str:
         parts = {name.replace("_", " ").capitalize(): text for name, text in instructions.items()}
     lines = [f"Persona:\n{found['persona'].strip()}"] if found.get("persona") else []
     return "\n\n".join([*lines, *(f"{name}:\n{text}" for name, text in parts.items() if text)])
-
-
-def _checked(line: Any) -> str:
-    if not isinstance(line, str) or not line.strip():
-        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
-    return line

@@ -1,6 +1,6 @@
 """`tau2/airline`, `tau2/retail` and `tau2/telecom` by name.
 
-Invariants: the wheel is read at the first need, and once; the ids of tasks are tau2's own.
+Invariants: the wheel is read once, when it is first needed; the task ids are tau2's own.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Tau2Factory:
         self._lock = threading.Lock()
 
     def missing(self) -> str | None:
-        """The command that installs the wheel without its dependency list, of which nothing is
-        needed here.
+        """Return the command that installs the wheel without its dependencies, which are not needed
+        here; None if it is installed.
         """
         return None if data_folder() is not None else INSTALL
 
     @property
     def domain(self) -> Domain:
-        """What all episodes share."""
+        """What the episodes share."""
         with self._lock:
             if self._domain is None:
                 self._domain = load_domain(self._domain_name)
             return self._domain
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of `split` in tau2's order; their data are tau2's own."""
+        """Return the tasks of `split` in tau2's order. Their data is tau2's own."""
         if split not in self.splits:
             raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
         wanted = set(self.domain.splits[split])
@@ -54,21 +54,20 @@ class Tau2Factory:
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
-        """A fresh world for one episode; it takes no settings."""
+        """Return a new environment; it takes no settings."""
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
             )
         if options.user is None:
             raise UsageError(
-                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url "
-                f"ADDRESS "
-                "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
+                f"{self.name} needs a user simulator: give --user-model NAME and --user-url "
+                "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
         return Tau2Environment(self.domain, options.user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """The agent's side of tau2's reference actions; `ReferenceUser` does the user's."""
+        """Return the agent's part of tau2's reference actions; `ReferenceUser` does the user's."""
         return reference(task.data)
 
 

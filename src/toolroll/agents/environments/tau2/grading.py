@@ -1,9 +1,8 @@
-"""tau2's reward of an episode: 1.0 where everything that the task's criteria ask for is so, else
-0.0.
+"""tau2's reward of an episode: 1.0 if all criteria of the task are met, else 0.0.
 
-airline and retail: the database is what the reference actions leave, and every text to be
-communicated was said. telecom: the assertions on the agent's and the user's side hold, and, where
-the task's reward basis has ACTION, the reference actions were done.
+airline and retail: the database is the one that the reference actions result in, and the agent
+wrote every text to be communicated. telecom: the assertions on the agent's and the user's side
+hold, and if the task's reward basis has ACTION, the reference actions were done.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from toolroll.agents.environments.tau2.domain import Call, Domain, State
 
 
 def grade(
-    domain: Domain, task: Mapping[str, Any], state: State, said: Sequence[str]
+    domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """`{"reward", "database", "communicated", "assertions", "actions"}`; None where the task
-    does not ask for it.
+    """Return `{"reward", "database", "communicated", "assertions", "actions"}`, None for a
+    criterion that the task does not have.
     """
     criteria = task.get("evaluation_criteria") or {}
     found: dict[str, Any] = {
@@ -38,7 +37,7 @@ def grade(
     else:
         if criteria.get("actions") is not None:
             found["database"] = domain.is_expected(task, state.database)
-        text = "\n".join(said).lower().replace(",", "")
+        text = "\n".join(texts).lower().replace(",", "")
         found["communicated"] = all(
             str(info).lower() in text for info in criteria.get("communicate_info") or ()
         )
@@ -73,7 +72,7 @@ def _is(action: Mapping[str, Any], call: Call) -> bool:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are equal, the order of lists aside."""
+    """Return True if two JSON values are equal, except for the order of lists."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):

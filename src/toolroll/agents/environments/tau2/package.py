@@ -1,10 +1,10 @@
-"""Takes tau2's domains out of the inspect-evals wheel, without inspect_ai.
+"""Import tau2's domains from the inspect-evals wheel, without inspect_ai.
 
-The wheel (MIT; tau2-bench, MIT, Sierra Research) holds the data, and tools that keep their state in
-inspect_ai's store. Here the three names of inspect_ai that the tools use have stand-ins while the
-modules are imported, and the store is the episode's own. Invariants: nothing is imported before it
-is asked for; `sys.modules` is left as it was found; two episodes never share a store. Facts of
-inspect-evals 0.26.0.
+The wheel (MIT; tau2-bench, MIT, Sierra Research) has the data, and tools that keep their state in
+inspect_ai's store. During the import, stand-ins replace the names of inspect_ai that the tools use,
+and the store is the episode's own. Invariants: nothing is imported before it is needed;
+`sys.modules` is restored; two episodes never share a store. The facts are those of inspect-evals
+0.26.0.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
 
 Store = dict[tuple[type, str | None], Any]
-"""One episode's state: the object of each class of tools, by the name under which the wheel asks
-for it.
-"""
+"""One episode's state: (class of tools, instance name) -> its object."""
 
 STORE: ContextVar[Store] = ContextVar("tau2_store")
 
 
 class ToolError(Exception):
-    """What a tool raises where the call is at fault."""
+    """Raised by a tool if the call is at fault."""
 
 
 class StoreModel(BaseModel):
@@ -52,7 +50,7 @@ class StoreModel(BaseModel):
 
 
 def store_as(kind: type[Any], instance: str | None = None) -> Any:
-    """The current episode's object of that class and name."""
+    """Return the current episode's object of a class and name."""
     store = STORE.get()
     if (kind, instance) not in store:
         store[kind, instance] = kind()
@@ -60,7 +58,7 @@ def store_as(kind: type[Any], instance: str | None = None) -> Any:
 
 
 def data_folder() -> Path | None:
-    """Where the wheel's data of tau2 are; None where it is not installed."""
+    """Return the folder of tau2's data in the wheel, None if it is not installed."""
     spec = importlib.util.find_spec(WHEEL)
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         found = Path(folder) / "tau2" / "data"
@@ -71,12 +69,10 @@ def data_folder() -> Path | None:
 
 @cache
 def load_modules() -> Mapping[str, ModuleType]:
-    """The modules that the domains are made of, by their names below `inspect_evals.tau2`;
-    imported once.
-    """
+    """Import the modules of the domains, once: name below `inspect_evals.tau2` -> module."""
     data = data_folder()
     if data is None:
-        raise UsageError(f"tau2's data are not installed: {INSTALL}")
+        raise UsageError(f"tau2 is not installed: {INSTALL}")
     names = (
         "airline.tools",
         "airline.AirlineAgentTools",
@@ -92,8 +88,8 @@ def load_modules() -> Mapping[str, ModuleType]:
 
 @contextmanager
 def _stand_ins(folder: Path) -> Iterator[None]:
-    """While this lasts: inspect_ai's three names, and the wheel's package without its
-    `__init__`, which imports all of inspect_ai.
+    """Provide the names of inspect_ai, and the wheel's package without its `__init__`, which
+    imports all of inspect_ai.
     """
     stubs = {
         "inspect_ai": _module("inspect_ai"),
@@ -120,7 +116,7 @@ def _stand_ins(folder: Path) -> Iterator[None]:
 
 
 def _tool(make: Any) -> Any:
-    """inspect_ai's decorator: here the function that makes a tool stays as it is."""
+    """Return `make` unchanged, as inspect_ai's decorator."""
     return make
 
 

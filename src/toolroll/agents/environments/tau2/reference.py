@@ -1,4 +1,4 @@
-"""A task's reference: the agent's actions, and a user who does the user's own."""
+"""A task's reference: the agent's actions, and a user who does the user's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
 def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """The reference actions in order, those of one side that follow each other together."""
+    """Return the reference actions in order, consecutive ones of one side together."""
     actions = (task.get("evaluation_criteria") or {}).get("actions") or ()
     return [
         (side, list(group))
@@ -26,8 +26,8 @@ def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]
 
 
 def reference(task: Mapping[str, Any]) -> list[Action]:
-    """The agent's side: its calls, one a step, what it asks the user to do, and what it has to
-    tell.
+    """Return the agent's actions: its calls, one a step, its requests to the user, and a last line
+    with the texts to be communicated.
     """
     steps: list[Action] = []
     for side, group in _groups(task):
@@ -41,15 +41,13 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
                 f"{action['name']} {json.dumps(action['arguments'])}" for action in group
             )
             steps.append(Action(f"Please do this on your phone: {asked}"))
-    told = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
-    words = f"You asked for: {'; '.join(map(str, told))}. " if told else ""
+    texts = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
+    words = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
     return [*steps, Action(words + _FAREWELL)]
 
 
 class ReferenceUser:
-    """The user of `task` who does the reference's actions when asked, and leaves when there are
-    none left.
-    """
+    """The user of `task`: does the reference's actions when asked, and then leaves."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._left = [group for side, group in _groups(task) if side == "user"]
@@ -59,15 +57,15 @@ class ReferenceUser:
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Take the phone."""
+        """Keep `call`, which does the actions."""
         self._call = call
 
     async def reset(self, instruction: str) -> str:
-        """A greeting."""
+        """Return a greeting."""
         return "Hello, I need your help."
 
     async def step(self, content: str) -> str:
-        """Do what is next, and say so."""
+        """Do the next actions, and return their results as the line."""
         self._lines += 1
         if not self._left:
             return STOP_MARKER
@@ -80,7 +78,7 @@ class ReferenceUser:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """How many lines were said."""
+        """Return how many lines were sent, as `user_calls`."""
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:

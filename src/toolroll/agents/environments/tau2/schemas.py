@@ -1,4 +1,4 @@
-"""A tool's schema in OpenAI's form, from the signature and the docstring of its Python function."""
+"""A tool's schema in OpenAI's format, from a Python function's signature and docstring."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PARAMETER = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
-    """`{"type": "function", "function": {name, description, parameters}}`; nested models keep
-    their `$defs`.
+    """Return `{"type": "function", "function": {name, description, parameters}}`. Nested models
+    keep their `$defs`.
     """
     doc = inspect.getdoc(function) or ""
     sections = _SECTION.split(doc)
     texts = dict(zip(sections[1::2], sections[2::2], strict=True))
-    told = _parameters(texts.get("Args", ""))
+    described = _parameters(texts.get("Args", ""))
     hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (
             hints.get(parameter.name, Any),
-            Field(default=default, description=told.get(parameter.name)),
+            Field(default=default, description=described.get(parameter.name)),
         )
     model: type[BaseModel] = create_model(name, **fields)
     parameters = model.model_json_schema()
@@ -45,7 +45,7 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """What an `Args:` section says of each parameter."""
+    """Return parameter -> its description, from the text of an `Args:` section."""
     found: dict[str, list[str]] = {}
     lines = [line for line in inspect.cleandoc(text).splitlines() if line.strip()]
     current = ""

@@ -2,9 +2,8 @@
 products that cannot become too large.
 
 Invariants: no expression takes more than milliseconds (`9**9**9` would hold the interpreter, and
-every other episode with it, for minutes, and no time limit can end it); an expression that the
-original answers is answered with the same text, errors included. Only digits, operators, brackets
-and points are evaluated.
+every other episode, for minutes, and no time limit could end it); if the original returns a text,
+errors included, so does this. Only digits, operators, brackets and points are evaluated.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _MAX_LENGTH = 2_000
 _MAX_BITS = 1 << 16
-"""Of a whole number on the way to the result. One of more than 1,024 bits cannot become a float, so
-only a quotient of two such could be an answer."""
+"""Of an intermediate integer. One of more than 1,024 bits cannot become a float: only a quotient of
+two of them could be a result."""
 
 _TOO_LARGE = "int too large to convert to float"
 
 
 class Calculate:
-    """Replaces tau-bench's class of this name, which shows in the messages of wrong calls."""
+    """Replaces tau-bench's class of this name, which appears in the messages of wrong calls."""
 
     @staticmethod
     def invoke(data: Any, expression: Any) -> str:
@@ -46,8 +45,8 @@ class Calculate:
 
 
 def _evaluate(expression: str) -> Any:
-    """Return the value of `expression`. Raise what Python raises for it, or `OverflowError`
-    beyond the bounds.
+    """Return the value of `expression`. Raise what Python raises for it, or `OverflowError` if it
+    exceeds the bounds.
     """
     if len(expression) > _MAX_LENGTH:
         raise OverflowError(f"the expression is longer than {_MAX_LENGTH} characters")

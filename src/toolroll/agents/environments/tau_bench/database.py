@@ -1,14 +1,14 @@
-"""`Database`: one domain's database, of which every episode gets a copy that is made as it is read.
+"""`Database`: one domain's database. Every episode gets a lazy copy of it.
 
-A table's records are made one by one, and a record's lists and dicts too. A whole copy takes 6 ms
-(retail) or 14 ms (airline), and 6 or 13 MiB of small objects for each live episode: a search reads
-a field or two of every record, and what it makes is what Python's garbage collector visits again
-and again. With 64 live episodes and whole records it held the event loop for 100 ms at a time.
+A copy makes a record, and the lists and dicts in it, when they are first read. A whole copy would
+take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects for each live episode, which
+Python's garbage collector visits again and again, although a search reads only a field or two of
+each record. With 64 live episodes, whole records held the event loop for 100 ms at a time.
 
-Invariants: a copy behaves as the dict that tau-bench loads (same keys, order and values; what is
-read once stays the same object); nothing that an episode does to its copy is seen by another; two
-databases have equal `changes` exactly if tau-bench's own hash of them is equal (`1`, `1.0` and
-`True` differ there, the order of keys does not).
+Invariants: a copy behaves like the dict that tau-bench loads (same keys, order and values; a value
+that was read stays the same object); no episode sees another's changes; two databases have equal
+`changes` if and only if tau-bench's own hash of them is equal (`1`, `1.0` and `True` differ, the
+order of keys does not matter).
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Changes = Mapping[tuple[str, str | None], str | None]
-"""What differs from the database as loaded: (table, key) -> the record's hashable text, None if it
-was removed. A table that is not a dict of records has the key None."""
+"""The differences from the database as loaded: (table, key) -> the record's hashable text, None if
+it was removed. A table that is not a dict of records has the key None."""
 
 _VERSION = 2
-"""Of marshal: the last one whose bytes depend on values alone, and not on which objects are
-shared.
-"""
+"""Of marshal: the last one whose bytes depend on values only, not on which objects are shared."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
-_get = dict.__getitem__  # as a global, since super() takes longer than the look-up itself
+_get = dict.__getitem__  # a global, since super() takes longer than the look-up itself
 
 
 class Stored(dict[str, Any]):
@@ -39,9 +37,9 @@ class Stored(dict[str, Any]):
 class Table(dict[str, Any]):
     """A table, or a record, whose values are made when they are first read.
 
-    Until then each is a `Stored` record or bytes, which no JSON holds. It reads as a dict in every
-    way in which Python, and its `json`, reads one. Code in C that reads past the methods of a
-    subclass (`orjson`) needs `dict(table)`.
+    Until then each is a `Stored` record or bytes, which JSON values never are. Python and its
+    `json` read it like any dict. C code that bypasses the methods of a subclass (`orjson`) needs
+    `dict(table)`.
     """
 
     __slots__ = ()
@@ -57,8 +55,8 @@ class Table(dict[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        # Its own, so that dict(table) and {**table} read the values instead of copying what stands
-        # in for them.
+        # Overridden so that dict(table) and {**table} read the values instead of copying their
+        # stand-ins.
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -68,7 +66,7 @@ class Table(dict[str, Any]):
             return default
 
     def raw(self) -> Iterator[tuple[str, Any]]:
-        """Return the items as they are: stand-ins for what was not read."""
+        """Return the items as they are: stand-ins for values that were not read."""
         return iter(super().items())
 
     def read_all(self) -> None:
@@ -156,7 +154,7 @@ class Database:
         base: Stored | bytes | None,
         now: Any,
     ) -> None:
-        """Add the record at `place` to `found` if it is not what it was at first."""
+        """Add the record at `place` to `found` if it differs from `base`."""
         if base is not None and _is_still(now, base):
             return
         text = self._text(now)
@@ -169,8 +167,7 @@ class Database:
     # --- tau-bench's hash -------------------------------------------------------------------------
 
     def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`, made of the records' texts
-        instead of the records.
+        """Return tau-bench's hash of the database with `changes`, made from the records' texts.
 
         That takes milliseconds instead of tenths of a second; the first call makes all texts.
         """
@@ -207,7 +204,7 @@ class Database:
 
 
 def _tuple_text(parts: list[str]) -> str:
-    """Return what `repr` makes of a tuple whose elements' texts are `parts`."""
+    """Return the `repr` of a tuple whose elements have the `repr`s `parts`."""
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
@@ -225,7 +222,7 @@ def _stored(record: Any) -> Stored | bytes:
 
 
 def _plain(stored: Stored | bytes) -> Any:
-    """Return what `stored` stands for, whole."""
+    """Return the whole value of `stored`."""
     if isinstance(stored, bytes):
         return marshal.loads(stored)
     return {
@@ -235,7 +232,7 @@ def _plain(stored: Stored | bytes) -> Any:
 
 
 def _is_still(now: Any, base: Any) -> bool:
-    """Return whether `now` is `base`, at a glance. False does not say that it is not."""
+    """Return True if `now` is certainly `base`. False: perhaps it is."""
     if now is base:
         return True
     if type(base) is Stored:
@@ -250,5 +247,5 @@ def _is_still(now: Any, base: Any) -> bool:
 def _dumped(value: Any) -> bytes | None:
     try:
         return marshal.dumps(value, _VERSION)
-    except ValueError:  # something that a tool made and marshal does not know
+    except ValueError:  # a type that marshal does not support, made by a tool
         return None

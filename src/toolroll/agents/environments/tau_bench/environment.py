@@ -1,9 +1,9 @@
 """`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
 
-The benchmark's tasks, tools, database, policy and reward; the loop is ours, since the package's own
-gives reward 1.0 for any step after the end, loads its database three times an episode and blocks
-the event loop. Invariants: nothing happens after `done`; what the model did wrong is an
-observation; nothing blank is ever said to the user; a failing user simulator is never a reward.
+The tasks, tools, database, policy and reward are the benchmark's; the loop is ours, since the
+package's own gives reward 1.0 for any step after the end, loads its database three times an episode
+and blocks the event loop. Invariants: nothing happens after `done`; an error of the model is an
+observation; the user never gets blank text; a failed user simulator never results in a reward.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
+from toolroll.agents.environments.one_action import NOT_EXECUTED
 from toolroll.agents.environments.tau_bench.grading import Bench
-from toolroll.agents.environments.tau_style import NOT_EXECUTED
-from toolroll.agents.loop.call_policy import answer
-from toolroll.agents.users import OpenAIUser, is_stop
+from toolroll.agents.environments.tau_style import check_no_respond
+from toolroll.agents.loop.call_policy import tool_message
+from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UserSimulatorError
+from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -33,12 +33,14 @@ _CALL_PREFIX = "Error: "
 
 
 class TauBenchEnvironment(Environment):
-    """`bench_of(split)` gives what episodes share; `make_user(seed)` makes who plays the user, at
-    `reset`. `split` is that of tasks which name none (the published `task_index`)."""
+    """One episode.
+
+    `bench_of(split)` returns what episodes share; `reset` calls `make_user(seed)`. `split`: for
+    tasks that do not name theirs (the published `task_index`).
+    """
 
     parallel_calls: ParallelCalls = "first"
-
-    blocking = False  # a step takes micro- to milliseconds, and everything that waits is awaited
+    blocking = False  # a step takes milliseconds at most, and all waiting is awaited
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class TauBenchEnvironment(Environment):
         self._user: UserSimulator | None = None
         self._index = 0
         self._data: dict[str, Any] | None = None
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._calls = self._errors = 0
 
     @property
@@ -62,17 +64,18 @@ class TauBenchEnvironment(Environment):
         return self._data
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The policy as the system message, the user's first line, and the tools. `UsageError`
-        for a task out of range.
+        """Return the policy as the system message, the user's first line, and the tools.
+
+        Raise `UsageError` for a task out of range.
         """
         self._bench = self._bench_of(task.split or self._split)
         tau_task = self._bench.task(task.index)
-        self._index, self._said, self._calls, self._errors = task.index, [], 0, 0
+        self._index, self._texts, self._calls, self._errors = task.index, [], 0, 0
         self._data = self._bench.database.copy()
         self._user = self._make_user(seed)
         if isinstance(self._user, OpenAIUser):
             self._user.adopt_prompt(self._bench.domain.user_prompt)
-        line = _checked(await self._user.reset(tau_task.instruction))
+        line = checked_line(await self._user.reset(tau_task.instruction))
         messages: list[Message] = [
             {"role": "system", "content": self._bench.domain.wiki},
             {"role": "user", "content": line},
@@ -84,7 +87,7 @@ class TauBenchEnvironment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """The calls in order, until one ends the episode; without calls, the text to the user."""
+        """Execute the calls until one ends the episode; without calls, send the text."""
         if self._data is None:
             raise EnvironmentFailure("step was called before reset or after the end")
         if not action.tool_calls:
@@ -95,13 +98,13 @@ class TauBenchEnvironment(Environment):
         done, source = False, ""
         for call in action.tool_calls:
             if done:
-                messages.append(answer(call, NOT_EXECUTED))
+                messages.append(tool_message(call, NOT_EXECUTED))
                 continue
             async with self._bench.turn():
                 observation = self._bench.invoke(self._data, call.name, call.arguments or {})
             self._calls += 1
             self._errors += observation.startswith((_CALL_PREFIX, "Unknown action "))
-            messages.append(answer(call, observation))
+            messages.append(tool_message(call, observation))
             done, source = call.name in self._bench.domain.terminate_tools, call.name
         return await self._result(messages, source, done=done)
 
@@ -109,27 +112,25 @@ class TauBenchEnvironment(Environment):
         if not content.strip():
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
         assert self._user is not None
-        line = _checked(await self._user.step(content))
-        self._said.append(content)
+        line = checked_line(await self._user.step(content))
+        self._texts.append(content)
         return await self._result([{"role": "user", "content": line}], "user", done=is_stop(line))
 
     async def _result(self, messages: list[Message], source: str, *, done: bool) -> StepResult:
-        """The step's result; the reward is there only at the end, and the database is dropped
-        with it.
-        """
+        """Return the result of a step. At the end, grade the episode and drop the database."""
         if not done:
             return StepResult(messages, 0.0, False, info={"source": source})
         assert self._data is not None
         expected = await self._bench.expected(self._index)
         async with self._bench.turn():
-            graded = self._bench.grade(self._index, expected, self._data, self._said)
+            graded = self._bench.grade(self._index, expected, self._data, self._texts)
         self._data = None
         return StepResult(
             messages, float(graded["reward"]), True, info={"source": source, "reward_info": graded}
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Calls, calls that gave an error, and the user simulator's numbers."""
+        """Return the calls, those that failed, and the user simulator's metrics."""
         user = self._user.metrics() if self._user is not None else {}
         return {"env_calls": float(self._calls), "tool_errors": float(self._errors), **user}
 
@@ -141,15 +142,6 @@ class TauBenchEnvironment(Environment):
 
 
 def _check(call: ToolCall) -> None:
-    if call.name == RESPOND_ACTION_NAME:
-        raise ActionError(
-            f"{RESPOND_ACTION_NAME} is no tool: write to the user without a tool call"
-        )
+    check_no_respond(call)
     if call.arguments is not None and not isinstance(call.arguments, dict):
         raise ActionError(f"the arguments of {call.name} must be a JSON object")
-
-
-def _checked(line: Any) -> str:
-    if not isinstance(line, str) or not line.strip():
-        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
-    return line

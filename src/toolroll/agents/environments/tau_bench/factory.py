@@ -1,7 +1,7 @@
 """`tau-bench/retail` and `tau-bench/airline` by name.
 
-Invariants: the package is imported, and its database read, at the first need and once per split;
-ids of tasks are `<split>-<index>`, since tau-bench's tasks have none of their own.
+Invariants: the package is imported and its database read when they are first needed, once per
+split; task ids are `<split>-<index>`, since tau-bench's tasks have none.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TauBenchFactory:
         self._lock = threading.Lock()
 
     def missing(self) -> str | None:
-        """The command that installs tau-bench without its dependency list, of which nothing is
-        needed here.
+        """Return the command that installs tau-bench without its dependencies, which are not needed
+        here; None if it is installed.
         """
         return None if installed(self._package, self._domain) else INSTALL
 
@@ -59,7 +59,7 @@ class TauBenchFactory:
         return self._benches[split]
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of `split`; their data are tau-bench's: user_id, instruction, actions,
+        """Return all tasks of `split`. Their data is tau-bench's: user_id, instruction, actions,
         outputs.
         """
         tasks = self.bench(split).domain.tasks
@@ -69,28 +69,25 @@ class TauBenchFactory:
         ]
 
     def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
-        """A fresh world for one episode. `settings`: {"split": NAME} for tasks that do not name
-        theirs.
-        """
+        """Return a new environment. `settings`: {"split": NAME}, for tasks that name none."""
         unknown = sorted(set(options.settings) - {"split"})
         if unknown:
-            raise UsageError(f"{self.name} takes the setting split, got: {', '.join(unknown)}")
+            raise UsageError(f"{self.name} takes only the setting split, got: {', '.join(unknown)}")
         if options.user is None:
             raise UsageError(
-                f"{self.name} needs somebody who plays the user: --user-model NAME with --user-url "
-                f"ADDRESS "
-                "(in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
+                f"{self.name} needs a user simulator: give --user-model NAME and --user-url "
+                "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
         return TauBenchEnvironment(
             self.bench, options.user, split=str(options.settings.get("split") or self.splits[0])
         )
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """tau-bench's actions, one a step; then what the user is to be told, and a farewell, in one
-        line.
+        """Return tau-bench's actions, one a step, and a last line with the required outputs and a
+        farewell.
 
-        A transfer to a human ends an episode at once, so it comes last, and only where nothing has
-        to be said.
+        A transfer to a human ends an episode at once, so it is last, and only if no output is
+        required.
         """
         domain = self.bench(task.split or self.splits[0]).domain
         found = self.bench(task.split or self.splits[0]).task(task.index)
@@ -99,8 +96,8 @@ class TauBenchFactory:
         endings = [_call(action) for action in calls if action.name in domain.terminate_tools]
         if endings and not found.outputs:
             return [*steps, endings[0]]
-        told = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
-        return [*steps, Action(told + _FAREWELL)]
+        outputs = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
+        return [*steps, Action(outputs + _FAREWELL)]
 
 
 def _call(action: object) -> Action:

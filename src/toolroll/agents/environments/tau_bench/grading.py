@@ -1,9 +1,9 @@
 """`Bench`: what all episodes of one domain and split share: the domain, its database, and each
 task's expected outcome.
 
-Invariants: rewards and reward infos are those that tau-bench computes (the expected database is
-replayed once a task and remembered as what it changes); no task object is ever changed: every
-argument is a copy; the event loop goes on between any two episodes' steps.
+Invariants: rewards and reward infos are those that tau-bench computes (the reference actions are
+replayed once for each task, and their changes kept); task objects never change: every argument is a
+copy; the event loop runs between the steps of any two episodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolroll.rollout.runtime.threads import Threads
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a task's reference actions make of the database, and tau-bench's hash of that."""
+    """The changes of a task's reference actions, and tau-bench's hash of the resulting database."""
 
     changes: Changes
     hash: str
@@ -39,14 +39,14 @@ class Bench:
         self.domain = domain
         self.database = database
         self._expected: dict[int, Expected] = {}
-        # One thread: hashing is CPU work, and two episodes of a task need its outcome only once.
+        # One thread: hashing is CPU work, and the episodes of a task share its outcome.
         self._grader = Threads(1)
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
     def task(self, index: int) -> Any:
-        """tau-bench's task object. `UsageError` for an index out of range."""
+        """Return tau-bench's task object. Raise `UsageError` for an index out of range."""
         tasks = self.domain.tasks
         if not 0 <= index < len(tasks):
             raise UsageError(
@@ -56,7 +56,7 @@ class Bench:
         return tasks[index]
 
     def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool as tau-bench does: whatever goes wrong in it is the observation."""
+        """Call a tool as tau-bench does: its error is the observation."""
         if name not in self.domain.invoke:
             return f"Unknown action {name}"
         tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]
@@ -67,17 +67,17 @@ class Bench:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """For one episode's work on the event loop, one episode in each of the loop's iterations.
+        """Allow one episode's work in each iteration of the event loop.
 
-        A look-up of a user by name reads all records, in milliseconds; those of many episodes at
-        once would hold the loop.
+        A look-up of a user by name reads all records, which takes milliseconds; those of many
+        episodes in a row would block the loop.
         """
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             yield
             await asyncio.sleep(0)
 
     async def expected(self, index: int) -> Expected:
-        """The outcome that the reward asks for."""
+        """Return the outcome that earns the reward."""
         if index not in self._expected:
             self._expected[index] = await self._grader.run_in_thread(
                 self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"
@@ -99,19 +99,17 @@ class Bench:
         return Expected(changes, self.database.hash(changes))
 
     def grade(
-        self, index: int, expected: Expected, data: Mapping[str, Any], said: Sequence[str]
+        self, index: int, expected: Expected, data: Mapping[str, Any], texts: Sequence[str]
     ) -> dict[str, Any]:
-        """tau-bench's `RewardResult` as plain data. `said`: what the agent told the user, in
-        order.
-        """
+        """Return tau-bench's `RewardResult` as plain data. `texts`: the agent's."""
         task = self.task(index)
         right = self.database.changes(data) == expected.changes
         reward = 1.0 if right else 0.0
         info: dict[str, Any] = {"r_actions": float(right), "gt_data_hash": expected.hash}
         if task.outputs:
-            texts = [text.lower().replace(",", "") for text in said]
+            plain = [text.lower().replace(",", "") for text in texts]
             found = {
-                output: any(output.lower() in text for text in texts) for output in task.outputs
+                output: any(output.lower() in text for text in plain) for output in task.outputs
             }
             info = {"r_outputs": 1.0 if all(found.values()) else 0.0, "outputs": found}
             reward = reward if all(found.values()) else 0.0

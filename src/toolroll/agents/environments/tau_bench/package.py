@@ -1,8 +1,8 @@
-"""Finds the `tau_bench` package and takes from it, once, what its environments are made of.
+"""Load a domain's data and functions from the `tau_bench` package.
 
-Invariants: nothing is imported before it is asked for; importing tau-bench neither needs litellm
-nor lets it fetch its price list over the network; `sys.modules` and the environment variables are
-left as they were found. Facts of tau-bench: commit 59a200c6.
+Invariants: nothing is imported before it is needed; importing tau-bench neither needs litellm nor
+lets it download its price list; `sys.modules` and the environment variables are restored. The facts
+about tau-bench are those of commit 59a200c6.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Domain:
 
     `tasks` are the package's own task objects of one split. `invoke[name]` is a tool:
     `invoke[name](data=..., **arguments)`. `user_prompt` is the package's prompt for a simulated
-    user, with `{instruction}` where the instruction belongs. `to_hashable` and `consistent_hash`
-    are the package's: the reward is defined by them.
+    user, with `{instruction}` in place of the instruction. `to_hashable` and `consistent_hash` are
+    the package's: they define the reward.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Domain:
 
 
 def installed(package: str, domain: str) -> bool:
-    """Whether `package` is there and is this benchmark: PyPI has others of that name."""
+    """Return True if `package` is installed and is this benchmark: PyPI has others of that name."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
     return bool(folders) and any(
@@ -62,16 +62,17 @@ def installed(package: str, domain: str) -> bool:
 
 
 def load_domain(package: str, domain: str, split: str) -> Domain:
-    """The domain with the tasks of `split`; reads the package's database once. `UsageError`
-    where it is not installed.
+    """Return the domain with the tasks of `split`, and its database, read from the package.
+
+    Raise `UsageError` if the package is not installed.
     """
     if not installed(package, domain):
         raise UsageError(f"tau-bench is not installed: {INSTALL}")
     envs = import_module(f"{package}.envs")
     base = import_module(f"{package}.envs.base")
     users = import_module(f"{package}.envs.user")
-    # "human" is the one strategy whose constructor calls no model; index 0 because None draws one
-    # task too many.
+    # "human" is the only strategy whose constructor does not call a model; index 0, because None
+    # draws one that may be out of range.
     env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=0)
     prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(
         instruction="{instruction}"
@@ -92,7 +93,7 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of tau-bench, with a stand-in for litellm while that lasts (unless litellm
+    """Import a module of tau-bench, with a stand-in for litellm during the import (unless litellm
     is imported already).
     """
     with _import_lock:
@@ -104,8 +105,8 @@ def import_module(name: str) -> ModuleType:
 
 @contextmanager
 def _stand_in_for_litellm() -> Iterator[None]:
-    """tau-bench imports litellm's `completion` wherever it is imported; what it gets loads
-    litellm at the first call.
+    """Replace litellm, whose `completion` tau-bench imports. The stand-in loads litellm at the
+    first call.
     """
     if "litellm" in sys.modules:
         yield
@@ -121,12 +122,12 @@ def _stand_in_for_litellm() -> Iterator[None]:
 
 
 def _completion(*args: Any, **kwargs: Any) -> Any:
-    """litellm's `completion`."""
+    """Call litellm's `completion`."""
     return import_litellm().completion(*args, **kwargs)
 
 
 def import_litellm() -> ModuleType:
-    """litellm, imported without its network call. `UsageError` where it is not installed."""
+    """Import litellm without its network call. Raise `UsageError` if it is not installed."""
     with _import_lock, _local_price_list():
         try:
             return importlib.import_module("litellm")
@@ -134,15 +135,14 @@ def import_litellm() -> ModuleType:
             if error.name != "litellm":
                 raise
             raise UsageError(
-                "tau-bench's own user simulators call litellm, which is not installed: pip install "
-                "litellm "
-                "(or let a model behind an OpenAI-compatible address play the user: --user-model)"
+                "tau-bench's own user simulators need litellm: pip install litellm (or use a model "
+                "behind an OpenAI-compatible endpoint as the user: --user-model)"
             ) from error
 
 
 @contextmanager
 def _local_price_list() -> Iterator[None]:
-    """litellm fetches a list of prices when it is imported, unless this variable says no."""
+    """Set the variable that keeps litellm from downloading a price list during its import."""
     before = os.environ.get(_PRICE_LIST_SWITCH)
     os.environ[_PRICE_LIST_SWITCH] = "True" if before is None else before
     try:

@@ -1,9 +1,9 @@
-"""tau-bench's own user simulators (litellm) as asynchronous ones, each call in a thread.
+"""tau-bench's own user simulators, which use litellm, as asynchronous ones: each call in a thread.
 
 Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a
-line; a stop marker within the simulator's reasoning ends nothing; a call that hangs takes no place
-from the others and does not keep the process from ending. For a model behind an OpenAI-compatible
-address `toolroll.agents.users` is cheaper: no threads, retries, and a seed.
+line; a stop marker in the simulator's reasoning does not end anything; a call that hangs neither
+delays the others nor keeps the process alive. For a model behind an OpenAI-compatible endpoint use
+`toolroll.agents.users`: it has retries and a seed, and needs no threads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STRATEGIES = ("llm", "verify", "reflection", "react")
 
 
 class TauBenchUser:
-    """One episode's user (a `UserSimulator`); `load()` makes tau-bench's object, which calls its
-    model at once.
+    """The user of one episode (a `UserSimulator`). `load()` makes tau-bench's object, which calls
+    its model in the constructor.
     """
 
     def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
@@ -39,24 +39,24 @@ class TauBenchUser:
         self._metrics = {"user_calls": 0.0, "user_seconds": 0.0, "user_errors": 0.0}
 
     async def reset(self, instruction: str) -> str:
-        """The user's first line."""
+        """Return the user's first line."""
         self._user = await self._call(self._load)
         return await self._line(self._user.reset, instruction=instruction)
 
     async def step(self, content: str) -> str:
-        """The user's answer to `content`."""
+        """Return the user's reply to `content`."""
         if self._user is None:
-            raise UsageError("the user simulator was asked before reset(instruction)")
+            raise UsageError("step was called before reset(instruction) of the user simulator")
         return await self._line(self._user.step, content)
 
     async def _line(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-        said = await self._call(function, *args, **kwargs)
+        text = await self._call(function, *args, **kwargs)
         self._metrics["user_calls"] += 1
-        line = visible_text(said) if isinstance(said, str) else ""
+        line = visible_text(text) if isinstance(text, str) else ""
         if not line:
             self._metrics["user_errors"] += 1
             raise UserSimulatorError(
-                f"tau-bench's user simulator said nothing visible: {said!r:.200}"
+                f"tau-bench's user simulator gave a reply without visible text: {text!r:.200}"
             )
         return line
 
@@ -78,19 +78,22 @@ class TauBenchUser:
             self._metrics["user_seconds"] += perf_counter() - began
 
     def metrics(self) -> Mapping[str, float]:
-        """user_calls, user_seconds, user_errors, and user_cost where litellm knows the model's
+        """Return user_calls, user_seconds, user_errors, and user_cost if litellm knows the model's
         price.
         """
         cost = self._user.get_total_cost() if self._user is not None else None
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 class TauBenchUsers:
-    """Makes one `TauBenchUser` an episode; `concurrency` of them may wait for their model at
-    once.
+    """Makes one `TauBenchUser` per episode; up to `concurrency` calls of a model run at once.
+
+    async with TauBenchUsers("gpt-4o", "openai") as users:
+        options = EnvironmentOptions(user=users.make)
+        env = load_environment("tau-bench/retail").make(options)
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class TauBenchUsers:
         self._threads = Threads(concurrency)
 
     async def __aenter__(self) -> TauBenchUsers:
-        # Now and not in the first episode: its import takes seconds.
+        # Before the first episode: the import takes seconds.
         await self._threads.run_in_thread(import_litellm)
         return self
 
@@ -130,16 +133,17 @@ class TauBenchUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
-        """The user of one episode. tau-bench's users take no seed."""
+        """Return the user of one episode. tau-bench's users take no seed."""
         return TauBenchUser(self._load, self._threads)
 
     async def close(self) -> None:
-        """Do nothing: no thread is kept."""
+        """Do nothing: the threads do not outlive their calls."""
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:
-    """The maker behind the name `tau-bench` (entry points `toolroll.users`): model, provider,
-    strategy, concurrency.
+    """Return the users named `tau-bench` (entry points `toolroll.users`).
+
+    `settings`: model, provider, strategy, concurrency.
     """
     try:
         return TauBenchUsers(**settings)

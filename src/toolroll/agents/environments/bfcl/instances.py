@@ -1,11 +1,10 @@
-"""One world of BFCL: fresh instances of the benchmark's own tool classes, called by name, never
-through `eval`.
+"""The instances of BFCL's own tool classes, called by name, never through `eval`.
 
-Invariants: a world belongs to one episode; only functions that the tool documents name can be
-called; no call raises, and no call runs without a bound: `MathAPI` would compute `power(9, 9**9)`
-or three million digits of a root for minutes while holding the interpreter. What `MathAPI` sets for
-the whole process (mpmath's precision, the decimal context) is put back after each call, and its
-calls are made one at a time.
+Invariants: the instances belong to one episode; only functions that the tool documents name can be
+called; no call raises, and every call is bounded: `MathAPI` would compute `power(9, 9**9)` or three
+million digits of a root for minutes while holding the interpreter. What `MathAPI` sets for the
+whole process (mpmath's precision, the decimal context) is restored after each call, and its calls
+are made one at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +28,11 @@ _MAX_BITS = 1 << 14
 _math_lock = threading.Lock()  # mpmath's precision is one number for the whole process
 
 
-class BfclWorld:
-    """The instances of `classes`, set up from an entry's `initial_config`. `documents`: tools by
-    class, `modules`: module by class."""
+class BfclInstances:
+    """The instances of `classes`, set up from an entry's `initial_config`.
+
+    `documents`: class -> its tools; `modules`: class -> its module.
+    """
 
     def __init__(
         self,
@@ -60,28 +61,28 @@ class BfclWorld:
                     self._math.add(function)
 
     def call(self, name: str, arguments: Mapping[str, Any], positional: Iterable[Any] = ()) -> str:
-        """Call a function; its result, or its error, as the text that BFCL shows to the model."""
+        """Call a function. Return its result or its error, as the text that BFCL shows."""
         function = self._functions.get(name)
         if function is None:
             return f"Error during execution: name '{name}' is not defined"
-        # Tools keep what they are given: a list in the messages must not change with the world.
+        # Tools keep what they are given: a list in the messages must not change with the state.
         values, named = copy.deepcopy(list(positional)), copy.deepcopy(dict(arguments))
         try:
             if name in self._math:
                 return _call_math(name, function, values, named)
             return _as_text(function(*values, **named))
-        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the answer
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the result
             return f"Error during execution: {error}"
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """The public attributes of every instance: what BFCL compares."""
+        """Return the public attributes of every instance, which BFCL compares."""
         return {
             name: {key: value for key, value in vars(instance).items() if not key.startswith("_")}
             for name, instance in self.instances.items()
         }
 
-    def differences(self, other: BfclWorld) -> list[str]:
-        """The attributes, as `Class.attribute`, in which this world differs from `other`."""
+    def differences(self, other: BfclInstances) -> list[str]:
+        """Return the attributes, as `Class.attribute`, that differ from those of `other`."""
         mine, theirs = self.state(), other.state()
         return [
             f"{name}.{key}"
@@ -124,7 +125,7 @@ def _call_math(
 def _too_large(
     name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]
 ) -> str | None:
-    """Why a call would run away: the bounds are far beyond any task's numbers."""
+    """Return why a call is refused, if it is. No task comes near these bounds."""
     for value in _numbers(given):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"

@@ -1,0 +1,286 @@
+"""`ChatClient`: requests to an OpenAI-compatible server, retried until they succeed or cannot.
+
+It is built on aiohttp, not on the `openai` SDK: the SDK's retries neither wait out a server that is
+down (`engine_timeout`) nor repeat an unreadable response or report how many attempts were made.
+It would also add a second HTTP stack (httpx) to a base install that needs aiohttp in any case.
+
+Invariants: only what can succeed is retried (no connection, a timeout, an unreadable 200, 408, 425,
+429, 5xx except 501 and 505), never before `Retry-After`; at most `max_concurrency` requests are in
+flight, and a request that waits for its next attempt is not one of them; no error contains the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import aiohttp
+import orjson
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from yarl import URL
+
+from toolroll.parsers.openai import from_openai, to_openai
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.engine.address import split_credentials
+from toolroll.rollout.engine.errors import Failure, from_exception, from_response, reason
+from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
+from toolroll.rollout.engine.transport import NETWORK_ERRORS
+from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.runs.usage_errors import complaints
+from toolroll.rollout.types import Message
+
+_NOT_RETRIED = frozenset({501, 505})
+"""Of the 5xx: the server will never be able to answer."""
+_EXCERPT = 500
+_OVERFLOW = re.compile(r"context_length_exceeded|maximum context length|maximum model length")
+"""How OpenAI and vLLM report that the prompt is too long."""
+
+
+class ChatClientConfig(BaseModel):
+    """Where an OpenAI-compatible server is, and how often to ask it. Times in seconds."""
+
+    # A rejected setting may be the key, or an address with a password.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    base_url: str
+    """With the version: http://127.0.0.1:30000/v1."""
+    model: str
+    api_key: SecretStr | None = None
+    api_key_env: str | None = None
+    """The environment variable that holds the key; read when the client is made."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Of one attempt."""
+    retries: int = Field(default=4, ge=0)
+    backoff: float = Field(default=0.5, ge=0)
+    """The first pause; it doubles up to `max_backoff`."""
+    max_backoff: float = Field(default=60.0, ge=0)
+    """Also the longest `Retry-After` that is waited for; after a longer one the request fails."""
+    engine_timeout: float = Field(default=0.0, ge=0)
+    """How long to wait for a server that does not answer at all, before
+    `EngineUnreachableError`. 0: that is a failed attempt like any other.
+    """
+    max_concurrency: int | None = Field(default=None, gt=0)
+    """Requests in flight at once; None: no limit."""
+
+    @classmethod
+    def checked(cls, what: str, settings: Mapping[str, Any]) -> Self:
+        """Return the config with `settings`. Raise `UsageError`, which begins with `what`."""
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            words = (f"{name}: {text}" if name else text for name, text in complaints(error))
+            raise UsageError(f"{what}: {'; '.join(words)}") from error
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        try:
+            complete = value.startswith(("http://", "https://")) and URL(value).host
+        except ValueError:
+            complete = None
+        if not complete:
+            raise ValueError("must begin with http:// or https://, as in http://127.0.0.1:30000/v1")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if self.api_key is not None and self.api_key_env is not None:
+            raise ValueError("give api_key or api_key_env, not both")
+        return self
+
+    def key(self) -> str | None:
+        """Return the API key. Raise `UsageError` if the variable `api_key_env` is not set."""
+        if self.api_key_env is None:
+            return self.api_key.get_secret_value().strip() if self.api_key else None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise UsageError(
+                f"api_key_env names the environment variable {self.api_key_env}, which is not set"
+            )
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """The first choice of a response.
+
+    `usage`: prompt_tokens, completion_tokens and cached_tokens, 0 if the server does not report
+    them. `attempts`: how many requests were sent for it.
+    """
+
+    reply: ParsedReply
+    finish_reason: str
+    usage: Mapping[str, int]
+    attempts: int = 1
+
+
+def history_message(reply: ParsedReply) -> Message:
+    """Return `reply` as a message of the next request.
+
+    Arguments that are not a JSON object are wrapped: servers refuse a history with anything else.
+    """
+    message = to_openai(reply)
+    for call, sent in zip(reply.tool_calls, message.get("tool_calls", ()), strict=True):
+        if call.arguments is None:
+            sent["function"]["arguments"] = orjson.dumps({"unreadable": call.raw}).decode()
+    return message
+
+
+class ChatClient:
+    """A client of one server, for any number of requests at once.
+
+    `sleep` and `jitter`, which returns a number in [0, 1), are for tests.
+
+        config = ChatClientConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B")
+        client = ChatClient(config)
+        found = await client.complete({"messages": [{"role": "user", "content": "Hello."}]})
+        print(found.reply.content, found.usage["completion_tokens"])
+        await client.aclose()
+    """
+
+    def __init__(
+        self,
+        config: ChatClientConfig,
+        *,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        base_url, authorization = split_credentials(config.base_url)
+        key = config.key()
+        if key is not None:
+            authorization = f"Bearer {key}"
+        self.url = f"{base_url}/chat/completions"
+        self._config = config
+        self._secret = authorization.partition(" ")[2].encode() if authorization else b""
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": authorization} if authorization else {}
+        )
+        self._outage = Outage(
+            f"the endpoint {base_url}",
+            partial(check_endpoint, base_url, authorization),
+            timeout=config.engine_timeout,
+            sleep=sleep,
+        )
+        self._sleep = sleep
+        self._jitter = jitter
+        self._limit = asyncio.Semaphore(config.max_concurrency or sys.maxsize)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, request: Mapping[str, Any]) -> ChatCompletion:
+        """Send `request` (messages, tools, sampling parameters; the model is added).
+
+        Raise `ContextOverflowError` if the server says that the prompt is too long: the model's own
+        error. Raise `EngineUnreachableError` if nobody answered for `engine_timeout` seconds, and
+        `EngineError` for everything else, after the retries that could help.
+        """
+        config = self._config
+        body = orjson.dumps({"model": config.model, **request})
+        attempt = deaths = 0
+        while True:
+            ended = self._outage.ended
+            outcome = await self._attempt(body)
+            attempt += 1
+            if isinstance(outcome, ChatCompletion):
+                self._outage.answered()
+                return replace(outcome, attempts=attempt)
+            gone = outcome.lost or outcome.down
+            if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
+                deaths += 1
+                if deaths < MOST_DEATHS:
+                    attempt -= 1  # an outage does not count as an attempt
+                    continue
+            wait = outcome.retry_after or 0.0
+            if not outcome.retry or attempt > config.retries or wait > config.max_backoff:
+                raise self._error(outcome, attempt)
+            pause = min(config.backoff * 2.0 ** (attempt - 1), config.max_backoff)
+            await self._sleep(max(pause * (0.5 + self._jitter() / 2), wait))
+
+    async def aclose(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        await self._outage.aclose()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _attempt(self, body: bytes) -> ChatCompletion | Failure:
+        async with self._limit:
+            if self._session is None or self._session.closed:
+                self._session = aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=0),
+                    timeout=aiohttp.ClientTimeout(total=self._config.timeout),
+                )
+            try:
+                # A redirect would turn the POST into a GET, and send the key elsewhere.
+                async with self._session.post(
+                    self.url, data=body, headers=self._headers, allow_redirects=False
+                ) as response:
+                    status, text = response.status, await response.read()
+                    retry_after = response.headers.get("Retry-After")
+            except NETWORK_ERRORS as error:
+                return replace(from_exception(error), message=reason(error))
+        if status == 200:
+            found = _read(text)
+            if not isinstance(found, Failure):
+                return found
+            return replace(found, body=self._redacted(text)[:_EXCERPT].decode("utf-8", "replace"))
+        failure = from_response(status, self._redacted(text), retry_after=retry_after)
+        retry = failure.retry or (status >= 500 and status not in _NOT_RETRIED)
+        return replace(failure, retry=retry)
+
+    def _redacted(self, text: bytes) -> bytes:
+        """Return `text` without the key. Of a text that was cut, a part of the key would remain."""
+        return text.replace(self._secret, b"***") if self._secret else text
+
+    def _error(self, failure: Failure, attempts: int) -> EngineError:
+        status, wait = failure.status, failure.retry_after or 0.0
+        words = failure.message
+        if status not in (None, 200):
+            words = f"HTTP {status}: {words}".removesuffix(f": HTTP {status}")
+        if wait > self._config.max_backoff:
+            limit = f"max_backoff ({self._config.max_backoff:g} s)"
+            words = f"Retry-After is {wait:g} s, longer than {limit}: {words}"
+        refused = status is not None and 400 <= status < 500
+        overflow = failure.overflow or (refused and _OVERFLOW.search(failure.body))
+        times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
+        return (ContextOverflowError if overflow else EngineError)(
+            f"{self.url} failed after {times}: {words}",
+            status=status,
+            body=failure.body,
+            attempts=attempts,
+        )
+
+
+def _read(body: bytes) -> ChatCompletion | Failure:
+    try:
+        data = orjson.loads(body)
+        choice = data["choices"][0]
+        message = dict(choice["message"])
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        reply = from_openai({**message, "reasoning_content": reasoning})
+        usage = data.get("usage") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        counts = {
+            "prompt_tokens": int(usage.get("prompt_tokens") or 0),
+            "completion_tokens": int(usage.get("completion_tokens") or 0),
+            "cached_tokens": int(details.get("cached_tokens") or 0),
+        }
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        words = f"the response is not a chat completion: {type(error).__name__}: {error}"
+        return Failure(words, 200, retry=True)
+    return ChatCompletion(reply, str(choice.get("finish_reason") or "stop"), counts)

@@ -1,0 +1,63 @@
+"""`OneActionEnvironment`: what the adapters of environments share that take one action a step.
+
+Invariants: calls are executed in order until the episode is done, and the rest are refused: nothing
+is stepped after the end; all actions are made before the first is executed, so that an
+`ActionError` changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.agents.loop.call_policy import tool_message
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import ActionError
+from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Tool
+
+NOT_EXECUTED = "Not executed: the conversation had ended with an earlier call of the same turn."
+
+
+class OneActionEnvironment(Environment):
+    """`env` as an `Environment`. `wiki` and `tools_info` are used if it has none of its own."""
+
+    def __init__(self, env: Any, wiki: str, tools_info: Sequence[Tool]) -> None:
+        self.env = env
+        self._wiki = getattr(env, "wiki", None) or wiki
+        self._tools = list(getattr(env, "tools_info", None) or tools_info)
+
+    @abstractmethod
+    def make_one(self, content: str, call: ToolCall | None) -> Any:
+        """Return the environment's action for `call`, or for the text if there is no call."""
+
+    @abstractmethod
+    def execute(self, action: Any) -> tuple[Any, float, bool, Mapping[str, Any]]:
+        """Step the environment. Return the observation, the reward, done, and info."""
+
+    def first(self, observation: Any, info: Mapping[str, Any]) -> Observation:
+        """Return the wiki as the system message, and `observation` as the user's."""
+        messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
+        messages.append({"role": "user", "content": observation})
+        return Observation(messages, self._tools, info)
+
+    def step(self, action: Action) -> StepResult:
+        """Execute each call in order; without calls, the text."""
+        if not action.tool_calls:
+            if not action.content.strip():
+                raise ActionError("Your reply was empty. Write something, or call a tool.")
+            text, reward, done, info = self.execute(self.make_one(action.content, None))
+            return StepResult([{"role": "user", "content": text}], reward, done, info=info)
+        actions = [self.make_one(action.content, call) for call in action.tool_calls]
+        messages: list[Message] = []
+        total, done = 0.0, False
+        kept: dict[str, Any] = {}
+        for call, one in zip(action.tool_calls, actions, strict=True):
+            if done:
+                messages.append(tool_message(call, NOT_EXECUTED))
+                continue
+            observation, reward, done, info = self.execute(one)
+            total = total + reward if self.reward_mode == "sum" else reward
+            kept |= info
+            messages.append(tool_message(call, str(observation)))
+        return StepResult(messages, total, done, info=kept)

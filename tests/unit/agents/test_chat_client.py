@@ -1,0 +1,239 @@
+"""`ChatClient` against a real local server with scripted responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+from support.chat import Answer, Seen, completion, endpoint
+from support.clock import skip
+
+from toolroll.agents.chat_client import ChatClient, ChatClientConfig, ChatCompletion
+from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+
+KEY = "sk-a-key-that-nobody-may-see"
+REQUEST = {"messages": [{"role": "user", "content": "Hello."}]}
+
+
+def fails(status: int, text: str = "no", **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda body: web.Response(status=status, text=text, headers=named)
+
+
+class Scripted:
+    """A client, what its server saw, and how long it paused."""
+
+    def __init__(self, server: Seen, **fields: Any) -> None:
+        self.server = server
+        self.pauses: list[float] = []
+        config = {"base_url": f"{server.url}/", "model": "m", "backoff": 1.0, **fields}
+        self.client = ChatClient(ChatClientConfig(**config), sleep=self._sleep, jitter=lambda: 1.0)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def complete(self) -> ChatCompletion:
+        return await self.client.complete(REQUEST)
+
+
+@asynccontextmanager
+async def scripted(*answers: Answer | dict[str, Any], **fields: Any) -> AsyncIterator[Scripted]:
+    async with endpoint(*answers) as server:
+        found = Scripted(server, **fields)
+        try:
+            yield found
+        finally:
+            await found.client.aclose()
+
+
+async def test_a_completion() -> None:
+    said = completion(None, [("look", "{}")], reasoning_content="hm")
+    async with scripted(said, api_key=KEY) as talk:
+        found = await talk.complete()
+    assert [(call.name, call.arguments) for call in found.reply.tool_calls] == [("look", {})]
+    assert (found.reply.reasoning, found.finish_reason, found.attempts) == ("hm", "tool_calls", 1)
+    assert found.usage == {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
+    assert talk.server.bodies == [{"model": "m", **REQUEST}]
+    assert talk.server.keys == [f"Bearer {KEY}"]
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 507, 529])
+async def test_what_can_succeed_is_retried(status: int) -> None:
+    async with scripted(fails(status), fails(status), completion("hi")) as talk:
+        found = await talk.complete()
+    assert (found.reply.content, found.attempts) == ("hi", 3)
+    assert talk.pauses == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 401, 404, 422, 501, 505])
+async def test_what_cannot_succeed_is_not_retried(status: int) -> None:
+    location = {"Location": "/v1/chat/completions"} if status < 400 else {}
+    async with scripted(fails(status, f"key {KEY} is wrong", **location), api_key=KEY) as talk:
+        with pytest.raises(EngineError) as caught:
+            await talk.complete()
+    assert str(caught.value) == (
+        f"{talk.server.url}/chat/completions failed after 1 attempt: "
+        f"HTTP {status}: key *** is wrong"
+    )
+    assert (caught.value.status, caught.value.attempts, talk.pauses) == (status, 1, [])
+    assert len(talk.server.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_no_part_of_the_key_is_left_where_a_body_is_cut(status: int) -> None:
+    for before in range(480, 500):
+        text = "x" * before + KEY + "x" * 5000
+        async with scripted(fails(status, text), api_key=KEY, retries=0) as talk:
+            with pytest.raises(EngineError) as caught:
+                await talk.complete()
+        assert KEY[:3] not in f"{caught.value} {caught.value.body}"
+        assert "xx" in caught.value.body
+
+
+async def test_a_reply_that_has_the_key_in_it_is_left_as_it_is() -> None:
+    async with scripted(completion("a bird"), api_key="a") as talk:
+        assert (await talk.complete()).reply.content == "a bird"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"error": {"code": "context_length_exceeded", "message": "too long"}}',
+        "This model's maximum context length is 9 tokens. However, you requested 10 tokens.",
+        "The decoder prompt (length 10) is longer than the maximum model length of 9.",
+        "The input (10 tokens) is longer than the model's context length (9 tokens).",
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_the_models_error(text: str) -> None:
+    async with scripted(fails(400, text)) as talk:
+        with pytest.raises(ContextOverflowError):
+            await talk.complete()
+    assert len(talk.server.bodies) == 1
+    async with scripted(fails(500, text), retries=1) as talk:
+        with pytest.raises(EngineError) as caught:
+            await talk.complete()
+    assert not isinstance(caught.value, ContextOverflowError), "a 500 says nothing of the model"
+
+
+async def test_retries_end() -> None:
+    async with scripted(fails(500, "x" * 9000), retries=2) as talk:
+        with pytest.raises(EngineError, match="after 3 attempts: HTTP 500: x") as caught:
+            await talk.complete()
+    assert len(talk.server.bodies) == 3
+    assert len(str(caught.value)) < 2500
+    async with scripted(fails(500, ""), retries=0) as talk:
+        with pytest.raises(EngineError, match=r"after 1 attempt: HTTP 500$"):
+            await talk.complete()
+
+
+async def test_retry_after_is_respected() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
+    answers = (
+        fails(429, Retry_After="7"),
+        fails(503, Retry_After=soon),
+        fails(503, Retry_After="later"),
+        completion("hi"),
+    )
+    async with scripted(*answers) as talk:
+        assert (await talk.complete()).attempts == 4
+    seven, date, unreadable = talk.pauses
+    assert seven == 7
+    assert 4 < date <= 29
+    assert unreadable == 4
+
+
+async def test_a_retry_after_that_is_too_long_is_a_failure() -> None:
+    async with scripted(fails(429, Retry_After="3600")) as talk:
+        with pytest.raises(EngineError, match=r"Retry-After is 3600 s, longer than max_backoff"):
+            await talk.complete()
+    assert talk.pauses == []
+
+
+async def takes_ten_minutes(body: dict[str, Any]) -> web.Response:
+    skip(600)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_timeout_is_retried_then_an_error() -> None:
+    async with scripted(takes_ten_minutes, completion("hi"), timeout=599) as talk:
+        assert (await talk.complete()).attempts == 2
+    async with scripted(takes_ten_minutes, timeout=599, retries=1) as talk:
+        with pytest.raises(EngineError, match=r"after 2 attempts: no answer in time"):
+            await talk.complete()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": [{"message": {"content": 5}}]}',
+        '{"choices": [{"message": {"role": "user", "content": "hi"}}]}',
+        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}}]}',
+        '{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": "many"}}',
+        '{"choices": [{"message": {"content": "hi", "tool_calls": [{"function": {"arguments": '
+        + '{"a":' * 1010
+        + "1"
+        + "}" * 1010
+        + "}}]}}]}",
+    ],
+)
+async def test_an_unreadable_response_is_retried(body: str) -> None:
+    async with scripted(fails(200, body), completion("hi")) as talk:
+        assert (await talk.complete()).attempts == 2
+    async with scripted(fails(200, body), retries=1) as talk:
+        with pytest.raises(EngineError, match="the response is not a chat completion"):
+            await talk.complete()
+    assert len(talk.server.bodies) == 2
+
+
+async def test_no_server() -> None:
+    async with scripted(completion("hi")) as talk:
+        pass
+    gone = Scripted(talk.server, retries=1)
+    with pytest.raises(EngineError, match=r"2 attempts: no connection to 127\.0\.0\.1:"):
+        await gone.complete()
+    await gone.client.aclose()
+
+
+async def test_a_closed_client_opens_new_connections() -> None:
+    async with scripted(completion("hi")) as talk:
+        await talk.client.aclose()
+        await talk.complete()
+        await talk.client.aclose()
+        assert (await talk.complete()).reply.content == "hi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"base_url": "h:1"}, "base_url: must begin with http"),
+        ({"base_url": "http://"}, "base_url: must begin with http"),
+        ({"base_url": f"ftp://me:{KEY}@h/v1"}, "base_url: must begin with http"),
+        ({"api_key": KEY, "api_key_env": "b"}, "give api_key or api_key_env, not both"),
+        ({"timeout": 0}, "timeout: Input should be greater than 0"),
+    ],
+)
+def test_a_wrong_config_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ChatClientConfig.checked("here", {"base_url": "http://h/v1", "model": "m", **fields})
+    assert str(caught.value).startswith(f"here: {words}")
+    assert KEY not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_key_may_end_with_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was read from a file into the variable; a header could not hold it."""
+    monkeypatch.setenv("A_KEY_FOR_TESTS", f"{KEY}\n")
+    config = ChatClientConfig(base_url="http://h/v1", model="m", api_key_env="A_KEY_FOR_TESTS")
+    assert config.key() == KEY
+    assert KEY not in repr(ChatClientConfig(base_url="http://h", model="m", api_key=SecretStr(KEY)))
