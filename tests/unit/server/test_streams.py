@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
+from support.deltas import joined, whole
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.tiers import costly
@@ -46,36 +47,6 @@ async def events(
     return [orjson.loads(line) for line in data[:-1]]
 
 
-def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
-    """The message that a client puts together from the deltas."""
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    for choice in [
-        choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
-    ]:
-        delta = choice["delta"]
-        message["content"] += delta.get("content") or ""
-        message["reasoning_content"] += delta.get("reasoning_content") or ""
-        for part in delta.get("tool_calls") or ():
-            if part["index"] == len(message["tool_calls"]):
-                message["tool_calls"].append(
-                    {"id": part["id"], "name": part["function"]["name"], "arguments": ""}
-                )
-            message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
-    return message
-
-
-def whole(message: dict[str, Any]) -> dict[str, Any]:
-    """The same of a message that came in one piece."""
-    calls = [{"id": it["id"], **it["function"]} for it in message.get("tool_calls") or ()]
-    return {
-        "content": message.get("content") or "",
-        "reasoning_content": message.get("reasoning_content") or "",
-        "tool_calls": [
-            {"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls
-        ],
-    }
-
-
 async def streamed(bench: Bench, **asked: Any) -> list[Any]:
     """The events of a stream whose deltas are the message that is kept."""
     chunks = await events(bench, messages=[USER], **asked)
@@ -102,7 +73,6 @@ def test_the_deltas_are_the_message(
     tokenizer: Any, pieces: list[str], thought: bool, tools: bool, stop: bool, limit: int | None
 ) -> None:
     said = ("<think>\nA thought.\n</think>\n\n" if thought else "") + "".join(pieces)
-    assume("</think>" not in said or said.lstrip().startswith("<think>"))  # see the next test
     asked = {
         **({"tools": [TOOL]} if tools else {}),
         **({"stop": ["STOP"]} if stop else {}),
@@ -122,18 +92,6 @@ def test_the_deltas_are_the_message(
             await bench.trajectories()
 
     asyncio.run(compare())
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="reasoning that nothing opens has been told as content before its end is seen",
-)
-@pytest.mark.parametrize("said", ["</think>", "Hello</think>x"])
-async def test_the_deltas_are_the_message_if_reasoning_is_only_closed(
-    tokenizer: Any, said: str
-) -> None:
-    async with endpoint(tokenizer, lambda request: said) as bench:
-        await streamed(bench)
 
 
 async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:

@@ -67,6 +67,8 @@ class SGLangParser(ToolCallParser):
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is certain before the end."""
         yield from source.rest()
+        if out.calls_as_text:
+            return out.begin_verbatim(at)
         text = source.text[at:]
         tools = [
             {"type": "function", "function": dict(function)}

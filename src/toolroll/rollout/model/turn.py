@@ -73,24 +73,25 @@ def parse_turn(
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params),
     )
-    said = sampled.said
-    if isinstance(completion.matched, str) and completion.matched in stop_strings:
-        said = said.partition(completion.matched)[0]
+    said = before_stop(sampled.said, completion, stop_strings)
     if parse is not None:
         parsed = parse(said)
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.said)
-        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all
-        # the same.
-        opened = template.opens_reasoning or None
         parsed = served.parser.parse(
-            said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened
+            said, ids=plain, offsets=offsets, **parse_options(served, template, tools)
         )
-    if tools is None:
-        parsed = _as_text(parsed, said)
     parsed = with_call_ids(parsed, place)
     return ParsedTurn(sampled, said, parsed, to_openai(parsed))
+
+
+def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
+    """Return `text` up to the stop string that ended it, if one of `stop_strings` did."""
+    matched = completion.matched
+    if isinstance(matched, str) and matched in stop_strings:
+        return text.partition(matched)[0]
+    return text
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
@@ -99,9 +100,17 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
 
-def _as_text(parsed: ParsedReply, said: str) -> ParsedReply:
-    """`parsed` without calls: all that is not reasoning is content."""
-    if not parsed.tool_calls:
-        return parsed
-    begin = said.find("</think>") + len("</think>") if parsed.reasoning is not None else 0
-    return ParsedReply(said[begin:].strip(), parsed.reasoning, (), parsed.reasoning_closed)
+def parse_options(
+    served: Model, template: ChatTemplate, tools: Sequence[Tool] | None
+) -> dict[str, Any]:
+    """Return how a reply is read, as the keyword arguments of `parse` and `stream`.
+
+    A reply is read the same whole and in pieces, so it must be known from its first token on if it
+    is reasoning: only a tag opens reasoning, in the prompt or in the reply.
+    """
+    reasoning = served.parser.reasoning
+    return {
+        "tools": tools or (),
+        "in_reasoning": reasoning is not None and template.opens_reasoning(reasoning),
+        "calls_as_text": tools is None,
+    }

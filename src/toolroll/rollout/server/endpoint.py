@@ -20,7 +20,7 @@ from weakref import ref
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import ParsedTurn, parse_turn
+from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.completions import TextPrompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
@@ -156,15 +156,16 @@ class Endpoint:
                 live.works.forget(answered)  # its client has the answer: it goes on from it
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
-            work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
+            numbers = range(first, first + request.n)
+            seeds = [call_id_seed(live.id, len(prompt.input_ids), nth) for nth in numbers]
+            offered = use.tools if use.offered else None
+            work.stream_context = StreamContext(template, params, offered, seeds)
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, work, top
             )
             choices = []
-            for index, completion in enumerate(completions):
-                choice = partial(
-                    self._chat_choice, live, prompt, completion, sent, use, request, first + index
-                )
+            for completion, seed in zip(completions, seeds, strict=True):
+                choice = partial(self._chat_choice, prompt, completion, sent, use, request, seed)
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
@@ -212,6 +213,7 @@ class Endpoint:
         )
 
         async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
+            work.stream_context = StreamContext(self.served.template, params)
             plan = await call_of_size(planned, large=large)
             prompt_json = joined_ids(plan.input_ids)
             completions, sent = await self._sample(
@@ -219,9 +221,9 @@ class Endpoint:
             )
             choices = []
             for completion in completions:
-                shown = partial(self._shown, completion, request)
-                said = await call_of_size(shown, large=len(completion.output_ids) > LONG)
-                choices.append(Choice(completion, said))
+                read_text = partial(self._text, completion, sent, request)
+                text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
+                choices.append(Choice(completion, text))
             served = self._served("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             encoder = self.served.template.encoder
             served.commit = lambda: self._commit_text(live, plan, served)
@@ -317,13 +319,12 @@ class Endpoint:
 
     def _chat_choice(
         self,
-        live: LiveSession,
         prompt: Prompt,
         completion: Completion,
         params: Mapping[str, Any],
         use: ToolUse,
         request: ChatRequest,
-        nth: int,
+        seed: str,
     ) -> Choice:
         reading: ParsedTurn = parse_turn(
             self.served,
@@ -331,22 +332,21 @@ class Endpoint:
             completion,
             params,
             tools=use.tools if use.offered else None,
-            place=call_id_seed(live.id, len(prompt.input_ids), nth),
+            place=seed,
             stop_strings=request.stop_strings,
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
         return Choice(completion, reading.said, reading)
 
-    def _shown(self, completion: Completion, request: CompletionRequest) -> str:
-        template = self.served.template
-        said = template.sampled(
+    def _text(
+        self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
+    ) -> str:
+        sampled = self.served.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
-            stop_token_ids=request.stop_token_ids or (),
-        ).said
-        if isinstance(completion.matched, str) and completion.matched in request.stop_strings:
-            said = said.partition(completion.matched)[0]
-        return said
+            stop_token_ids=stop_ids(completion, params),
+        )
+        return before_stop(sampled.said, completion, request.stop_strings)
 
     def _served(
         self,
@@ -433,14 +433,21 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamNote:
-    """What a stream must know before the answer is there."""
+class StreamContext:
+    """How the answers of a request are read while they are sampled. `tools`: None if none were
+    offered. `seeds`: of the ids of calls, one for each choice of a chat completion.
+    """
 
     template: ChatTemplate
-    offered: bool
-    session_id: str
-    prompt_length: int
-    first: int
+    sampling_params: Mapping[str, Any]
+    tools: Sequence[Tool] | None = None
+    seeds: Sequence[str] = ()
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        own = self.sampling_params.get("stop_token_ids") or ()
+        return frozenset({*self.template.stop_token_ids, *own})
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:

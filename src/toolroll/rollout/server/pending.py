@@ -35,7 +35,7 @@ class PendingRequest(Generic[T]):
     joined: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     expiry: asyncio.TimerHandle | None = None
-    note: Any = None
+    stream_context: Any = None
 
     def report(self, choice: int, ids: list[int]) -> None:
         """Choice `choice` has come to `ids`."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.model.turn import parse_options
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamNote, call_id_seed
+from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamContext
 from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
@@ -28,7 +29,7 @@ from toolroll.rollout.server.responses import (
 )
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
-from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
+from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
 
 Event = dict[str, Any]
 
@@ -67,23 +68,23 @@ async def chat_events(
     created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a chat completion. Raises what the work raises."""
-    request, note = asked.request, work.note
-    assert isinstance(request, ChatRequest) and isinstance(note, StreamNote)
+    request, context = asked.request, work.stream_context
+    assert isinstance(request, ChatRequest) and isinstance(context, StreamContext)
     head = {
         "id": stream_id,
         "object": "chat.completion.chunk",
         "created": created,
         "model": endpoint.model,
     }
-    readers = [
-        ChoiceDeltas(
-            note.template,
-            endpoint.served.parser,
-            asked.tools if note.offered else None,
-            call_id_seed(note.session_id, note.prompt_length, note.first + index),
-            request.stop_strings,
+    encoder, parser = endpoint.served.template.encoder, endpoint.served.parser
+    options = parse_options(endpoint.served, context.template, context.tools)
+    choices = [
+        ChoiceStream(
+            TextStream(encoder, context.stop_token_ids, request.stop_strings),
+            parser.stream(**options),
+            seed,
         )
-        for index in range(request.n)
+        for seed in context.seeds
     ]
 
     def chunk(index: int, delta: Event, **more: Any) -> Event:
@@ -97,19 +98,18 @@ async def chat_events(
     for index in range(request.n):
         yield chunk(index, {"role": "assistant", "content": ""})
     async for progress in _followed(work):
-        for index, reader in enumerate(readers):
-            for delta in reader.feed(progress[index]):
+        for index, stream in enumerate(choices):
+            for delta in stream.feed(progress[index]):
                 yield chunk(index, delta)
     served = endpoint.deliver(work)
-    for index, (reader, choice) in enumerate(zip(readers, served.choices, strict=True)):
+    for index, (stream, choice) in enumerate(zip(choices, served.choices, strict=True)):
         assert choice.reading is not None
-        for delta in reader.finish(choice.reading):
+        for delta in stream.finish(choice.reading, choice.completion.output_ids.tolist()):
             yield chunk(index, delta)
         logprobs = None
         if request.logprobs:
             top = top_logprobs(request)
             large = is_long([choice.completion], logprobs=True, top=top)
-            encoder = endpoint.served.template.encoder
             logprobs = await call_of_size(
                 chat_logprobs, choice.completion, encoder, top, large=large
             )
@@ -130,8 +130,8 @@ async def text_events(
     created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
-    request = asked.request
-    assert isinstance(request, CompletionRequest)
+    request, context = asked.request, work.stream_context
+    assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder
     head = {
         "id": stream_id,
@@ -139,8 +139,9 @@ async def text_events(
         "created": created,
         "model": endpoint.model,
     }
-    texts = [GrowingText(encoder) for _ in range(request.n)]
-    told = [0] * request.n
+    texts = [
+        TextStream(encoder, context.stop_token_ids, request.stop_strings) for _ in range(request.n)
+    ]
 
     def chunk(index: int, text: str, **more: Any) -> Event:
         return {
@@ -151,18 +152,13 @@ async def text_events(
         }
 
     async for progress in _followed(work):
-        for index, growing in enumerate(texts):
-            ids = progress[index]
-            growing.grow(
-                ids[:-1] if ids and ids[-1] in endpoint.served.template.stop_token_ids else ids
-            )
-            held = max(map(len, request.stop_strings), default=0)
-            fresh = growing.text[told[index] : len(growing.text) - held]
-            if fresh:
-                told[index] += len(fresh)
-                yield chunk(index, fresh)
+        for index, stream in enumerate(texts):
+            text, _ = stream.feed(progress[index])
+            if text:
+                yield chunk(index, text)
     served = endpoint.deliver(work)
-    for index, choice in enumerate(served.choices):
+    for index, (stream, choice) in enumerate(zip(texts, served.choices, strict=True)):
+        text, _ = stream.finish(choice.completion.output_ids.tolist(), choice.text)
         logprobs = None
         if request.logprobs is not None:
             large = is_long([choice.completion], logprobs=True, top=request.logprobs)
@@ -171,7 +167,7 @@ async def text_events(
             )
         last = chunk(
             index,
-            choice.text[told[index] :],
+            text,
             logprobs=logprobs,
             finish_reason=finish_reason(choice),
             **exact(choice),

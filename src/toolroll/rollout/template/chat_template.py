@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.delta import DeltaRenderer, Sampled
@@ -136,12 +137,18 @@ class ChatTemplate:
         """The texts of `stop_token_ids`."""
         return tuple(self._stop_texts.values())
 
+    def opens_reasoning(self, reasoning: Tags = THINK) -> bool:
+        """Return True if the generation prompt itself opens the reasoning that the model
+        continues.
+        """
+        prompt = self._generation_prompt
+        pairs = ((reasoning.open, reasoning.close), *reasoning.others)
+        return any(prompt.rfind(start) > prompt.rfind(end) for start, end in pairs)
+
     @cached_property
-    def opens_reasoning(self) -> bool:
-        """True if the generation prompt itself opens a `<think>` that the model continues."""
+    def _generation_prompt(self) -> str:
         base: list[Message] = [{"role": "user", "content": "x"}]
-        prompt = self.renderer.render(base, None, generate=True)
-        return prompt.rfind("<think>") > prompt.rfind("</think>")
+        return self.renderer.render(base, None, generate=True)
 
     @cached_property
     def verifier(self) -> Verifier:

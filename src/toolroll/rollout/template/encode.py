@@ -288,14 +288,26 @@ class Encoder:
         except KeyError:
             return list(map(self.text_of, ids))
 
+    def ends_open(self, ids: Sequence[int], text: str) -> bool:
+        """Return True if more ids may change the end of `text`, which is `decode(ids)`: it ends
+        with a part of a character, or with bytes that are read together.
+        """
+        if text.endswith("\ufffd"):
+            return True
+        last = self._fast.id_to_token(ids[-1]) if ids and not self._joins else None
+        return last is not None and _BYTE.fullmatch(last) is not None
+
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Return where each id's text is in `text`, which is `decode(ids)`.
 
         An id that holds only a part of a character has the span of the characters that are complete
         after it.
         """
-        ends = list(accumulate(map(len, self._texts_of(ids))))
-        if (not ends or ends[-1] == len(text)) and "\ufffd" not in text:
+        texts = self._texts_of(ids)
+        # Equal lengths are not enough: a decoder that strips spaces and joins bytes may make up
+        # for the one with the other.
+        if "\ufffd" not in text and "".join(texts) == text:
+            ends = list(accumulate(map(len, texts)))
             return list(zip([0, *ends], ends, strict=False))
         ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
         starts = [0, *ends]
