@@ -24,6 +24,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.result import Choice
 from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
@@ -92,7 +93,7 @@ class Case:
         while stop < len(ids):
             stop = min(len(ids), stop + picks.choice((1, 1, 1, 2, 7, 100)))
             deltas += stream.feed(ids[:stop])
-        return deltas + stream.finish(self.turn, ids)
+        return deltas + stream.finish(Choice(self.completion, "", self.turn))
 
 
 def ended(served: Model, text: str, picks: random.Random) -> Case:

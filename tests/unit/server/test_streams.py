@@ -16,6 +16,8 @@ from support.episodes import call
 from support.tiers import costly
 from support.worlds import TOOL
 
+from toolroll.parsers.formats.hermes import HermesParser
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -154,6 +156,23 @@ async def test_a_failure_behind_it_is_an_event_and_nothing_is_trained(tokenizer:
     async with endpoint(tokenizer, lambda request: held) as bench:
         chunks = await events(bench, messages=[USER], begun=lambda: bench.engine.abort(every=True))
         assert chunks[-1]["error"]["code"] == "engine_aborted"
+        assert await bench.trajectories(refused=1) == []
+
+
+class Contradictory(HermesParser):
+    """A parser whose stream is not what it parses."""
+
+    def parse(self, text: str, **options: Any) -> ParsedReply:
+        return ParsedReply("Something else.")
+
+
+async def test_a_stream_that_the_answer_contradicts_is_an_error_and_nothing_is_trained(
+    tokenizer: Any,
+) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
+        bench.served.parser = Contradictory()
+        chunks = await events(bench, messages=[USER])
+        assert chunks[-1]["error"]["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
 
 

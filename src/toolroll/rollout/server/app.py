@@ -262,7 +262,7 @@ class EndpointServer:
                 return await self._stream(request, asked, work)
             await asyncio.wait([work.task])
             return web.Response(
-                body=self.endpoint.deliver(work).body, content_type="application/json"
+                body=self.endpoint.commit(work).body, content_type="application/json"
             )
         finally:
             live.works.leave(work)

@@ -235,13 +235,17 @@ class Endpoint:
 
         return asked, live.works.start(key, request.n, run)
 
-    def deliver(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
-        """The result of a finished work, committed to its session."""
+    def result(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
+        """Return the result of a finished request. Raises what the request failed with."""
         if work.task.cancelled():
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
-        served = work.task.result()
+        return work.task.result()
+
+    def commit(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
+        """Return the result of a finished request, committed to its session: it goes out now."""
+        served = self.result(work)
         if served.commit is not None:
             served.commit()
             served.commit = None

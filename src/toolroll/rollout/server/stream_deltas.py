@@ -14,8 +14,8 @@ from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.call_ids import call_id, with_call_ids
-from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span
 
 Piece = tuple[str, list[Span]]
@@ -129,11 +129,12 @@ class ChoiceStream:
         text, spans = self._text.feed(ids)
         return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
 
-    def finish(self, turn: ParsedTurn, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return what is left of the finished answer `turn`, sampled as `ids`.
-
-        Raises `ApiError` if `turn` is not what was sent: nothing wrong is left unreported.
+    def finish(self, answer: Choice) -> list[dict[str, Any]]:
+        """Return what is left of the finished answer. Raises `ApiError` if it is not what was
+        sent.
         """
+        turn, ids = answer.reading, answer.completion.output_ids.tolist()
+        assert turn is not None
         text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.said)
         steps = self._reply.finish(text, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:

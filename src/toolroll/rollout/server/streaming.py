@@ -41,7 +41,7 @@ async def opened(endpoint: Endpoint, work: PendingRequest[CompletionResult]) -> 
     while not work.task.done() and not any(work.progress):
         await work.changed.wait()
     if work.failed:
-        endpoint.deliver(work)
+        endpoint.result(work)
 
 
 async def event_lines(
@@ -101,10 +101,11 @@ async def chat_events(
         for index, stream in enumerate(choices):
             for delta in stream.feed(progress[index]):
                 yield chunk(index, delta)
-    served = endpoint.deliver(work)
-    for index, (stream, choice) in enumerate(zip(choices, served.choices, strict=True)):
-        assert choice.reading is not None
-        for delta in stream.finish(choice.reading, choice.completion.output_ids.tolist()):
+    served = endpoint.result(work)
+    rest = [stream.finish(choice) for stream, choice in zip(choices, served.choices, strict=True)]
+    endpoint.commit(work)
+    for index, choice in enumerate(served.choices):
+        for delta in rest[index]:
             yield chunk(index, delta)
         logprobs = None
         if request.logprobs:
@@ -156,9 +157,13 @@ async def text_events(
             text, _ = stream.feed(progress[index])
             if text:
                 yield chunk(index, text)
-    served = endpoint.deliver(work)
-    for index, (stream, choice) in enumerate(zip(texts, served.choices, strict=True)):
-        text, _ = stream.finish(choice.completion.output_ids.tolist(), choice.text)
+    served = endpoint.result(work)
+    rest = [
+        stream.finish(choice.completion.output_ids.tolist(), choice.text)[0]
+        for stream, choice in zip(texts, served.choices, strict=True)
+    ]
+    endpoint.commit(work)
+    for index, choice in enumerate(served.choices):
         logprobs = None
         if request.logprobs is not None:
             large = is_long([choice.completion], logprobs=True, top=request.logprobs)
@@ -167,7 +172,7 @@ async def text_events(
             )
         last = chunk(
             index,
-            text,
+            rest[index],
             logprobs=logprobs,
             finish_reason=finish_reason(choice),
             **exact(choice),

@@ -93,7 +93,7 @@ class InProcessTransport:
             done, _ = await asyncio.wait([work.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            served = self._endpoint.deliver(work)
+            served = self._endpoint.commit(work)
             return http.Response(
                 200, headers={"Content-Type": "application/json"}, content=served.body
             )
