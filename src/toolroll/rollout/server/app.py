@@ -22,7 +22,13 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
-from toolroll.rollout.server.endpoint import Ask, Endpoint, ParsedRequest, model_card, retry_number
+from toolroll.rollout.server.endpoint import (
+    Endpoint,
+    ParsedRequest,
+    RequestStarter,
+    model_card,
+    retry_number,
+)
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest
@@ -216,10 +222,10 @@ class EndpointServer:
         return await self._answer(request, *await self._asked(request, self.endpoint.start_chat))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
+        return await self._answer(request, *await self._asked(request, self.endpoint.start_text))
 
     async def _asked(
-        self, request: web.Request, ask: Ask
+        self, request: web.Request, ask: RequestStarter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
         """What `request` asks for. The decoded body is freed at the end: it is a conversation long,
         and nobody needs it while the engine samples."""
@@ -245,7 +251,7 @@ class EndpointServer:
             raise ApiError(401, "invalid_api_key", "the key is another session's")
         session_id = named or given
         if session_id is None:
-            return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+            return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
         _SESSION.set(check_id(str(session_id)))
         return self.endpoint.sessions.of(str(session_id))
 
@@ -253,29 +259,29 @@ class EndpointServer:
         self,
         request: web.Request,
         live: LiveSession,
-        asked: ParsedRequest,
-        work: PendingRequest[CompletionResult],
+        parsed: ParsedRequest,
+        pending: PendingRequest[CompletionResult],
     ) -> web.StreamResponse:
-        live.works.join(work)
+        live.pending.join(pending)
         try:
-            if asked.request.stream:
-                return await self._stream(request, asked, work)
-            await asyncio.wait([work.task])
+            if parsed.request.stream:
+                return await self._stream(request, parsed, pending)
+            await asyncio.wait([pending.task])
             return web.Response(
-                body=self.endpoint.commit(work).body, content_type="application/json"
+                body=self.endpoint.commit(pending).body, content_type="application/json"
             )
         finally:
-            live.works.leave(work)
+            live.pending.leave(pending)
 
     async def _stream(
-        self, request: web.Request, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+        self, request: web.Request, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
     ) -> web.StreamResponse:
-        await opened(self.endpoint, work)
+        await opened(self.endpoint, pending)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        async for line in event_lines(self.endpoint, asked, work):
+        async for line in event_lines(self.endpoint, parsed, pending):
             await response.write(line)
         await response.write_eof()
         return response
@@ -305,12 +311,12 @@ class EndpointServer:
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await receive(request, self.settings)
-        asked = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
-        if (asked.prompt is None) == (asked.messages is None):
+        parsed = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
+        if (parsed.prompt is None) == (parsed.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        template = self.endpoint.variants.get(asked.chat_template_kwargs)
+        template = self.endpoint.variants.get(parsed.chat_template_kwargs)
         ids = await call_of_size(
-            _tokens, asked, template, body.data.get("tools") or [], large=body.large
+            _tokens, parsed, template, body.data.get("tools") or [], large=body.large
         )
         await self.endpoint.refresh()
         return _json(
@@ -327,15 +333,15 @@ class EndpointServer:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        asked = read(
+        parsed = read(
             SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False
         )
         only = self._only(request)
-        if only is not None and asked.session_id != only:
+        if only is not None and parsed.session_id != only:
             raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
-        check_defaults(asked.sampling_params)
+        check_defaults(parsed.sampling_params)
         live = self.endpoint.sessions.create(
-            asked.session_id or uuid.uuid4().hex, asked.sampling_params
+            parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
         )
         key = self.settings.api_key
         made = {
@@ -356,7 +362,7 @@ class EndpointServer:
             "info": live.info,
             "forks": live.tree.forks,
             "mismatches": dict(live.mismatches),
-            "in_flight": live.works.in_flight,
+            "in_flight": live.pending.in_flight,
         }
         large = sum(len(one.input_ids) for one in found) > LONG
         return await _json_of_size(
@@ -378,8 +384,8 @@ class EndpointServer:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
-        asked = read(RewardRequest, await self._body(request), labels=False)
-        live.reward, live.info = asked.reward, asked.info
+        parsed = read(RewardRequest, await self._body(request), labels=False)
+        live.reward, live.info = parsed.reward, parsed.info
         return _json({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
@@ -388,15 +394,15 @@ class EndpointServer:
         return _json({"session_id": session_id, "deleted": True})
 
 
-def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
-    """Return the tokens that `asked` would be prompted with."""
-    if asked.messages is None:
-        return template.encoder.encode(asked.prompt or "")
+def _tokens(parsed: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
+    """Return the tokens that `parsed` would be prompted with."""
+    if parsed.messages is None:
+        return template.encoder.encode(parsed.prompt or "")
     developer = "developer" in template.renderer.source
     messages = read_messages(
-        asked.messages, developer=developer, answer=asked.add_generation_prompt
+        parsed.messages, developer=developer, answer=parsed.add_generation_prompt
     )
-    return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
+    return template.encode_conversation(messages, tools, generate=parsed.add_generation_prompt)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:

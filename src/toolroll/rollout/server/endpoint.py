@@ -57,8 +57,8 @@ class ParsedRequest:
     tools: list[Tool] = field(default_factory=list)
 
 
-class Ask(Protocol):
-    """`Endpoint.start_chat`, `Endpoint.ask_text`."""
+class RequestStarter(Protocol):
+    """`Endpoint.start_chat`, `Endpoint.start_text`."""
 
     async def __call__(
         self, live: LiveSession, body: Received, *, retry: int = 0
@@ -107,8 +107,8 @@ class Endpoint:
         )
 
     async def refresh(self) -> None:
-        """Ask again where the engine has not told its context length: it may not have answered
-        yet at the start.
+        """Ask again if the engine has not reported its context length: it may not have answered yet
+        at the start.
         """
         if self.abilities.context_length is None:
             await self.start()
@@ -131,10 +131,10 @@ class Endpoint:
         )
         given, request.messages = request.messages, []
         tools: list[Tool] = list(body.data.get("tools") or ())
-        asked = ParsedRequest(request, tools)
-        joined = live.works.retried(key, retry) if retry else None
+        parsed = ParsedRequest(request, tools)
+        joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
-            return asked, joined
+            return parsed, joined
         self._admit(live, request)
         params = sampling_params(
             request, self.settings, self.abilities, live.sampling_params, request.token_limit
@@ -147,21 +147,21 @@ class Endpoint:
         template = self.variants.get(switches)
         plan = partial(self._plan, live, given, use.tools, template)
 
-        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
+        async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
             given.clear()  # a conversation long, and nobody needs it while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = _prompt_json(prompt, answered)
             if answered is not None:
-                live.works.forget(answered)  # its client has the answer: it goes on from it
+                live.pending.forget(answered)  # its client has the answer: it goes on from it
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
             numbers = range(first, first + request.n)
             seeds = [call_id_seed(live.id, len(prompt.input_ids), nth) for nth in numbers]
             offered = use.tools if use.offered else None
-            work.stream_context = StreamContext(template, params, offered, seeds)
+            pending.stream_context = StreamContext(template, params, offered, seeds)
             completions, sent = await self._sample(
-                live, template, prompt.input_ids, prompt_json, params, request, work, top
+                live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
             choices = []
             for completion, seed in zip(completions, seeds, strict=True):
@@ -169,28 +169,28 @@ class Endpoint:
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
-            served = self._served(
+            result = self._make_result(
                 "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
             )
             encoder = self.served.template.encoder
-            served.commit = lambda: self._commit_chat(live, prompt, served, work)
-            served.render = lambda: chat_body(
-                served, encoder, logprobs=bool(request.logprobs), top=top
+            result.commit = lambda: self._commit_chat(live, prompt, result, pending)
+            result.render = lambda: chat_body(
+                result, encoder, logprobs=bool(request.logprobs), top=top
             )
             if not request.stream and is_long(
                 completions, logprobs=bool(request.logprobs), top=top
             ):
-                await asyncio.to_thread(served.write)
-            return served
+                await asyncio.to_thread(result.write)
+            return result
 
-        return asked, live.works.start(key, request.n, run)
+        return parsed, live.pending.start(key, request.n, run)
 
     def _plan(
         self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
     ) -> Prompt:
         return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
 
-    async def ask_text(
+    async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
         """Begin, or join, the text completion that `body` asks for."""
@@ -199,10 +199,10 @@ class Endpoint:
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
             large=large,
         )
-        asked = ParsedRequest(request)
-        joined = live.works.retried(key, retry) if retry else None
+        parsed = ParsedRequest(request)
+        joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
-            return asked, joined
+            return parsed, joined
         self._admit(live, request)
         params = sampling_params(
             request, self.settings, self.abilities, live.sampling_params, request.token_limit
@@ -212,45 +212,52 @@ class Endpoint:
             plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size
         )
 
-        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
-            work.stream_context = StreamContext(self.served.template, params)
+        async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
+            pending.stream_context = StreamContext(self.served.template, params)
             plan = await call_of_size(planned, large=large)
             prompt_json = joined_ids(plan.input_ids)
             completions, sent = await self._sample(
-                live, self.served.template, plan.input_ids, prompt_json, params, request, work, top
+                live,
+                self.served.template,
+                plan.input_ids,
+                prompt_json,
+                params,
+                request,
+                pending,
+                top,
             )
             choices = []
             for completion in completions:
                 read_text = partial(self._text, completion, sent, request)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            served = self._served("cmpl", plan.input_ids, prompt_json, choices, sent, None)
+            result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             encoder = self.served.template.encoder
-            served.commit = lambda: self._commit_text(live, plan, served)
-            served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
+            result.commit = lambda: self._commit_text(live, plan, result)
+            result.render = lambda: text_body(result, encoder, logprobs=request.logprobs)
             logprobs = request.logprobs is not None
             if not request.stream and is_long(completions, logprobs=logprobs, top=top):
-                await asyncio.to_thread(served.write)
-            return served
+                await asyncio.to_thread(result.write)
+            return result
 
-        return asked, live.works.start(key, request.n, run)
+        return parsed, live.pending.start(key, request.n, run)
 
-    def result(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
+    def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request. Raises what the request failed with."""
-        if work.task.cancelled():
+        if pending.task.cancelled():
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
-        return work.task.result()
+        return pending.task.result()
 
-    def commit(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
+    def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, committed to its session: it goes out now."""
-        served = self.result(work)
-        if served.commit is not None:
-            served.commit()
-            served.commit = None
-        work.delivered = True
-        return served
+        result = self.result(pending)
+        if result.commit is not None:
+            result.commit()
+            result.commit = None
+        pending.delivered = True
+        return result
 
     def _admit(self, live: LiveSession, request: Sampling) -> None:
         settings = self.settings
@@ -264,8 +271,8 @@ class Endpoint:
         if live.session.nodes >= settings.max_nodes:
             words = f"the session has {live.session.nodes} nodes, the limit: begin another one"
             raise ApiError(409, "session_full", words, param="session_id")
-        if live.works.in_flight >= settings.max_in_flight:
-            words = f"the session has {live.works.in_flight} requests in flight, the limit"
+        if live.pending.in_flight >= settings.max_in_flight:
+            words = f"the session has {live.pending.in_flight} requests in flight, the limit"
             raise ApiError(429, "too_many_requests", words, retry=True)
 
     # --- sampling ---------------------------------------------------------------------------------
@@ -275,10 +282,10 @@ class Endpoint:
         live: LiveSession,
         template: ChatTemplate,
         ids: IdArray,
-        ids_text: bytes,
+        prompt_json: bytes,
         params: Mapping[str, Any],
         request: Sampling,
-        work: PendingRequest[CompletionResult],
+        pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """All answers, each a request of its own (they share the prompt in the engine's prefix
@@ -290,12 +297,12 @@ class Endpoint:
             input_ids=ids,
             sampling_params=sent,
             session_id=live.id,
-            input_ids_json=ids_text,
+            input_ids_json=prompt_json,
             extra=extra,
         )
 
         async def one(index: int) -> Completion:
-            progress = (lambda got: work.report(index, list(got))) if request.stream else None
+            progress = (lambda got: pending.report(index, list(got))) if request.stream else None
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
                 raise ApiError(
@@ -352,11 +359,11 @@ class Endpoint:
         )
         return before_stop(sampled.said, completion, request.stop_strings)
 
-    def _served(
+    def _make_result(
         self,
         prefix: str,
         ids: IdArray,
-        ids_text: bytes,
+        prompt_json: bytes,
         choices: list[Choice],
         params: Mapping[str, Any],
         constrained: str | None,
@@ -368,7 +375,7 @@ class Endpoint:
             ids,
             choices,
             params,
-            ids_text,
+            prompt_json,
             constrained,
         )
 
@@ -378,13 +385,13 @@ class Endpoint:
         self,
         live: LiveSession,
         prompt: Prompt,
-        served: CompletionResult,
-        work: PendingRequest[CompletionResult],
+        result: CompletionResult,
+        pending: PendingRequest[CompletionResult],
     ) -> None:
         observed = live.tree.observe(prompt)
-        source = ref(work)
-        for choice in served.choices:
-            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+        source = ref(pending)
+        for choice in result.choices:
+            node = live.session.grow_sampled(observed, choice.completion, result.sampling_params)
             assert choice.reading is not None
             live.tree.commit(prompt, node, choice.reading).source = source
             live.trace.append((node, "chat.completion"))
@@ -393,10 +400,10 @@ class Endpoint:
         if self.settings.verify == "always":
             self._start_checks(live)
 
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: CompletionResult) -> None:
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, result: CompletionResult) -> None:
         observed = live.session.grow(plan.parent, plan.delta, reason=plan.reason)
-        for choice in served.choices:
-            node = live.session.grow_sampled(observed, choice.completion, served.sampling_params)
+        for choice in result.choices:
+            node = live.session.grow_sampled(observed, choice.completion, result.sampling_params)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
 

@@ -47,7 +47,7 @@ class LiveSession:
 
     session: Session
     tree: ConversationTree
-    works: PendingRequests[CompletionResult]
+    pending: PendingRequests[CompletionResult]
     texts: CompletionIndex
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
@@ -101,7 +101,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def passing(self, session_id: str) -> LiveSession:
+    def ephemeral(self, session_id: str) -> LiveSession:
         """A session for one request: nobody else finds it, and nothing of it is kept."""
         session = Session(session_id)
         return LiveSession(
@@ -166,7 +166,7 @@ class Sessions:
         """Forget a session, if it is there; its requests in flight are told to end."""
         live = self._sessions.pop(session_id, None)
         if live is not None:
-            live.works.cancel()
+            live.pending.cancel()
 
     async def drop(self, session_id: str) -> None:
         """Forget a session; its requests in flight are aborted."""
@@ -180,7 +180,7 @@ class Sessions:
         for session_id, live in list(self._sessions.items()):
             if live.used > limit:
                 return
-            if not live.works.in_flight:
+            if not live.pending.in_flight:
                 self.discard(session_id)
 
     async def aclose(self) -> None:
@@ -192,7 +192,7 @@ class Sessions:
 
 async def end(live: LiveSession) -> None:
     """Abort what is in flight, and wait until it has ended."""
-    tasks: list[asyncio.Task[Any]] = [*live.works.cancel(), *live.checks.values()]
+    tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()
     if tasks:

@@ -1,4 +1,4 @@
-"""A work's answers as events, in OpenAI's chunks.
+"""The answers of a pending request as events, in OpenAI's chunks.
 
 Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk
 is an event with OpenAI's error body; the chunk with the finish reason also has the exact ids.
@@ -34,24 +34,28 @@ from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
 Event = dict[str, Any]
 
 
-async def opened(endpoint: Endpoint, work: PendingRequest[CompletionResult]) -> None:
-    """Wait until a stream has something to tell. What fails before its first token is raised: an
-    HTTP error, which SDKs can retry.
+async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
+    """Wait until a stream has something to send. Raises what fails before the first token: it
+    becomes an HTTP error, which SDKs can retry.
     """
-    while not work.task.done() and not any(work.progress):
-        await work.changed.wait()
-    if work.failed:
-        endpoint.result(work)
+    while not pending.task.done() and not any(pending.progress):
+        await pending.changed.wait()
+    if pending.failed:
+        endpoint.result(pending)
 
 
 async def event_lines(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+    endpoint: Endpoint, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
 ) -> AsyncIterator[bytes]:
     """The whole stream, as server-sent events."""
-    events = chat_events if isinstance(asked.request, ChatRequest) else text_events
+    events = chat_events if isinstance(parsed.request, ChatRequest) else text_events
     try:
         async for event in events(
-            endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())
+            endpoint,
+            parsed,
+            pending,
+            stream_id=f"stream-{uuid.uuid4().hex}",
+            created=int(time.time()),
         ):
             yield b"data: " + orjson.dumps(event) + b"\n\n"
     except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
@@ -61,14 +65,14 @@ async def event_lines(
 
 async def chat_events(
     endpoint: Endpoint,
-    asked: ParsedRequest,
-    work: PendingRequest[CompletionResult],
+    parsed: ParsedRequest,
+    pending: PendingRequest[CompletionResult],
     *,
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
-    """The chunks of a chat completion. Raises what the work raises."""
-    request, context = asked.request, work.stream_context
+    """The chunks of a chat completion. Raises what the request failed with."""
+    request, context = parsed.request, pending.stream_context
     assert isinstance(request, ChatRequest) and isinstance(context, StreamContext)
     head = {
         "id": stream_id,
@@ -97,14 +101,14 @@ async def chat_events(
 
     for index in range(request.n):
         yield chunk(index, {"role": "assistant", "content": ""})
-    async for progress in _followed(work):
+    async for progress in _followed(pending):
         for index, stream in enumerate(choices):
             for delta in stream.feed(progress[index]):
                 yield chunk(index, delta)
-    served = endpoint.result(work)
-    rest = [stream.finish(choice) for stream, choice in zip(choices, served.choices, strict=True)]
-    endpoint.commit(work)
-    for index, choice in enumerate(served.choices):
+    result = endpoint.result(pending)
+    rest = [stream.finish(choice) for stream, choice in zip(choices, result.choices, strict=True)]
+    endpoint.commit(pending)
+    for index, choice in enumerate(result.choices):
         for delta in rest[index]:
             yield chunk(index, delta)
         logprobs = None
@@ -117,21 +121,21 @@ async def chat_events(
         last = chunk(
             index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
         )
-        yield {**last, **tokens(served)}
+        yield {**last, **tokens(result)}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield {**head, "choices": [], "usage": served.usage}
+        yield {**head, "choices": [], "usage": result.usage}
 
 
 async def text_events(
     endpoint: Endpoint,
-    asked: ParsedRequest,
-    work: PendingRequest[CompletionResult],
+    parsed: ParsedRequest,
+    pending: PendingRequest[CompletionResult],
     *,
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
-    request, context = asked.request, work.stream_context
+    request, context = parsed.request, pending.stream_context
     assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder
     head = {
@@ -152,18 +156,18 @@ async def text_events(
             ],
         }
 
-    async for progress in _followed(work):
+    async for progress in _followed(pending):
         for index, stream in enumerate(texts):
             text, _ = stream.feed(progress[index])
             if text:
                 yield chunk(index, text)
-    served = endpoint.result(work)
+    result = endpoint.result(pending)
     rest = [
         stream.finish(choice.completion.output_ids.tolist(), choice.text)[0]
-        for stream, choice in zip(texts, served.choices, strict=True)
+        for stream, choice in zip(texts, result.choices, strict=True)
     ]
-    endpoint.commit(work)
-    for index, choice in enumerate(served.choices):
+    endpoint.commit(pending)
+    for index, choice in enumerate(result.choices):
         logprobs = None
         if request.logprobs is not None:
             large = is_long([choice.completion], logprobs=True, top=request.logprobs)
@@ -177,16 +181,16 @@ async def text_events(
             finish_reason=finish_reason(choice),
             **exact(choice),
         )
-        yield {**last, **tokens(served)}
+        yield {**last, **tokens(result)}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield {**head, "choices": [], "usage": served.usage}
+        yield {**head, "choices": [], "usage": result.usage}
 
 
-async def _followed(work: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
-    """The progress whenever there is more, until the work is done."""
+async def _followed(pending: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
+    """Yield the progress whenever there is more, until the request is done."""
     while True:
-        changed = work.changed
-        yield work.progress
-        if work.task.done():
+        changed = pending.changed
+        yield pending.progress
+        if pending.task.done():
             return
         await changed.wait()

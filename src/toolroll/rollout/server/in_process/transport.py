@@ -74,7 +74,7 @@ class InProcessTransport:
             return _json(http, model_card(self._endpoint))
         ask = {
             "chat/completions": self._endpoint.start_chat,
-            "completions": self._endpoint.ask_text,
+            "completions": self._endpoint.start_text,
         }.get(what)
         if ask is None or match is None or request.method != "POST":
             raise ApiError(
@@ -82,42 +82,42 @@ class InProcessTransport:
             )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
         live = self._live(match["session"])
-        asked, work = await ask(
+        parsed, pending = await ask(
             live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
         )
         limit = request.extensions.get("timeout", {}).get("read")
-        live.works.join(work)
-        if asked.request.stream:
-            return await self._stream(http, live, asked, work)
+        live.pending.join(pending)
+        if parsed.request.stream:
+            return await self._stream(http, live, parsed, pending)
         try:
-            done, _ = await asyncio.wait([work.task], timeout=limit)
+            done, _ = await asyncio.wait([pending.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            served = self._endpoint.commit(work)
+            result = self._endpoint.commit(pending)
             return http.Response(
-                200, headers={"Content-Type": "application/json"}, content=served.body
+                200, headers={"Content-Type": "application/json"}, content=result.body
             )
         finally:
-            live.works.leave(work)
+            live.pending.leave(pending)
 
     def _live(self, session: str | None) -> LiveSession:
         if session is None:
-            return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+            return self._endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
         return self._endpoint.sessions.of(check_id(session))
 
     async def _stream(
         self,
         http: Any,
         live: LiveSession,
-        asked: ParsedRequest,
-        work: PendingRequest[CompletionResult],
+        parsed: ParsedRequest,
+        pending: PendingRequest[CompletionResult],
     ) -> Any:
         try:
-            await opened(self._endpoint, work)
+            await opened(self._endpoint, pending)
         except BaseException:
-            live.works.leave(work)
+            live.pending.leave(pending)
             raise
-        lines = _Lines(event_lines(self._endpoint, asked, work), live, work)
+        lines = _Lines(event_lines(self._endpoint, parsed, pending), live, pending)
         return http.Response(
             200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines)
         )
@@ -127,16 +127,19 @@ class _Lines:
     """A stream's lines; whoever stops reading them hangs up, once."""
 
     def __init__(
-        self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[CompletionResult]
+        self,
+        lines: AsyncIterator[bytes],
+        live: LiveSession,
+        pending: PendingRequest[CompletionResult],
     ) -> None:
         self.lines = lines
         self._live = live
-        self._work: PendingRequest[CompletionResult] | None = work
+        self._pending: PendingRequest[CompletionResult] | None = pending
 
     def hang_up(self) -> None:
-        if self._work is not None:
-            self._live.works.leave(self._work)
-            self._work = None
+        if self._pending is not None:
+            self._live.pending.leave(self._pending)
+            self._pending = None
 
 
 def _byte_stream(http: Any, lines: _Lines) -> Any:
