@@ -1,7 +1,7 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
-Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry`
-whether trying again can help; a session is reached with the server's key or its own (`access`);
+Invariants: every refusal is an OpenAI error body with a stable code, and its `x-should-retry` is
+true if another attempt can help; a session is reached with the server's key or its own (`access`);
 nothing that a client sends becomes a file name, and only a checked session id becomes a header of a
 request to the engine.
 """
@@ -48,7 +48,7 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
-"""In the log: the client hung up before there was one."""
+"""In the log: the client closed the connection before there was an answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -127,9 +127,7 @@ class EndpointServer:
             self.endpoint.sessions.drop_idle()
 
     async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections that have sent no whole head of a request; aiohttp itself does since
-        3.14.4.
-        """
+        """Close connections that sent no complete request header; aiohttp does so since 3.14.4."""
         silent: set[web.RequestHandler] = set()
         while runner.server is not None:
             await asyncio.sleep(self.settings.receive / 2)
@@ -143,8 +141,8 @@ class EndpointServer:
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A line a request, without keys, queries or bodies; its path stays as it was quoted,
-        its session has been checked.
+        """Log one line for each request, without keys, queries or bodies; the path stays quoted,
+        the session id is a checked one.
         """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
@@ -172,8 +170,8 @@ class EndpointServer:
         except web.HTTPException as error:
             return _refusal(_http_error(error, request))
         except ConnectionError:
-            raise  # the client has gone: there is nobody to answer
-        except Exception as error:  # every request's border: it touches no other
+            raise  # the client is gone
+        except Exception as error:  # every request's border: no other is affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -189,7 +187,7 @@ class EndpointServer:
             owned = session_id is not None and has_key(request, session_key(key, session_id))
             if not (has_key(request, key) or owned):
                 raise ApiError(
-                    401, "invalid_api_key", "the key is missing, wrong, or another session's"
+                    401, "invalid_api_key", "the key is missing, wrong, or that of another session"
                 )
         return await handler(request)
 
@@ -201,7 +199,7 @@ class EndpointServer:
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """The session that the path or the header names."""
+        """Return the session that the path or the header names, None if none is named."""
         named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
         if len(named) > 1:
             raise ApiError(
@@ -219,24 +217,27 @@ class EndpointServer:
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.start_chat))
+        return await self._answer(request, *await self._start(request, self.endpoint.start_chat))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.start_text))
+        return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
-    async def _asked(
-        self, request: web.Request, ask: RequestStarter
+    async def _start(
+        self, request: web.Request, start: RequestStarter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
-        """What `request` asks for. The decoded body is freed at the end: it is a conversation long,
-        and nobody needs it while the engine samples."""
+        """Start what `request` asks for. The decoded body, a whole conversation, is freed at the
+        end: nothing needs it while the engine samples.
+        """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
         live = self._live(request, body.data)
-        return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return live, *await start(
+            live, body, retry=retry_number(request.headers.get(_RETRY_HEADER))
+        )
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """The request's session: by path, header or body; one that is forgotten at once where
-        there is none.
+        """Return the request's session, named by path, header or body. If none is named, it gets
+        one that is dropped with the request.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -248,7 +249,7 @@ class EndpointServer:
                 param="session_id",
             )
         if given is not None and self._only(request) not in (None, given):
-            raise ApiError(401, "invalid_api_key", "the key is another session's")
+            raise ApiError(401, "invalid_api_key", "the key belongs to another session")
         session_id = named or given
         if session_id is None:
             return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
@@ -314,7 +315,7 @@ class EndpointServer:
         parsed = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
         if (parsed.prompt is None) == (parsed.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        template = self.endpoint.variants.get(parsed.chat_template_kwargs)
+        template = self.endpoint.templates.get(parsed.chat_template_kwargs)
         ids = await call_of_size(
             _tokens, parsed, template, body.data.get("tools") or [], large=body.large
         )
@@ -323,7 +324,7 @@ class EndpointServer:
             {
                 "tokens": ids,
                 "count": len(ids),
-                "max_model_len": self.endpoint.abilities.context_length,
+                "max_model_len": self.endpoint.capabilities.context_length,
             }
         )
 
@@ -338,7 +339,7 @@ class EndpointServer:
         )
         only = self._only(request)
         if only is not None and parsed.session_id != only:
-            raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
+            raise ApiError(401, "invalid_api_key", "the key of a session creates no other session")
         check_defaults(parsed.sampling_params)
         live = self.endpoint.sessions.create(
             parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
@@ -356,7 +357,7 @@ class EndpointServer:
         live = self.endpoint.sessions.find(request.match_info["session"])
         await self.endpoint.settle(live)
         found = live.session.trajectories()
-        told = {
+        state = {
             "session_id": live.id,
             "reward": live.reward,
             "info": live.info,
@@ -366,7 +367,7 @@ class EndpointServer:
         }
         large = sum(len(one.input_ids) for one in found) > LONG
         return await _json_of_size(
-            lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large
+            lambda: {**state, "trajectories": list(map(trajectory_body, found))}, large=large
         )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
@@ -374,9 +375,10 @@ class EndpointServer:
         await self.endpoint.settle(live)
         found = []
         for node, kind in live.trace:
-            said = node.completion
-            assert said is not None
-            found.append(Traced(kind, live.session.path_ids(node.parent), said, node.excluded))
+            completion = node.completion
+            assert completion is not None
+            prompt_ids = live.session.path_ids(node.parent)
+            found.append(Traced(kind, prompt_ids, completion, node.excluded))
         large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
         return await _json_of_size(
             lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large
@@ -455,9 +457,7 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are
-    `large`.
-    """
+    """Return what `made` returns as JSON, made in a thread if it is `large`."""
     body = await call_of_size(lambda: orjson.dumps(made()), large=large)
     return web.Response(body=body, content_type="application/json")
 

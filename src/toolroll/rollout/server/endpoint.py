@@ -1,9 +1,9 @@
-"""`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and
-the in-process client.
+"""`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
+client.
 
-Invariants: a plan changes nothing and stays true whatever is committed meanwhile, so that a large
-request is planned in a thread and holds up no other one; what is handed out is committed first, in
-one go, and what is never handed out is never trained; a failure is an `ApiError` and touches no
+Invariants: a plan changes nothing and stays valid whatever is committed meanwhile, so a large
+request is planned in a thread and blocks no other one; what is handed out is committed first, all
+at once, and what is never handed out is never trained; a failure is an `ApiError` and affects no
 other request.
 """
 
@@ -49,9 +49,7 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, read (without its messages, which have become a prompt), and the tools that it
-    offers.
-    """
+    """A checked request (without its messages, which became a prompt) and the tools it offers."""
 
     request: ChatRequest | CompletionRequest
     tools: list[Tool] = field(default_factory=list)
@@ -63,20 +61,21 @@ class RequestStarter(Protocol):
     async def __call__(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, what `body` asks for."""
+        """Start, or join, what `body` asks for."""
         ...
 
 
 class Endpoint:
     """Serves `served` to many sessions. An async context manager; or call `start` before the first
-    request and `aclose` at the end. `served` stays open."""
+    request and `aclose` at the end. `served` stays open.
+    """
 
     def __init__(self, served: Model, settings: EndpointSettings | None = None) -> None:
         self.served = served
         self.settings = settings or EndpointSettings()
         self.sessions = Sessions(self.settings)
-        self.abilities = EngineCapabilities()
-        self.variants = TemplateCache(served.template)
+        self.capabilities = EngineCapabilities()
+        self.templates = TemplateCache(served.template)
         self._developer = "developer" in served.template.renderer.source
 
     async def __aenter__(self) -> Endpoint:
@@ -92,14 +91,14 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     async def start(self) -> None:
-        """Find out what the engine can do."""
+        """Ask the engine for its capabilities."""
         facts = await self.served.engine.facts()
         routed = (
             await self.served.engine.behind_router()
             if isinstance(self.served.engine, Engine)
             else False
         )
-        self.abilities = EngineCapabilities(
+        self.capabilities = EngineCapabilities(
             deterministic=facts.deterministic,
             behind_router=routed,
             context_length=facts.context_length,
@@ -110,7 +109,7 @@ class Endpoint:
         """Ask again if the engine has not reported its context length: it may not have answered yet
         at the start.
         """
-        if self.abilities.context_length is None:
+        if self.capabilities.context_length is None:
             await self.start()
 
     async def aclose(self) -> None:
@@ -122,7 +121,7 @@ class Endpoint:
     async def start_chat(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, the chat completion that `body` asks for; nobody may change it any
+        """Start, or join, the chat completion that `body` asks for. `body` must not be changed any
         more.
         """
         large = body.large
@@ -137,23 +136,23 @@ class Endpoint:
             return parsed, joined
         self._admit(live, request)
         params = sampling_params(
-            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
         use = apply_tool_choice(
-            request, tools, self.served.parser.name, params, routed=self.abilities.behind_router
+            request, tools, self.served.parser.name, params, routed=self.capabilities.behind_router
         )
         top = top_logprobs(request)
-        switches = self.variants.with_effort(request.chat_template_kwargs, request.reasoning_effort)
-        template = self.variants.get(switches)
+        switches, effort = request.chat_template_kwargs, request.reasoning_effort
+        template = self.templates.get(self.templates.with_effort(switches, effort))
         plan = partial(self._plan, live, given, use.tools, template)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
-            given.clear()  # a conversation long, and nobody needs it while the engine samples
+            given.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = _prompt_json(prompt, answered)
             if answered is not None:
-                live.pending.forget(answered)  # its client has the answer: it goes on from it
+                live.pending.forget(answered)  # its client has the answer: it continues it
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
             numbers = range(first, first + request.n)
@@ -193,7 +192,7 @@ class Endpoint:
     async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, the text completion that `body` asks for."""
+        """Start, or join, the text completion that `body` asks for. Raises `ApiError`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -205,12 +204,11 @@ class Endpoint:
             return parsed, joined
         self._admit(live, request)
         params = sampling_params(
-            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
         top = top_logprobs(request)
-        planned = partial(
-            plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size
-        )
+        encoder, vocab_size = self.served.template.encoder, self.capabilities.vocab_size
+        planned = partial(plan_text, live, request.prompt, encoder, vocab_size)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             pending.stream_context = StreamContext(self.served.template, params)
@@ -232,7 +230,6 @@ class Endpoint:
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
             result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
-            encoder = self.served.template.encoder
             result.commit = lambda: self._commit_text(live, plan, result)
             result.render = lambda: text_body(result, encoder, logprobs=request.logprobs)
             logprobs = request.logprobs is not None
@@ -269,7 +266,7 @@ class Endpoint:
                 param="model",
             )
         if live.session.nodes >= settings.max_nodes:
-            words = f"the session has {live.session.nodes} nodes, the limit: begin another one"
+            words = f"the session has {live.session.nodes} nodes, the limit: start another session"
             raise ApiError(409, "session_full", words, param="session_id")
         if live.pending.in_flight >= settings.max_in_flight:
             words = f"the session has {live.pending.in_flight} requests in flight, the limit"
@@ -288,8 +285,8 @@ class Endpoint:
         pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """All answers, each a request of its own (they share the prompt in the engine's prefix
-        cache), or an error.
+        """Return all answers and the parameters that were sent. Each answer is a request of its
+        own: they share the prompt in the engine's prefix cache.
         """
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
@@ -308,12 +305,14 @@ class Endpoint:
                 raise ApiError(
                     503,
                     "engine_aborted",
-                    "the engine aborted the request (a weight update, say)",
+                    "the engine aborted the request (for example, for a weight update)",
                     retry=True,
                 )
             if top and completion.top_logprobs is None and len(completion.output_ids):
                 raise ApiError(
-                    502, "engine_error", "the engine gave no top logprobs, which were asked for"
+                    502,
+                    "engine_error",
+                    "the engine returned no top logprobs, although the request asks for them",
                 )
             return completion
 
@@ -324,7 +323,7 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                # one that failed ends all: an answer that is not handed out is not wanted
+                # if one fails, all fail: the others would not be handed out
                 for task in tasks:
                     task.cancel()
 
@@ -410,10 +409,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and take wrong ones out of training; called before they
-        are handed out.
-
-        At the end all are verified, also those that were committed while it waited.
+        """Verify the sequences of `live` and exclude wrong ones from training, before they are
+        handed out; also those that are committed meanwhile.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -421,9 +418,7 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do what `settle` does, without waiting: for a caller that cannot, at the price of
-        holding up the event loop.
-        """
+        """Do what `settle` does, without waiting: it blocks the event loop."""
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -462,8 +457,8 @@ class StreamContext:
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
-    """The served model as `/v1/models` lists it."""
-    length = endpoint.abilities.context_length
+    """Return the served model as `/v1/models` lists it."""
+    length = endpoint.capabilities.context_length
     return {
         "id": endpoint.model,
         "object": "model",
@@ -474,21 +469,19 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def retry_number(header: str | None) -> int:
-    """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
+    """Return the number of the retry, from the SDKs' header; 0 for a first attempt."""
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
 
 
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
-    """The place that seeds the ids of a reply's calls; `nth` answer to its prompt."""
+    """Return the seed of the ids of the calls in the `nth` answer to a prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 
 def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
-    """The prompt's ids as JSON text: with those that the turn before was sent with, where they
-    are kept.
-    """
+    """Return the prompt's ids as JSON text, made from that of the turn before if it is cached."""
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
         return joined_ids(prompt.input_ids)
     return joined_ids(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

@@ -1,9 +1,8 @@
-"""Requests in flight, and their answers for a while: what retries and hang-ups do.
+"""Requests in flight, and their answers for a while: retries and closed connections.
 
-Invariants: a retry (the SDKs say so in a header) joins the request that its client gave up on, in
-flight or finished, and nothing is sampled twice; a request that nobody waits for any more lives for
-the grace time and is aborted then; what was never handed out is never committed, so it is not
-trained.
+Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
+in flight or finished, and nothing is sampled twice; a request that nobody waits for is kept for the
+grace time, then aborted; what was never handed out is never committed, so it is not trained.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PendingRequest(Generic[T]):
-    """One request being answered: `task` gives its result; `waiting` counts those who want it;
-    `delivered` once it was handed out. `changed` is set whenever `progress` (the ids sampled so
-    far, by choice) has grown, and at the end."""
+    """One request being answered. `task` gives its result; `waiting` counts the connections that
+    wait for it; `delivered` is True once it was handed out. `changed` is set whenever `progress`
+    (the ids sampled so far, by choice) has grown, and at the end. `stream_context`: what a stream
+    needs before the result is there.
+    """
 
     key: bytes
     task: asyncio.Task[T]
@@ -38,19 +39,19 @@ class PendingRequest(Generic[T]):
     stream_context: Any = None
 
     def report(self, choice: int, ids: list[int]) -> None:
-        """Choice `choice` has come to `ids`."""
+        """Record that `ids` are sampled for choice `choice`."""
         if len(ids) > len(self.progress[choice]):
             self.progress[choice] = ids
             self.wake()
 
     def wake(self) -> None:
-        """Let those who follow the progress look again."""
+        """Wake the readers of streams."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without a result."""
+        """True if it ended without a result."""
         return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
@@ -64,43 +65,41 @@ class PendingRequests(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """How many are not done."""
+        """The number of requests that are not done."""
         return sum(not request.task.done() for request in self.all())
 
     def all(self) -> list[PendingRequest[T]]:
-        """Those in flight, and those whose answers are kept for a retry."""
+        """Return the requests in flight, and those whose answers are kept for a retry."""
         return [request for requests in self._by_key.values() for request in requests]
 
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were
-        cancelled.
-        """
+        """Start a request; `run` gets it, to report progress. Raises `ApiError` after `cancel`."""
         if self._ended:
             raise ApiError(
                 409, "request_aborted", "the session was deleted while the request was read"
             )
 
         async def body() -> T:
-            await asyncio.sleep(0)  # until the request is there
+            await asyncio.sleep(0)  # until `request` is assigned
             return await run(request)
 
         request: PendingRequest[T] = PendingRequest(
             key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
         )
         request.task.add_done_callback(_retrieved)
-        # also if it is cancelled before it begins
+        # also if it is cancelled before it starts
         request.task.add_done_callback(lambda _: request.wake())
         self._by_key.setdefault(key, []).append(request)
         return request
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
-        """Return the request that retry number `retry` of the request `key` stands for.
+        """Return the request that attempt number `retry` of the request `key` joins.
 
-        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt
-        that arrives out of order joins as well: a retry never samples a second answer while there
-        is one. Return None if there is none, or it has failed and must be tried again.
+        That is one that its client gave up on, else one whose closed connection was not noticed
+        yet. An attempt that arrives out of order joins as well: a retry never samples a second
+        answer while there is one. Return None if there is none, or if it failed.
         """
         alive = [request for request in self._by_key.get(key, ()) if not request.failed]
         request = min(
@@ -113,14 +112,14 @@ class PendingRequests(Generic[T]):
         return request
 
     def join(self, request: PendingRequest[T]) -> None:
-        """Somebody waits for `request`."""
+        """Count one more connection that waits for `request`."""
         request.waiting += 1
         if request.expiry is not None:
             request.expiry.cancel()
             request.expiry = None
 
     def leave(self, request: PendingRequest[T]) -> None:
-        """Somebody waits no more: served, or gone. The last one starts the grace time."""
+        """Count one less, which was answered or is gone. The last one starts the grace time."""
         request.waiting -= 1
         if request.waiting == 0:
             if self._grace == 0 or request.failed:  # no retry joins one that failed
@@ -149,7 +148,7 @@ class PendingRequests(Generic[T]):
             self._by_key.pop(request.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """End all of them, and begin no other: the session is being dropped."""
+        """Cancel all requests and accept no other: the session is dropped. Return their tasks."""
         self._ended = True
         tasks = []
         for requests in self._by_key.values():
@@ -164,7 +163,7 @@ class PendingRequests(Generic[T]):
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return what two attempts of one request have in common: the order of keys does not count."""
+    """Return the key that all attempts of one request share, whatever the order of JSON keys."""
     try:
         text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
@@ -175,7 +174,7 @@ def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Look at the exception of a request that nobody waits for, which would be logged as never
+    """Retrieve the exception of a request that nobody waits for: asyncio would log it as never
     retrieved.
     """
     if not task.cancelled():

@@ -2,7 +2,7 @@
 loop, without a socket.
 
 Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled
-call hangs up as a closed connection does (the grace time begins); nothing is sent anywhere.
+call acts as a closed connection (the grace time starts); nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or the library that a
-    newer SDK has in its place.
+    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or that of the library
+    that a newer SDK uses instead.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -50,12 +50,12 @@ class InProcessTransport:
         """Nothing is open."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """One request of the SDK; the answer is of the HTTP library that the request is of."""
+        """Return the answer to a request of the SDK, an object of the request's HTTP library."""
         http = importlib.import_module(type(request).__module__.partition(".")[0])
         try:
             return await self._answer(http, request)
         except http.TimeoutException:
-            # the SDK's own time-out: it tries again, and joins the request that it gave up on
+            # the SDK's own timeout: it retries, and joins the request that it gave up on
             raise
         except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)
@@ -124,7 +124,7 @@ class InProcessTransport:
 
 
 class _Lines:
-    """A stream's lines; whoever stops reading them hangs up, once."""
+    """The lines of a stream. `hang_up` takes effect once."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Lines:
 
 
 def _byte_stream(http: Any, lines: _Lines) -> Any:
-    """`lines` as the HTTP library's own stream, which its client insists on."""
+    """Return `lines` as the HTTP library's own stream, which its client requires."""
 
     class EventStream(http.AsyncByteStream):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
