@@ -170,7 +170,8 @@ def test_any_ids_have_the_text_and_the_offsets_of_the_whole(kind: str) -> None:
             spans += [(start + len(text), end + len(text)) for start, end in tokens]
             text += piece
         assert text == encoder.decode(ids)
-        offsets = encoder.offsets(ids, text)
+        offsets = encoder.window_offsets(ids, text)
+        assert encoder.offsets(ids, text) == offsets
         assert spans == [span for span in offsets if span[0] < len(text)], ids
 
 

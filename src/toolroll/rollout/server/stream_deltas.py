@@ -16,21 +16,17 @@ from toolroll.parsers.types import Delta
 from toolroll.rollout.model.call_ids import call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.result import Choice
-from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]
 """New text, and the spans of the tokens that begin in it, counted from its beginning."""
-
-_WINDOW = 64
-"""Tokens that are decoded at once."""
 
 
 class TextStream:
     """The text of growing ids, in pieces: what the finished text begins with, whatever follows.
 
     A last token that may be a stop token is held back: one of `stop_token_ids`, and any special
-    token, since the engine may have stop tokens of its own. Each id is decoded a bounded number of
-    times.
+    token, since the engine may have stop tokens of its own.
     """
 
     def __init__(
@@ -39,16 +35,17 @@ class TextStream:
         self._encoder = encoder
         self._stop_token_ids = stop_token_ids
         self._stop_strings = tuple(stop_strings)
-        self._ids: list[int] = []
-        # The ids from `_start` on are decoded together; the text of those up to `_stop` is known.
-        self._start = self._stop = 0
+        self._decoder = TextDecoder(encoder)
+        self._read = 0  # ids
         self._sent: list[str] = []
         self._held = ""
-        self._spans: list[Span] = []  # of the tokens that begin in what is held
+        self._size = 0  # of the text that was returned
+        self._spans: list[Span] = []  # of the tokens that begin after that
 
     def feed(self, ids: Sequence[int]) -> Piece:
         """Return what is new and certain once `ids`, all of them so far, are sampled."""
-        self._grow(ids, len(ids) - (bool(ids) and self._may_stop(ids[-1])))
+        held = bool(ids) and self._may_stop(ids[-1])
+        self._read_ids(ids[self._read : len(ids) - held])
         return self._take(self._certain())
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
@@ -56,38 +53,24 @@ class TextStream:
 
         Raises `ApiError` if `text` does not begin with what was returned.
         """
-        self._grow(ids, len(ids))
-        self._decode(len(ids), last=True)
+        self._read_ids(ids[self._read :], last=True)
         sent = "".join(self._sent)
         if not text.startswith(sent):
             raise stream_error("its text")
         self._held = text[len(sent) :]
         return self._take(len(self._held))
 
+    def _read_ids(self, ids: Sequence[int], *, last: bool = False) -> None:
+        text, spans = self._decoder.feed(ids, last=last)
+        self._read += len(ids)
+        self._held += text
+        self._spans += spans
+
     def _may_stop(self, token_id: int) -> bool:
         return (
             token_id in self._stop_token_ids
             or self._encoder.text_of(token_id) in self._encoder.special
         )
-
-    def _grow(self, ids: Sequence[int], end: int) -> None:
-        """Take in `ids[:end]`, which begin with those from before."""
-        while (seen := len(self._ids)) < end:
-            self._ids += ids[seen : min(end, seen + _WINDOW)]
-            self._decode(len(self._ids))
-
-    def _decode(self, end: int, *, last: bool = False) -> None:
-        """Take in the text of the ids before `end`, if it is whole characters."""
-        window = self._ids[self._start : end]
-        known = len(self._encoder.decode(window[: self._stop - self._start]))
-        text = self._encoder.decode(window)
-        if not last and (len(text) <= known or self._encoder.ends_open(window, text)):
-            return
-        shift = len(self._held) - known
-        spans = self._encoder.offsets(window, text)[self._stop - self._start :]
-        self._spans += [(start + shift, stop + shift) for start, stop in spans]
-        self._held += text[known:]
-        self._start, self._stop = self._stop, end
 
     def _certain(self) -> int:
         """Return how much of what is held comes before a stop string, or what may become one."""
@@ -102,13 +85,15 @@ class TextStream:
         )
         return len(self._held) - max(begun, default=0)
 
-    def _take(self, stop: int) -> Piece:
-        text, self._held = self._held[:stop], self._held[stop:]
-        count = sum(start < stop for start, _ in self._spans)
-        spans, rest = self._spans[:count], self._spans[count:]
-        self._spans = [(start - stop, end - stop) for start, end in rest]
+    def _take(self, length: int) -> Piece:
+        """Return the first characters of what is held, and the spans of the tokens there."""
+        text, self._held = self._held[:length], self._held[length:]
+        begin = self._size
+        self._size += length
+        count = sum(start < self._size for start, _ in self._spans)
+        spans, self._spans = self._spans[:count], self._spans[count:]
         self._sent.append(text)
-        return text, spans
+        return text, [(start - begin, stop - begin) for start, stop in spans]
 
 
 class ChoiceStream:
