@@ -200,6 +200,8 @@ def sent(name: str, text: str, tools: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 TEXT = "I look it up, since I do not know it by heart."
+MESSAGES = {"gpt-oss", "beam", "muse", "inkling"}
+"""Formats whose replies are messages: one is a call if its header says so."""
 LISTS = {"mistral", "python_calls", "lfm2", "cohere", "apertus"}
 """Formats that write all calls as one list, which is read when it is closed."""
 
@@ -213,6 +215,22 @@ def test_text_is_sent_as_it_is_sampled(name: str, tools: Any) -> None:
         if name == "inkling" and " " not in said:
             said = ""  # the first word may be the name of a tool
         assert message["content"] == said.strip()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [form for form in FORMATS if form.parallel],
+    ids=lambda form: f"{form.name}-{form.write.__name__}",
+)
+def test_a_call_without_tools_is_sent_as_text(form: Format) -> None:
+    name = {"glm47": "glm45"}.get(form.name, form.name)
+    text = form.write([("get_weather", {"city": city}) for city in ("Paris", "Rome")])
+    steps = sent(name, text, None)
+    assert not steps[-1][1]["tool_calls"]
+    known = next(at for at, (said, _) in enumerate(steps) if "Paris" in said)
+    assert ("Paris" in steps[known][1]["content"]) == (name not in MESSAGES)
+    known = next(at for at, (said, _) in enumerate(steps) if "Rome" in said)
+    assert "Paris" in steps[known][1]["content"]
 
 
 @pytest.mark.parametrize(
