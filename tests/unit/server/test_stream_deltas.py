@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adversarial.zoo import EXACT, tokenizer_of_kind
+from support.counted import CountedEncoder
 from support.deltas import message_of, whole
 from support.examples import EXAMPLES, TOOLS
 from support.formats import FORMATS, Format
@@ -173,6 +174,16 @@ def test_any_ids_have_the_text_and_the_offsets_of_the_whole(kind: str) -> None:
         offsets = encoder.window_offsets(ids, text)
         assert encoder.offsets(ids, text) == offsets
         assert spans == [span for span in offsets if span[0] < len(text)], ids
+
+
+def test_a_stream_decodes_each_id_a_bounded_number_of_times(tokenizer: Any) -> None:
+    encoder = CountedEncoder(tokenizer)
+    ids = (encoder.encode("One two 🙂 three. ") * 2000)[:2000]
+    stream, encoder.decoded = TextStream(encoder, (), ("STOP",)), 0
+    for stop in range(1, len(ids) + 1):
+        stream.feed(ids[:stop])
+    stream.finish(ids, encoder.decode(ids))
+    assert encoder.decoded < 20 * len(ids)
 
 
 def test_a_finished_text_that_is_another_one_is_an_error() -> None:

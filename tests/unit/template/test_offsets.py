@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from toolroll.rollout.template.encode import Encoder
-
-
-class Counted(Encoder):
-    """Counts the ids that are decoded."""
-
-    decoded = 0
-
-    def decode(self, ids: Iterable[int]) -> str:
-        ids = list(ids)
-        self.decoded += len(ids)
-        return super().decode(ids)
+from support.counted import CountedEncoder
 
 
 def test_offsets_cost_little_although_characters_are_cut(tokenizer: Any) -> None:
     counts = []
     for length in (1000, 4000):
-        encoder = Counted(tokenizer)
+        encoder = CountedEncoder(tokenizer)
         ids = (encoder.encode("One two 🙂 three. ") * length)[:length]
         text = encoder.decode(ids)
         encoder.decoded = 0
