@@ -159,6 +159,39 @@ async def test_a_failure_behind_it_is_an_event_and_nothing_is_trained(tokenizer:
         assert await bench.trajectories(refused=1) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "calls"),
+    [
+        ({"tool_choice": "required"}, 2),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, 2),
+        ({"parallel_tool_calls": False}, 1),
+        ({"tool_choice": "none"}, 0),
+        ({"stop": ["</tool_call>"]}, 1),
+        ({"stop_token_ids": [300]}, 2),
+    ],
+)
+async def test_a_stream_keeps_to_the_choice_of_tools(
+    tokenizer: Any, asked: dict[str, Any], calls: int
+) -> None:
+    said = call(at="x") + call(at="y")
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        chunks = await streamed(bench, tools=[TOOL], **asked)
+        message = joined(chunks)
+        assert len(message["tool_calls"]) == calls
+        assert message["content"] == ("" if calls else said)
+        await bench.trajectories()
+
+
+async def test_a_forced_call_that_is_missing_ends_the_stream_with_an_error(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    held = Reply("One two three four.", hold=release, hold_after=4)
+    async with endpoint(tokenizer, lambda request: held) as bench:
+        asked = {"messages": [USER], "tools": [TOOL], "tool_choice": "required"}
+        chunks = await events(bench, begun=release.set, **asked)
+        assert chunks[-1]["error"]["code"] == "engine_error"
+        assert await bench.trajectories(refused=1) == []
+
+
 class Contradictory(HermesParser):
     """A parser whose stream is not what it parses."""
 
