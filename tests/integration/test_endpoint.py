@@ -204,12 +204,12 @@ async def test_a_hang_up_reaches_the_server(
             async with http.get(f"{sglang_float32.url}/server_info") as response:
                 info = await response.json()
             states = info.get("internal_states") or [{}]
-            if server.endpoint.sessions.find("gone").works.in_flight == 0 and not states[0].get(
+            if server.endpoint.sessions.find("gone").pending.in_flight == 0 and not states[0].get(
                 "num_running_reqs"
             ):
                 break
             await asyncio.sleep(0.05)
-        assert server.endpoint.sessions.find("gone").works.in_flight == 0
+        assert server.endpoint.sessions.find("gone").pending.in_flight == 0
         assert server.endpoint.sessions.find("gone").session.trajectories() == ()
 
 

@@ -64,7 +64,7 @@ class Bench:
     async def joined(self, session: str, *, retry: int) -> None:
         """Wait until a retry of this number, or a later one, has joined a request of `session`."""
         while not any(
-            work.joined >= retry for work in self.endpoint.sessions.find(session).works.all()
+            work.joined >= retry for work in self.endpoint.sessions.find(session).pending.all()
         ):
             await asyncio.sleep(0.01)
 

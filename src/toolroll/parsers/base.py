@@ -62,17 +62,19 @@ class ToolCallParser(ABC):
         offsets: Sequence[Span] | None = None,
         tools: Sequence[Tool] | None = None,
         in_reasoning: bool | None = None,
+        calls_as_text: bool = False,
     ) -> ParsedReply:
         """Take `text` (without the stop token) apart.
 
         `offsets`: [start, stop) in characters for each of `ids`. `tools`: the tools that were
-        offered; None checks neither names nor arguments. `in_reasoning`: whether the prompt's
-        prefill opened the reasoning; None: not known.
+        offered; None checks neither names nor arguments. `in_reasoning`: True if the prompt opened
+        the reasoning; None: not known. `calls_as_text`: the reply holds no calls; all text from the
+        first one on is content, as it is written.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
             check_offsets(ids, offsets)
             return ParsedReply(text.strip())
-        stream = self.stream(tools=tools, in_reasoning=in_reasoning)
+        stream = self.stream(tools=tools, in_reasoning=in_reasoning, calls_as_text=calls_as_text)
         stream.finish(text, ids=ids, offsets=offsets)
         return stream.reply
 
@@ -81,13 +83,20 @@ class ToolCallParser(ABC):
         return any(marker in text for marker in (*self.openers, *self.markers, *thoughts))
 
     def stream(
-        self, *, tools: Sequence[Tool] | None = None, in_reasoning: bool | None = None
+        self,
+        *,
+        tools: Sequence[Tool] | None = None,
+        in_reasoning: bool | None = None,
+        calls_as_text: bool = False,
     ) -> ReplyStream:
         """A reader for one reply that comes in pieces: `feed` each, `close`, then `reply`;
         parameters as in `parse`.
         """
         return ReplyStream(
-            self, None if tools is None else Offered(tools), in_reasoning=in_reasoning
+            self,
+            None if tools is None else Offered(tools),
+            in_reasoning=in_reasoning,
+            calls_as_text=calls_as_text,
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
@@ -118,10 +127,16 @@ class ReplyStream:
     """One reply, read as it comes. Not to be shared: one per reply."""
 
     def __init__(
-        self, parser: ToolCallParser, offered: Offered | None, *, in_reasoning: bool | None
+        self,
+        parser: ToolCallParser,
+        offered: Offered | None,
+        *,
+        in_reasoning: bool | None,
+        calls_as_text: bool = False,
     ) -> None:
         self._source = Source(parser.control_tokens)
-        self._out = Collector(_Check(parser, offered, self._source))
+        check = _Check(parser, offered, self._source)
+        self._out = Collector(check, calls_as_text=calls_as_text)
         self._steps: Steps[None] | None = parser.read(
             self._source, self._out, offered, in_reasoning=in_reasoning
         )
@@ -161,12 +176,13 @@ class ReplyStream:
         self._source.feed(text, offsets)
 
     def _run(self) -> None:
-        if self._steps is None:
-            return
-        for _ in self._steps:
-            if not self._source.closed:
-                return
-        self._steps = None
+        if self._steps is not None:
+            for _ in self._steps:
+                if not self._source.closed:
+                    break
+            else:
+                self._steps = None
+        self._out.verbatim(self._source.text)
 
 
 def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from toolroll.parsers.base import Tool, ToolCallParser
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.registry import get_parser
-from toolroll.parsers.types import ParsedReply
+from toolroll.parsers.types import ParsedReply, ToolCall
 
 
 class OpenAICompatibleToolCallAdapter:
@@ -106,16 +106,15 @@ def to_openai(reply: ParsedReply) -> dict[str, Any]:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name or "unknown",
-                    "arguments": call.raw
-                    if call.arguments is None
-                    else json.dumps(call.arguments, ensure_ascii=False),
-                },
-            }
+            {"id": call.id, "type": "function", "function": openai_function(call)}
             for call in reply.tool_calls
         ]
     return message
+
+
+def openai_function(call: ToolCall) -> dict[str, str]:
+    """Return the `function` of a call in OpenAI's format; unreadable arguments as written."""
+    arguments = call.raw
+    if call.arguments is not None:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"name": call.name or "unknown", "arguments": arguments}

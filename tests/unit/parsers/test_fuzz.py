@@ -5,10 +5,11 @@ texts for each format).
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-from support.calls import ordinary_calls
-from support.formats import FORMATS, tools_for
+from support.formats import tools_for
+from support.fuzz import pieces_of
 from support.parsing import in_pieces, lost
 from support.tiers import fuzz_texts
 
@@ -16,53 +17,20 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import ParsedReply
 
-COMMON = (
-    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "a", "name",
-    '"name"', '"arguments"', "null", "1",
-    "-", "1e999", "NaN", "é", "\u2028", "\x00", "<think>", "</think>", "<|", "|>", "{}",
-    '{"name": "x", "arguments": {"id": "a"}}', "[x(id='a')]",
-)  # fmt: skip
-OWN = {
-    kind.name: [form for form in FORMATS if form.name == kind.name] for kind in built_in_parsers()
-}
-
-
-def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
-    """A text in pieces: markers and fragments, whole calls, and calls with something cut out or
-    put in.
-    """
-    forms = OWN[kind.name]
-    marks = (*kind.openers, *kind.markers, *(marker for form in forms for marker in form.markers))
-    found = []
-    for _ in range(picks.randint(1, 6)):
-        sort = picks.random()
-        if sort < 0.45 and forms:
-            form = picks.choice(forms)
-            text = form.write(ordinary_calls(form, picks))
-            for _ in range(picks.randint(0, 2)):
-                at = picks.randint(0, len(text))
-                text = (
-                    text[:at]
-                    + picks.choice(("", *COMMON, *marks))
-                    + text[at + picks.choice((0, 1, 1, 5, 30)) :]
-                )
-            found.append(text[: picks.choice((len(text), picks.randint(0, len(text))))])
-        elif sort < 0.8 and marks:
-            mark = picks.choice(marks)
-            found.append(mark if picks.random() < 0.8 else mark[: picks.randint(0, len(mark))])
-        else:
-            found.append("".join(picks.choice(COMMON) for _ in range(picks.randint(1, 6))))
-    return found
-
 
 def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedReply:
     """What must be true of any reply."""
     tools = picks.choice(
         (None, tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})]))
     )
-    opened = picks.choice((None, True, False))
-    reply = parser.parse(text, tools=tools, in_reasoning=opened)
+    options: Any = {
+        "tools": tools,
+        "in_reasoning": picks.choice((None, True, False)),
+        "calls_as_text": picks.random() < 0.2,
+    }
+    reply = parser.parse(text, **options)
     assert not lost(parser, text, reply), text
+    assert not (options["calls_as_text"] and reply.tool_calls)
     for call in reply.tool_calls:
         assert call.span is not None
         assert 0 <= call.span[0] <= call.span[1] <= len(text)
@@ -72,7 +40,7 @@ def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedRepl
     pieces = [
         text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)
     ]
-    assert in_pieces(parser, pieces, tools=tools, in_reasoning=opened)[0] == reply, pieces
+    assert in_pieces(parser, pieces, **options)[0] == reply, pieces
     return reply
 
 

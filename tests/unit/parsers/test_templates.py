@@ -84,7 +84,7 @@ def written_turn(
     user = {"role": "user", "content": "Go on."}
     whole = template.renderer.render([user, turn], tools, generate=False)
     prompt = template.renderer.render([user], tools, generate=True)
-    opened = template.opens_reasoning
+    opened = template.opens_reasoning()
     if not whole.startswith(prompt):  # DeepSeek's opens a thought that history does not show
         prompt, opened = prompt.removesuffix("<think>\n"), False
         assert whole.startswith(prompt)

@@ -304,7 +304,7 @@ async def test_racing_retries_of_one_request_are_one_answer(tokenizer: Any, numb
             for number in numbers
         ]
         await bench.engine.until(lambda engine: engine.held >= 1)
-        while sum(work.waiting for work in bench.endpoint.sessions.find("s").works.all()) < len(
+        while sum(work.waiting for work in bench.endpoint.sessions.find("s").pending.all()) < len(
             asking
         ):
             await asyncio.sleep(0)

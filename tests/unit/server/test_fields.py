@@ -1,4 +1,4 @@
-"""Every field of a request is honoured at the engine, or refused by its name."""
+"""Every field of a request is honored at the engine, or refused by its name."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_field_reaches_the_engine(
         ),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_its_name(
+async def test_what_cannot_be_honored_is_refused_by_its_name(
     tokenizer: Any, field: str, asked: dict[str, Any]
 ) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
@@ -363,7 +363,7 @@ async def test_a_strict_call_against_its_schema_is_no_answer(tokenizer: Any) -> 
         assert len(await bench.trajectories(refused=1)) == 1
 
 
-async def test_strict_is_refused_by_name_if_it_cannot_be_honoured(tokenizer: Any) -> None:
+async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any) -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
@@ -371,11 +371,11 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honoured(tokenizer: Any
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.abilities = EngineCapabilities(behind_router=True, context_length=1000)
+        bench.endpoint.capabilities = EngineCapabilities(behind_router=True, context_length=1000)
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []
-    with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honoured"):
+    with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honored"):
         strict_tag("pythonic", [OTHER, STRICT], place, forced=False, several=True)
 
 
@@ -456,6 +456,6 @@ async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(
     tokenizer: Any, index: int
 ) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        bench.endpoint.abilities = EngineCapabilities(vocab_size=None, context_length=1000)
+        bench.endpoint.capabilities = EngineCapabilities(vocab_size=None, context_length=1000)
         status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
         assert (status, answer["error"]["param"]) == (400, "prompt")

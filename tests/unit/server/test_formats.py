@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
+from support.deltas import joined, whole
 from support.endpoints import endpoint
-from support.tool_calls import SAID
+from support.formats import FORMATS
 from support.worlds import TOOL
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -29,27 +30,38 @@ def test_a_format_without_a_grammar_is_refused() -> None:
         assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("name", [*SAID, "mistral", "pythonic"])
-async def test_it_is_streamed_as_it_is_read(tokenizer: Any, name: str) -> None:
-    others = {
-        "mistral": '[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]',
-        "pythonic": '[look(at="x")]',
-    }
-    said = {**SAID, **others}[name]
-    async with endpoint(tokenizer, lambda request: said, split="random") as bench:
+async def answer(tokenizer: Any, name: str, said: str, *, stream: bool) -> dict[str, Any]:
+    """The message that the SDK's client gets, in process, and what it ended with."""
+    async with (
+        endpoint(tokenizer, lambda request: said, split="random") as bench,
+        ToolrollClient(bench.endpoint, session="s") as client,
+    ):
         bench.served.parser = get_parser(name, bench.served.template.encoder.control)
-        path = f"{bench.url}/sessions/s/v1/chat/completions"
-        async with bench.http.post(
-            path, json={"messages": [USER], "tools": [TOOL], "stream": True}
-        ) as response:
-            lines = (await response.read()).split(b"\n\n")
-        deltas = [
-            orjson.loads(line[6:])["choices"][0]["delta"]
-            for line in lines
-            if line and b"[DONE]" not in line
-        ]
-        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or ()]
-        assert "".join(part.get("name", "") for part in parts) == "look"
-        assert orjson.loads("".join(part["arguments"] for part in parts)) == {"at": "x"}
-        assert not any(delta.get("content") for delta in deltas)
+        asked: Any = {"model": "m", "messages": [USER], "tools": [TOOL], "stream": stream}
+        made: Any = await client.chat.completions.create(**asked)
+        chunks = [chunk.model_dump() async for chunk in made] if stream else [made.model_dump()]
+        [choice] = chunks[-1]["choices"]
+        message = joined(chunks) if stream else whole(choice["message"])
         await bench.trajectories()
+        return {**message, "end": choice["finish_reason"], "ids": choice["token_ids"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hermes", "llama3", "qwen3_coder", "glm45", "deepseekv3", "mistral", "pythonic", "gpt-oss"],
+)
+async def test_it_is_streamed_as_it_is_answered(tokenizer: Any, name: str) -> None:
+    form = next(form for form in FORMATS if form.name == name)
+    calls = [("look", {"at": "x 🙂"}), ("look", {"at": "</tool"}), ("look", {"up": 1})]
+    spoken = form.spoken and name != "gpt-oss"
+    thinks = spoken and name != "mistral"
+    lead = "<think>\nHm.\n</think>\n\n" * thinks + "I look 🙂.\n" * spoken
+    said = lead + form.write(calls)
+    answered, streamed = [
+        await answer(tokenizer, name, said, stream=stream) for stream in (False, True)
+    ]
+    assert streamed == answered
+    assert answered["reasoning_content"] == "Hm." * thinks
+    assert answered["content"] == "I look 🙂." * spoken
+    assert [call["name"] for call in answered["tool_calls"]] == ["look"] * len(calls)
+    assert answered["end"] == "tool_calls"

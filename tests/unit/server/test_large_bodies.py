@@ -212,7 +212,7 @@ async def test_a_request_that_fails_is_not_kept(tokenizer: Any) -> None:
     """Its error would hold its whole conversation for the grace time, and no retry joins it."""
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": 3}]}))[0] == 400
-        assert bench.endpoint.sessions.find("s").works.all() == []
+        assert bench.endpoint.sessions.find("s").pending.all() == []
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ class Player:
                 return []
             again = asyncio.create_task(self._post(body, 1))
             if step.pick % 2:  # some retries come before the release, the others after it
-                works = self.bench.endpoint.sessions.find("s").works
+                works = self.bench.endpoint.sessions.find("s").pending
                 while self.begun[name] <= step.n and not any(work.joined for work in works.all()):
                     await asyncio.sleep(0)
             self.holds[name].set()

@@ -25,7 +25,7 @@ def test_another_address_needs_a_key() -> None:
             ["--sampling-params", '{"temprature": 1}'],
             ["--sampling-params", "temprature", "did you mean 'temperature'"],
         ),
-        (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is each request's own"]),
+        (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is set by each request"]),
         (["--history", "forget"], ["--history", "fork", "preserve"]),
         (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
         (["--max-tokens", "0"], ["--max-tokens"]),

@@ -8,13 +8,16 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
+from support.deltas import joined, whole
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.tiers import costly
 from support.worlds import TOOL
 
+from toolroll.parsers.formats.hermes import HermesParser
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -46,36 +49,6 @@ async def events(
     return [orjson.loads(line) for line in data[:-1]]
 
 
-def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
-    """The message that a client puts together from the deltas."""
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    for choice in [
-        choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
-    ]:
-        delta = choice["delta"]
-        message["content"] += delta.get("content") or ""
-        message["reasoning_content"] += delta.get("reasoning_content") or ""
-        for part in delta.get("tool_calls") or ():
-            if part["index"] == len(message["tool_calls"]):
-                message["tool_calls"].append(
-                    {"id": part["id"], "name": part["function"]["name"], "arguments": ""}
-                )
-            message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
-    return message
-
-
-def whole(message: dict[str, Any]) -> dict[str, Any]:
-    """The same of a message that came in one piece."""
-    calls = [{"id": it["id"], **it["function"]} for it in message.get("tool_calls") or ()]
-    return {
-        "content": message.get("content") or "",
-        "reasoning_content": message.get("reasoning_content") or "",
-        "tool_calls": [
-            {"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls
-        ],
-    }
-
-
 async def streamed(bench: Bench, **asked: Any) -> list[Any]:
     """The events of a stream whose deltas are the message that is kept."""
     chunks = await events(bench, messages=[USER], **asked)
@@ -102,7 +75,6 @@ def test_the_deltas_are_the_message(
     tokenizer: Any, pieces: list[str], thought: bool, tools: bool, stop: bool, limit: int | None
 ) -> None:
     said = ("<think>\nA thought.\n</think>\n\n" if thought else "") + "".join(pieces)
-    assume("</think>" not in said or said.lstrip().startswith("<think>"))  # see the next test
     asked = {
         **({"tools": [TOOL]} if tools else {}),
         **({"stop": ["STOP"]} if stop else {}),
@@ -122,18 +94,6 @@ def test_the_deltas_are_the_message(
             await bench.trajectories()
 
     asyncio.run(compare())
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="reasoning that nothing opens has been told as content before its end is seen",
-)
-@pytest.mark.parametrize("said", ["</think>", "Hello</think>x"])
-async def test_the_deltas_are_the_message_if_reasoning_is_only_closed(
-    tokenizer: Any, said: str
-) -> None:
-    async with endpoint(tokenizer, lambda request: said) as bench:
-        await streamed(bench)
 
 
 async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:
@@ -196,6 +156,56 @@ async def test_a_failure_behind_it_is_an_event_and_nothing_is_trained(tokenizer:
     async with endpoint(tokenizer, lambda request: held) as bench:
         chunks = await events(bench, messages=[USER], begun=lambda: bench.engine.abort(every=True))
         assert chunks[-1]["error"]["code"] == "engine_aborted"
+        assert await bench.trajectories(refused=1) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "calls"),
+    [
+        ({"tool_choice": "required"}, 2),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, 2),
+        ({"parallel_tool_calls": False}, 1),
+        ({"tool_choice": "none"}, 0),
+        ({"stop": ["</tool_call>"]}, 1),
+        ({"stop_token_ids": [300]}, 2),
+    ],
+)
+async def test_a_stream_keeps_to_the_choice_of_tools(
+    tokenizer: Any, asked: dict[str, Any], calls: int
+) -> None:
+    said = call(at="x") + call(at="y")
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        chunks = await streamed(bench, tools=[TOOL], **asked)
+        message = joined(chunks)
+        assert len(message["tool_calls"]) == calls
+        assert message["content"] == ("" if calls else said)
+        await bench.trajectories()
+
+
+async def test_a_forced_call_that_is_missing_ends_the_stream_with_an_error(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    held = Reply("One two three four.", hold=release, hold_after=4)
+    async with endpoint(tokenizer, lambda request: held) as bench:
+        asked = {"messages": [USER], "tools": [TOOL], "tool_choice": "required"}
+        chunks = await events(bench, begun=release.set, **asked)
+        assert chunks[-1]["error"]["code"] == "engine_error"
+        assert await bench.trajectories(refused=1) == []
+
+
+class Contradictory(HermesParser):
+    """A parser whose stream is not what it parses."""
+
+    def parse(self, text: str, **options: Any) -> ParsedReply:
+        return ParsedReply("Something else.")
+
+
+async def test_a_stream_that_the_answer_contradicts_is_an_error_and_nothing_is_trained(
+    tokenizer: Any,
+) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
+        bench.served.parser = Contradictory()
+        chunks = await events(bench, messages=[USER])
+        assert chunks[-1]["error"]["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
 
 

@@ -265,7 +265,7 @@ async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
         live = bench.endpoint.sessions.find("s")
         assert live.session.tokens == len(trajectory["input_ids"])
         # what the client has gone on from is not kept for a retry
-        assert len(live.works._works) <= 1
+        assert len(live.pending._by_key) <= 1
 
 
 async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) -> None:
@@ -286,7 +286,7 @@ async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) ->
             ]
         live = bench.endpoint.sessions.find("s")
         skip(601)
-        while live.works.all():
+        while live.pending.all():
             await asyncio.sleep(0)
         gc.collect()
         assert [

@@ -73,6 +73,8 @@ class BlockParser(ToolCallParser):
                 return
             if marker in self.wrappers:
                 at = begin + len(marker)
+            elif out.calls_as_text:
+                return out.begin_verbatim(begin)
             elif self.block is not None and marker == self.block[0]:
                 at = yield from self._block(source, out, begin, begin, self.block, offered)
             else:

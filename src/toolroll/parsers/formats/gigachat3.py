@@ -30,4 +30,6 @@ class GigaChat3Parser(OpenJsonParser):
                 return
             at = begin + len(marker)
             if marker != _SEPARATOR:
+                if out.calls_as_text:
+                    return out.begin_verbatim(begin)
                 at = yield from self.json_calls(source, out, begin, at, self.markers)

@@ -51,6 +51,8 @@ class JsonBlockParser(ToolCallParser):
                 return
             at = begin + len(marker)
             if marker == self.opener:
+                if out.calls_as_text:
+                    return out.begin_verbatim(begin)
                 at = yield from self._block(source, out, begin, at)
 
     def _block(

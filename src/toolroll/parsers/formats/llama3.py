@@ -34,6 +34,8 @@ class Llama3Parser(OpenJsonParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
+        if out.calls_as_text:
+            return out.begin_verbatim(at)
         first = yield from source.skip(at)
         if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
             at = yield from self._objects(source, out, first, first)

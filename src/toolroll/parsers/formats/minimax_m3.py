@@ -63,6 +63,8 @@ class MiniMaxM3Parser(BlockParser):
                 return
             tag = yield from source.skip(begin + len(_MARK))
             if (yield from source.starts(tag, _OPEN)):
+                if out.calls_as_text:
+                    return out.begin_verbatim(begin)
                 behind = tag + len(_OPEN)
                 at = yield from self._block(
                     source, out, begin, behind - len(opener), (opener, closer), offered

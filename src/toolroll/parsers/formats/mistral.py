@@ -33,6 +33,8 @@ class MistralParser(OpenJsonParser):
             begin, marker = yield from source.until(at, (self.opener,), out.content)
             if not marker:
                 return
+            if out.calls_as_text:
+                return out.begin_verbatim(begin)
             at = yield from source.skip(begin + len(marker))
             if (yield from source.char(at)) in ("[", "{") and not (
                 yield from source.starts(at, self.opener)

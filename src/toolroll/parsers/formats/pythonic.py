@@ -50,7 +50,9 @@ class PythonicParser(ToolCallParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        marked, fresh = False, True  # behind the marker; at the beginning of a line
+        if out.calls_as_text:
+            return out.begin_verbatim(at)
+        marked, fresh = False, True  # after the marker; at the beginning of a line
         while True:
             begin, marker = yield from source.until(at, ("[", _START, _END), out.content)
             if not marker:
@@ -138,6 +140,8 @@ class Lfm2Parser(ToolCallParser):
             begin, marker = yield from source.until(at, (_LFM_START,), out.content)
             if not marker:
                 return
+            if out.calls_as_text:
+                return out.begin_verbatim(begin)
             start = begin + len(_LFM_START)
             try:
                 calls, at = yield from self._calls(source, start)

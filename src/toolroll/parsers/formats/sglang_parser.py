@@ -66,6 +66,8 @@ class SGLangParser(ToolCallParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is certain before the end."""
+        if out.calls_as_text:
+            return out.begin_verbatim(at)
         yield from source.rest()
         text = source.text[at:]
         tools = [

@@ -39,11 +39,15 @@ class _Trimmed:
 
 class Collector:
     """Takes reasoning, content and calls in the order written. `check` completes a call: its
-    status and its tokens.
+    status and its tokens. `calls_as_text`: from the first call on, all text is content.
     """
 
-    def __init__(self, check: Callable[[ToolCall], ToolCall]) -> None:
+    def __init__(
+        self, check: Callable[[ToolCall], ToolCall], *, calls_as_text: bool = False
+    ) -> None:
         self._check = check
+        self.calls_as_text = calls_as_text
+        self._verbatim_at: int | None = None
         self._content = _Trimmed(None)
         self._reasoning = _Trimmed("\n")
         self._calls: list[ToolCall] = []
@@ -52,17 +56,36 @@ class Collector:
 
     def content(self, text: str) -> None:
         """Visible text."""
-        self._put("content", self._content.add(text))
+        if self._verbatim_at is None:
+            self._put("content", self._content.add(text))
 
     def reasoning(self, text: str) -> None:
         """A piece of reasoning."""
-        self._put("reasoning", self._reasoning.add(text))
+        if self._verbatim_at is None:
+            self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
         """An attempted call."""
+        if self.calls_as_text:
+            if call.span is None:
+                self.content(call.raw)
+            else:
+                self.begin_verbatim(call.span[0])
+            return
         done = self._check(call)
         self._calls.append(done)
         self._deltas.append(Delta("tool_call", call=done))
+
+    def begin_verbatim(self, at: int) -> None:
+        """From `at` on all text is content; what is read there is ignored."""
+        if self._verbatim_at is None:
+            self._verbatim_at = at
+
+    def verbatim(self, text: str) -> None:
+        """Take what is new of `text`, the reply's text so far, as content if it is verbatim."""
+        if self._verbatim_at is not None:
+            self._put("content", self._content.add(text[self._verbatim_at :]))
+            self._verbatim_at = len(text)
 
     def _put(self, kind: Literal["reasoning", "content"], text: str) -> None:
         if text:

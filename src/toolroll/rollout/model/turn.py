@@ -63,34 +63,50 @@ def parse_turn(
     place: str,
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
+    streamed: bool = False,
 ) -> ParsedTurn:
-    """Take `completion` apart. `place` seeds the ids of its calls. `tools` None: none were offered,
-    so that text which looks like a call is text. Behind one of `stop_strings` nothing is read, nor
-    is the stop string itself."""
+    """Parse `completion` as a turn.
+
+    Args:
+        served: The model whose parser reads the text.
+        template: The template that the prompt was rendered with.
+        completion: What the engine sampled.
+        sampling_params: The parameters that were sent.
+        tools: The tools that were offered. None: none were, and text that looks like a call is
+            text.
+        place: Seeds the ids of the calls.
+        parse: Reads the text instead of the parser (a published hook).
+        stop_strings: Text from one of these on is not read.
+        streamed: Read the text as it is read in pieces (`parse_options`).
+    """
     ids = completion.output_ids
     sampled = template.sampled(
         ids,
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params),
     )
-    said = sampled.body
-    if isinstance(completion.matched, str) and completion.matched in stop_strings:
-        said = said.partition(completion.matched)[0]
+    said = before_stop(sampled.body, completion, stop_strings)
     if parse is not None:
         parsed = parse(said)
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.body)
-        # Where the prompt did not open it, a reply that closes reasoning counts as reasoning all
-        # the same.
-        opened = template.opens_reasoning or None
         parsed = served.parser.parse(
-            said, ids=plain, offsets=offsets, tools=tools or (), in_reasoning=opened
+            said,
+            ids=plain,
+            offsets=offsets,
+            **parse_options(served, template, tools, streamed=streamed),
         )
-    if tools is None:
-        parsed = _as_text(parsed, said)
     parsed = with_call_ids(parsed, place)
     return ParsedTurn(sampled, said, parsed, to_openai(parsed))
+
+
+def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
+    """Return `text` up to the stop string that ended it, if one of `stop_strings` did."""
+    matched = completion.matched
+    if isinstance(matched, str) and matched in stop_strings:
+        return text.partition(matched)[0]
+    return text
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
@@ -99,9 +115,19 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
 
-def _as_text(parsed: ParsedReply, said: str) -> ParsedReply:
-    """`parsed` without calls: all that is not reasoning is content."""
-    if not parsed.tool_calls:
-        return parsed
-    begin = said.find("</think>") + len("</think>") if parsed.reasoning is not None else 0
-    return ParsedReply(said[begin:].strip(), parsed.reasoning, (), parsed.reasoning_closed)
+def parse_options(
+    served: Model, template: ChatTemplate, tools: Sequence[Tool] | None, *, streamed: bool
+) -> dict[str, Any]:
+    """Return how a reply is read, as the keyword arguments of `parse` and `stream`.
+
+    A whole reply that closes reasoning counts as reasoning up to there, even if nothing opened it.
+    A stream cannot wait for that: with `streamed`, only a tag opens reasoning, in the prompt or in
+    the reply, so that the reply reads the same whole and in pieces.
+    """
+    reasoning = served.parser.reasoning
+    opened = reasoning is not None and template.opens_reasoning(reasoning)
+    return {
+        "tools": tools or (),
+        "in_reasoning": opened if streamed else opened or None,
+        "calls_as_text": tools is None,
+    }

@@ -1,4 +1,5 @@
-"""Who may ask the endpoint: keys, and without a key, programs of this machine but no web page.
+"""Who may use the endpoint: with a key, its holder; without one, programs on this machine, but no
+web page.
 
 Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any
 web page can make a browser send requests: one with a foreign `Origin`, or for a host name that

@@ -1,7 +1,7 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
-Invariants: every refusal is an OpenAI error body with a stable code, and says in `x-should-retry`
-whether trying again can help; a session is reached with the server's key or its own (`access`);
+Invariants: every refusal is an OpenAI error body with a stable code, and its `x-should-retry` is
+true if another attempt can help; a session is reached with the server's key or its own (`access`);
 nothing that a client sends becomes a file name, and only a checked session id becomes a header of a
 request to the engine.
 """
@@ -22,7 +22,13 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
-from toolroll.rollout.server.endpoint import Ask, Endpoint, ParsedRequest, model_card, retry_number
+from toolroll.rollout.server.endpoint import (
+    Endpoint,
+    ParsedRequest,
+    RequestStarter,
+    model_card,
+    retry_number,
+)
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest
@@ -42,7 +48,7 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
-"""In the log: the client hung up before there was one."""
+"""In the log: the client closed the connection before there was an answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -121,9 +127,7 @@ class EndpointServer:
             self.endpoint.sessions.drop_idle()
 
     async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections that have sent no whole head of a request; aiohttp itself does since
-        3.14.4.
-        """
+        """Close connections that sent no complete request header; aiohttp does so since 3.14.4."""
         silent: set[web.RequestHandler] = set()
         while runner.server is not None:
             await asyncio.sleep(self.settings.receive / 2)
@@ -137,8 +141,8 @@ class EndpointServer:
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A line a request, without keys, queries or bodies; its path stays as it was quoted,
-        its session has been checked.
+        """Log one line for each request, without keys, queries or bodies; the path stays quoted,
+        the session id is a checked one.
         """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
@@ -166,8 +170,8 @@ class EndpointServer:
         except web.HTTPException as error:
             return _refusal(_http_error(error, request))
         except ConnectionError:
-            raise  # the client has gone: there is nobody to answer
-        except Exception as error:  # every request's border: it touches no other
+            raise  # the client is gone
+        except Exception as error:  # every request's border: no other is affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -183,7 +187,7 @@ class EndpointServer:
             owned = session_id is not None and has_key(request, session_key(key, session_id))
             if not (has_key(request, key) or owned):
                 raise ApiError(
-                    401, "invalid_api_key", "the key is missing, wrong, or another session's"
+                    401, "invalid_api_key", "the key is missing, wrong, or that of another session"
                 )
         return await handler(request)
 
@@ -195,7 +199,7 @@ class EndpointServer:
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """The session that the path or the header names."""
+        """Return the session that the path or the header names, None if none is named."""
         named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
         if len(named) > 1:
             raise ApiError(
@@ -213,24 +217,27 @@ class EndpointServer:
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.start_chat))
+        return await self._answer(request, *await self._start(request, self.endpoint.start_chat))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._asked(request, self.endpoint.ask_text))
+        return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
-    async def _asked(
-        self, request: web.Request, ask: Ask
+    async def _start(
+        self, request: web.Request, start: RequestStarter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
-        """What `request` asks for. The decoded body is freed at the end: it is a conversation long,
-        and nobody needs it while the engine samples."""
+        """Start what `request` asks for. The decoded body, a whole conversation, is freed at the
+        end: nothing needs it while the engine samples.
+        """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
         live = self._live(request, body.data)
-        return live, *await ask(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        return live, *await start(
+            live, body, retry=retry_number(request.headers.get(_RETRY_HEADER))
+        )
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """The request's session: by path, header or body; one that is forgotten at once where
-        there is none.
+        """Return the request's session, named by path, header or body. If none is named, it gets
+        one that is dropped with the request.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -242,10 +249,10 @@ class EndpointServer:
                 param="session_id",
             )
         if given is not None and self._only(request) not in (None, given):
-            raise ApiError(401, "invalid_api_key", "the key is another session's")
+            raise ApiError(401, "invalid_api_key", "the key belongs to another session")
         session_id = named or given
         if session_id is None:
-            return self.endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+            return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
         _SESSION.set(check_id(str(session_id)))
         return self.endpoint.sessions.of(str(session_id))
 
@@ -253,29 +260,29 @@ class EndpointServer:
         self,
         request: web.Request,
         live: LiveSession,
-        asked: ParsedRequest,
-        work: PendingRequest[CompletionResult],
+        parsed: ParsedRequest,
+        pending: PendingRequest[CompletionResult],
     ) -> web.StreamResponse:
-        live.works.join(work)
+        live.pending.join(pending)
         try:
-            if asked.request.stream:
-                return await self._stream(request, asked, work)
-            await asyncio.wait([work.task])
+            if parsed.request.stream:
+                return await self._stream(request, parsed, pending)
+            await asyncio.wait([pending.task])
             return web.Response(
-                body=self.endpoint.deliver(work).body, content_type="application/json"
+                body=self.endpoint.commit(pending).body, content_type="application/json"
             )
         finally:
-            live.works.leave(work)
+            live.pending.leave(pending)
 
     async def _stream(
-        self, request: web.Request, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+        self, request: web.Request, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
     ) -> web.StreamResponse:
-        await opened(self.endpoint, work)
+        await opened(self.endpoint, pending)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        async for line in event_lines(self.endpoint, asked, work):
+        async for line in event_lines(self.endpoint, parsed, pending):
             await response.write(line)
         await response.write_eof()
         return response
@@ -305,19 +312,19 @@ class EndpointServer:
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await receive(request, self.settings)
-        asked = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
-        if (asked.prompt is None) == (asked.messages is None):
+        parsed = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
+        if (parsed.prompt is None) == (parsed.messages is None):
             raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        template = self.endpoint.variants.get(asked.chat_template_kwargs)
+        template = self.endpoint.templates.get(parsed.chat_template_kwargs)
         ids = await call_of_size(
-            _tokens, asked, template, body.data.get("tools") or [], large=body.large
+            _tokens, parsed, template, body.data.get("tools") or [], large=body.large
         )
         await self.endpoint.refresh()
         return _json(
             {
                 "tokens": ids,
                 "count": len(ids),
-                "max_model_len": self.endpoint.abilities.context_length,
+                "max_model_len": self.endpoint.capabilities.context_length,
             }
         )
 
@@ -327,15 +334,15 @@ class EndpointServer:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        asked = read(
+        parsed = read(
             SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False
         )
         only = self._only(request)
-        if only is not None and asked.session_id != only:
-            raise ApiError(401, "invalid_api_key", "a session's key makes no other session")
-        check_defaults(asked.sampling_params)
+        if only is not None and parsed.session_id != only:
+            raise ApiError(401, "invalid_api_key", "the key of a session creates no other session")
+        check_defaults(parsed.sampling_params)
         live = self.endpoint.sessions.create(
-            asked.session_id or uuid.uuid4().hex, asked.sampling_params
+            parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
         )
         key = self.settings.api_key
         made = {
@@ -350,17 +357,17 @@ class EndpointServer:
         live = self.endpoint.sessions.find(request.match_info["session"])
         await self.endpoint.settle(live)
         found = live.session.trajectories()
-        told = {
+        state = {
             "session_id": live.id,
             "reward": live.reward,
             "info": live.info,
             "forks": live.tree.forks,
             "mismatches": dict(live.mismatches),
-            "in_flight": live.works.in_flight,
+            "in_flight": live.pending.in_flight,
         }
         large = sum(len(one.input_ids) for one in found) > LONG
         return await _json_of_size(
-            lambda: {**told, "trajectories": list(map(trajectory_body, found))}, large=large
+            lambda: {**state, "trajectories": list(map(trajectory_body, found))}, large=large
         )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
@@ -368,9 +375,10 @@ class EndpointServer:
         await self.endpoint.settle(live)
         found = []
         for node, kind in live.trace:
-            said = node.completion
-            assert said is not None
-            found.append(Traced(kind, live.session.path_ids(node.parent), said, node.excluded))
+            completion = node.completion
+            assert completion is not None
+            prompt_ids = live.session.path_ids(node.parent)
+            found.append(Traced(kind, prompt_ids, completion, node.excluded))
         large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
         return await _json_of_size(
             lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large
@@ -378,8 +386,8 @@ class EndpointServer:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         live = self.endpoint.sessions.find(request.match_info["session"])
-        asked = read(RewardRequest, await self._body(request), labels=False)
-        live.reward, live.info = asked.reward, asked.info
+        parsed = read(RewardRequest, await self._body(request), labels=False)
+        live.reward, live.info = parsed.reward, parsed.info
         return _json({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
@@ -388,15 +396,15 @@ class EndpointServer:
         return _json({"session_id": session_id, "deleted": True})
 
 
-def _tokens(asked: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
-    """Return the tokens that `asked` would be prompted with."""
-    if asked.messages is None:
-        return template.encoder.encode(asked.prompt or "")
+def _tokens(parsed: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
+    """Return the tokens that `parsed` would be prompted with."""
+    if parsed.messages is None:
+        return template.encoder.encode(parsed.prompt or "")
     developer = "developer" in template.renderer.source
     messages = read_messages(
-        asked.messages, developer=developer, answer=asked.add_generation_prompt
+        parsed.messages, developer=developer, answer=parsed.add_generation_prompt
     )
-    return template.encode_conversation(messages, tools, generate=asked.add_generation_prompt)
+    return template.encode_conversation(messages, tools, generate=parsed.add_generation_prompt)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
@@ -449,9 +457,7 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return what `made` makes as JSON; it and the JSON are made in a thread if they are
-    `large`.
-    """
+    """Return what `made` returns as JSON, made in a thread if it is `large`."""
     body = await call_of_size(lambda: orjson.dumps(made()), large=large)
     return web.Response(body=body, content_type="application/json")
 

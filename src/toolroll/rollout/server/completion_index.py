@@ -1,5 +1,5 @@
-"""`CompletionIndex`: the sampled ends of a session's text completions, found by the text that leads
-up to them.
+"""`CompletionIndex`: the sampled nodes of a session's text completions, found by the text up to
+them.
 
 Invariants: each text is decoded once, and only its length and digest are kept; a prompt is looked
 up at the cost of its own length, however many texts there are.
@@ -25,11 +25,11 @@ class CompletionIndex:
         self._by_text: dict[int, dict[bytes, list[Node]]] = {}
 
     def append(self, node: Node) -> None:
-        """Add one that was sampled."""
+        """Add a sampled node."""
         self._nodes.append(node)
 
     def before_ids(self, ids: IdArray) -> Node | None:
-        """The longest node that `ids` begin with, the first of several."""
+        """Return the longest node that `ids` begin with, the first of several."""
         fitting = [
             node
             for node in self._nodes
@@ -38,8 +38,8 @@ class CompletionIndex:
         return max(fitting, key=lambda node: node.stop, default=None)
 
     def before_text(self, prompt: str, encoder: Encoder) -> list[tuple[Node, int]]:
-        """The nodes whose whole text `prompt` begins with, the longest in tokens first; each
-        with its text's length in characters.
+        """Return the nodes whose whole text `prompt` begins with, the longest in tokens first;
+        each with the length of its text in characters.
         """
         self._decode_new(encoder)
         found: list[tuple[Node, int]] = []

@@ -1,9 +1,9 @@
-"""Prompts of text completions: which sampled node a text, or a list of ids, goes on from.
+"""Prompts of text completions: which sampled node a text, or a list of ids, continues.
 
 Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a
-node only where it begins with the node's whole text and its rest, encoded by itself, is what the
-whole would have been encoded to at the seam ("4" is not the beginning of "42" where the tokenizer
-has one token for both).
+node only if it begins with the node's whole text and its rest, encoded by itself, is what the whole
+would have been encoded to at the seam ("4" is not the beginning of "42" if the tokenizer has one
+token for both).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 
 _SEAM = 8
-"""So many tokens on the left of a seam are encoded again to see whether it holds."""
+"""Tokens on the left of a seam that are encoded again to check it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """`input_ids` whole; `parent` the node that it extends, `delta` what comes behind."""
+    """`input_ids`: the whole prompt; `parent`: the node that it extends; `delta`: what follows."""
 
     input_ids: IdArray
     parent: Node | None
@@ -35,7 +35,7 @@ class TextPrompt:
 def plan_text(
     live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None
 ) -> TextPrompt:
-    """The tokens of `prompt` in this session."""
+    """Return the tokens of `prompt` in this session. Raises `ApiError`."""
     if not prompt:
         raise refused("prompt", "the prompt is empty", code="invalid_value")
     reason = "another text of the same session" if live.session.nodes else None

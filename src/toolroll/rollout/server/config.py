@@ -1,4 +1,4 @@
-"""`EndpointSettings`: what `toolroll serve` may be told."""
+"""`EndpointSettings`: the settings of `toolroll serve`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class EndpointSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8400, ge=0, le=65535, description="0: any free one")
     api_key: str | None = Field(
-        default=None, min_length=8, description="required where host is not a loopback address"
+        default=None, min_length=8, description="required if host is not a loopback address"
     )
     sampling_params: dict[str, Any] = Field(
-        default_factory=dict, description="SGLang's names; for what a request leaves open"
+        default_factory=dict, description="SGLang's names; defaults for what a request does not set"
     )
     default_max_tokens: int | None = Field(
-        default=None, ge=1, description="where a request names none; default: the room that is left"
+        default=None, ge=1, description="if a request names none; default: the room that is left"
     )
     model_names: Literal["any", "own"] = Field(
         default="any", description="whether a request may name any model, or only the served one"
@@ -38,14 +38,14 @@ class EndpointSettings(BaseModel):
     grace: float = Field(
         default=30.0,
         ge=0,
-        description="how long a request lives on after its client hung up, and an answer for a "
-        "retry",
+        description="how long a request is kept after its client hung up, and an answer is kept "
+        "for a retry",
     )
     timeout: float = Field(
         default=1800.0, gt=0, description="one request, all its answers together"
     )
     idle: float = Field(
-        default=3600.0, gt=0, description="a session that nobody used for so long is dropped"
+        default=3600.0, gt=0, description="a session that was not used for this time is dropped"
     )
     max_sessions: int = Field(default=10_000, ge=1)
     max_nodes: int = Field(default=20_000, ge=1, description="in one session's tree")
@@ -57,7 +57,7 @@ class EndpointSettings(BaseModel):
         default=32 * 2**20, ge=1024, description="one request's body, decompressed"
     )
     max_text: int = Field(
-        default=2**20, ge=1024, description="one text of it: a message, a tool result, a prompt"
+        default=2**20, ge=1024, description="one text in a body: a message, a tool result, a prompt"
     )
     receive: float = Field(
         default=60.0,
@@ -69,7 +69,7 @@ class EndpointSettings(BaseModel):
     @classmethod
     def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
         if "n" in params:
-            raise ValueError("n is each request's own")
+            raise ValueError("n is set by each request")
         try:
             check_names(params)
         except UsageError as error:
@@ -80,7 +80,7 @@ class EndpointSettings(BaseModel):
     def _keyed(self) -> EndpointSettings:
         if self.host not in LOOPBACK and not self.api_key:
             raise ValueError(
-                f"what listens on {self.host} can be reached from other machines: it needs an "
-                f"api_key (--api-key-env)"
+                f"other machines can reach {self.host}: an endpoint there needs an api_key "
+                f"(--api-key-env)"
             )
         return self

@@ -1,9 +1,9 @@
-"""`Endpoint`: chat and text completions with exact tokens, for whoever asks: the HTTP server and
-the in-process client.
+"""`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
+client.
 
-Invariants: a plan changes nothing and stays true whatever is committed meanwhile, so that a large
-request is planned in a thread and holds up no other one; what is handed out is committed first, in
-one go, and what is never handed out is never trained; a failure is an `ApiError` and touches no
+Invariants: a plan changes nothing and stays valid whatever is committed meanwhile, so a large
+request is planned in a thread and blocks no other one; what is handed out is committed first, all
+at once, and what is never handed out is never trained; a failure is an `ApiError` and affects no
 other request.
 """
 
@@ -20,7 +20,7 @@ from weakref import ref
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import ParsedTurn, parse_turn
+from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.completions import TextPrompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
@@ -49,34 +49,33 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, read (without its messages, which have become a prompt), and the tools that it
-    offers.
-    """
+    """A checked request (without its messages, which became a prompt) and the tools it offers."""
 
     request: ChatRequest | CompletionRequest
     tools: list[Tool] = field(default_factory=list)
 
 
-class Ask(Protocol):
-    """`Endpoint.start_chat`, `Endpoint.ask_text`."""
+class RequestStarter(Protocol):
+    """`Endpoint.start_chat`, `Endpoint.start_text`."""
 
     async def __call__(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, what `body` asks for."""
+        """Start, or join, what `body` asks for."""
         ...
 
 
 class Endpoint:
     """Serves `served` to many sessions. An async context manager; or call `start` before the first
-    request and `aclose` at the end. `served` stays open."""
+    request and `aclose` at the end. `served` stays open.
+    """
 
     def __init__(self, served: Model, settings: EndpointSettings | None = None) -> None:
         self.served = served
         self.settings = settings or EndpointSettings()
         self.sessions = Sessions(self.settings)
-        self.abilities = EngineCapabilities()
-        self.variants = TemplateCache(served.template)
+        self.capabilities = EngineCapabilities()
+        self.templates = TemplateCache(served.template)
         self._developer = "developer" in served.template.renderer.source
 
     async def __aenter__(self) -> Endpoint:
@@ -92,14 +91,14 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     async def start(self) -> None:
-        """Find out what the engine can do."""
+        """Ask the engine for its capabilities."""
         facts = await self.served.engine.facts()
         routed = (
             await self.served.engine.behind_router()
             if isinstance(self.served.engine, Engine)
             else False
         )
-        self.abilities = EngineCapabilities(
+        self.capabilities = EngineCapabilities(
             deterministic=facts.deterministic,
             behind_router=routed,
             context_length=facts.context_length,
@@ -107,10 +106,10 @@ class Endpoint:
         )
 
     async def refresh(self) -> None:
-        """Ask again where the engine has not told its context length: it may not have answered
-        yet at the start.
+        """Ask again if the engine has not reported its context length: it may not have answered yet
+        at the start.
         """
-        if self.abilities.context_length is None:
+        if self.capabilities.context_length is None:
             await self.start()
 
     async def aclose(self) -> None:
@@ -122,7 +121,7 @@ class Endpoint:
     async def start_chat(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, the chat completion that `body` asks for; nobody may change it any
+        """Start, or join, the chat completion that `body` asks for. `body` must not be changed any
         more.
         """
         large = body.large
@@ -131,120 +130,131 @@ class Endpoint:
         )
         given, request.messages = request.messages, []
         tools: list[Tool] = list(body.data.get("tools") or ())
-        asked = ParsedRequest(request, tools)
-        joined = live.works.retried(key, retry) if retry else None
+        parsed = ParsedRequest(request, tools)
+        joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
-            return asked, joined
+            return parsed, joined
         self._admit(live, request)
         params = sampling_params(
-            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
         use = apply_tool_choice(
-            request, tools, self.served.parser.name, params, routed=self.abilities.behind_router
+            request, tools, self.served.parser.name, params, routed=self.capabilities.behind_router
         )
         top = top_logprobs(request)
-        switches = self.variants.with_effort(request.chat_template_kwargs, request.reasoning_effort)
-        template = self.variants.get(switches)
+        switches, effort = request.chat_template_kwargs, request.reasoning_effort
+        template = self.templates.get(self.templates.with_effort(switches, effort))
         plan = partial(self._plan, live, given, use.tools, template)
 
-        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
+        async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
-            given.clear()  # a conversation long, and nobody needs it while the engine samples
+            given.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = _prompt_json(prompt, answered)
             if answered is not None:
-                live.works.forget(answered)  # its client has the answer: it goes on from it
+                live.pending.forget(answered)  # its client has the answer: it continues it
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
-            work.note = StreamNote(template, use.offered, live.id, len(prompt.input_ids), first)
+            numbers = range(first, first + request.n)
+            seeds = [call_id_seed(live.id, len(prompt.input_ids), nth) for nth in numbers]
+            offered = use.tools if use.offered else None
+            pending.stream_context = StreamContext(template, params, offered, seeds)
             completions, sent = await self._sample(
-                live, template, prompt.input_ids, prompt_json, params, request, work, top
+                live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
             choices = []
-            for index, completion in enumerate(completions):
-                choice = partial(
-                    self._chat_choice, live, prompt, completion, sent, use, request, first + index
-                )
+            for completion, seed in zip(completions, seeds, strict=True):
+                choice = partial(self._chat_choice, prompt, completion, sent, use, request, seed)
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
-            served = self._served(
+            result = self._make_result(
                 "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
             )
             encoder = self.served.template.encoder
-            served.commit = lambda: self._commit_chat(live, prompt, served, work)
-            served.render = lambda: chat_body(
-                served, encoder, logprobs=bool(request.logprobs), top=top
+            result.commit = lambda: self._commit_chat(live, prompt, result, pending)
+            result.render = lambda: chat_body(
+                result, encoder, logprobs=bool(request.logprobs), top=top
             )
             if not request.stream and is_long(
                 completions, logprobs=bool(request.logprobs), top=top
             ):
-                await asyncio.to_thread(served.write)
-            return served
+                await asyncio.to_thread(result.write)
+            return result
 
-        return asked, live.works.start(key, request.n, run)
+        return parsed, live.pending.start(key, request.n, run)
 
     def _plan(
         self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
     ) -> Prompt:
         return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
 
-    async def ask_text(
+    async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Begin, or join, the text completion that `body` asks for."""
+        """Start, or join, the text completion that `body` asks for. Raises `ApiError`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
             large=large,
         )
-        asked = ParsedRequest(request)
-        joined = live.works.retried(key, retry) if retry else None
+        parsed = ParsedRequest(request)
+        joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
-            return asked, joined
+            return parsed, joined
         self._admit(live, request)
         params = sampling_params(
-            request, self.settings, self.abilities, live.sampling_params, request.token_limit
+            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
         top = top_logprobs(request)
-        planned = partial(
-            plan_text, live, request.prompt, self.served.template.encoder, self.abilities.vocab_size
-        )
+        encoder, vocab_size = self.served.template.encoder, self.capabilities.vocab_size
+        planned = partial(plan_text, live, request.prompt, encoder, vocab_size)
 
-        async def run(work: PendingRequest[CompletionResult]) -> CompletionResult:
+        async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
+            pending.stream_context = StreamContext(self.served.template, params)
             plan = await call_of_size(planned, large=large)
             prompt_json = joined_ids(plan.input_ids)
             completions, sent = await self._sample(
-                live, self.served.template, plan.input_ids, prompt_json, params, request, work, top
+                live,
+                self.served.template,
+                plan.input_ids,
+                prompt_json,
+                params,
+                request,
+                pending,
+                top,
             )
             choices = []
             for completion in completions:
-                shown = partial(self._shown, completion, request)
-                said = await call_of_size(shown, large=len(completion.output_ids) > LONG)
-                choices.append(Choice(completion, said))
-            served = self._served("cmpl", plan.input_ids, prompt_json, choices, sent, None)
-            encoder = self.served.template.encoder
-            served.commit = lambda: self._commit_text(live, plan, served)
-            served.render = lambda: text_body(served, encoder, logprobs=request.logprobs)
+                read_text = partial(self._text, completion, sent, request)
+                text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
+                choices.append(Choice(completion, text))
+            result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
+            result.commit = lambda: self._commit_text(live, plan, result)
+            result.render = lambda: text_body(result, encoder, logprobs=request.logprobs)
             logprobs = request.logprobs is not None
             if not request.stream and is_long(completions, logprobs=logprobs, top=top):
-                await asyncio.to_thread(served.write)
-            return served
+                await asyncio.to_thread(result.write)
+            return result
 
-        return asked, live.works.start(key, request.n, run)
+        return parsed, live.pending.start(key, request.n, run)
 
-    def deliver(self, work: PendingRequest[CompletionResult]) -> CompletionResult:
-        """The result of a finished work, committed to its session."""
-        if work.task.cancelled():
+    def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
+        """Return the result of a finished request. Raises what the request failed with."""
+        if pending.task.cancelled():
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
-        served = work.task.result()
-        if served.commit is not None:
-            served.commit()
-            served.commit = None
-        work.delivered = True
-        return served
+        return pending.task.result()
+
+    def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
+        """Return the result of a finished request, committed to its session: it goes out now."""
+        result = self.result(pending)
+        if result.commit is not None:
+            result.commit()
+            result.commit = None
+        pending.delivered = True
+        return result
 
     def _admit(self, live: LiveSession, request: Sampling) -> None:
         settings = self.settings
@@ -256,10 +266,10 @@ class Endpoint:
                 param="model",
             )
         if live.session.nodes >= settings.max_nodes:
-            words = f"the session has {live.session.nodes} nodes, the limit: begin another one"
+            words = f"the session has {live.session.nodes} nodes, the limit: start another session"
             raise ApiError(409, "session_full", words, param="session_id")
-        if live.works.in_flight >= settings.max_in_flight:
-            words = f"the session has {live.works.in_flight} requests in flight, the limit"
+        if live.pending.in_flight >= settings.max_in_flight:
+            words = f"the session has {live.pending.in_flight} requests in flight, the limit"
             raise ApiError(429, "too_many_requests", words, retry=True)
 
     # --- sampling ---------------------------------------------------------------------------------
@@ -269,14 +279,14 @@ class Endpoint:
         live: LiveSession,
         template: ChatTemplate,
         ids: IdArray,
-        ids_text: bytes,
+        prompt_json: bytes,
         params: Mapping[str, Any],
         request: Sampling,
-        work: PendingRequest[CompletionResult],
+        pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """All answers, each a request of its own (they share the prompt in the engine's prefix
-        cache), or an error.
+        """Return all answers and the parameters that were sent. Each answer is a request of its
+        own: they share the prompt in the engine's prefix cache.
         """
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
@@ -284,23 +294,25 @@ class Endpoint:
             input_ids=ids,
             sampling_params=sent,
             session_id=live.id,
-            input_ids_json=ids_text,
+            input_ids_json=prompt_json,
             extra=extra,
         )
 
         async def one(index: int) -> Completion:
-            progress = (lambda got: work.report(index, list(got))) if request.stream else None
+            progress = (lambda got: pending.report(index, list(got))) if request.stream else None
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
                 raise ApiError(
                     503,
                     "engine_aborted",
-                    "the engine aborted the request (a weight update, say)",
+                    "the engine aborted the request (for example, for a weight update)",
                     retry=True,
                 )
             if top and completion.top_logprobs is None and len(completion.output_ids):
                 raise ApiError(
-                    502, "engine_error", "the engine gave no top logprobs, which were asked for"
+                    502,
+                    "engine_error",
+                    "the engine returned no top logprobs, although the request asks for them",
                 )
             return completion
 
@@ -311,19 +323,18 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                # one that failed ends all: an answer that is not handed out is not wanted
+                # if one fails, all fail: the others would not be handed out
                 for task in tasks:
                     task.cancel()
 
     def _chat_choice(
         self,
-        live: LiveSession,
         prompt: Prompt,
         completion: Completion,
         params: Mapping[str, Any],
         use: ToolUse,
         request: ChatRequest,
-        nth: int,
+        seed: str,
     ) -> Choice:
         reading: ParsedTurn = parse_turn(
             self.served,
@@ -331,28 +342,28 @@ class Endpoint:
             completion,
             params,
             tools=use.tools if use.offered else None,
-            place=call_id_seed(live.id, len(prompt.input_ids), nth),
+            place=seed,
             stop_strings=request.stop_strings,
+            streamed=True,
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
         return Choice(completion, reading.said, reading)
 
-    def _shown(self, completion: Completion, request: CompletionRequest) -> str:
-        template = self.served.template
-        said = template.sampled(
+    def _text(
+        self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
+    ) -> str:
+        sampled = self.served.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
-            stop_token_ids=request.stop_token_ids or (),
-        ).body
-        if isinstance(completion.matched, str) and completion.matched in request.stop_strings:
-            said = said.partition(completion.matched)[0]
-        return said
+            stop_token_ids=stop_ids(completion, params),
+        )
+        return before_stop(sampled.body, completion, request.stop_strings)
 
-    def _served(
+    def _make_result(
         self,
         prefix: str,
         ids: IdArray,
-        ids_text: bytes,
+        prompt_json: bytes,
         choices: list[Choice],
         params: Mapping[str, Any],
         constrained: str | None,
@@ -364,7 +375,7 @@ class Endpoint:
             ids,
             choices,
             params,
-            ids_text,
+            prompt_json,
             constrained,
         )
 
@@ -374,13 +385,13 @@ class Endpoint:
         self,
         live: LiveSession,
         prompt: Prompt,
-        served: CompletionResult,
-        work: PendingRequest[CompletionResult],
+        result: CompletionResult,
+        pending: PendingRequest[CompletionResult],
     ) -> None:
         observed = live.tree.observe(prompt)
-        source = ref(work)
-        for choice in served.choices:
-            node = live.session.sample(choice.completion, served.sampling_params, after=observed)
+        source = ref(pending)
+        for choice in result.choices:
+            node = live.session.sample(choice.completion, result.sampling_params, after=observed)
             assert choice.reading is not None
             live.tree.commit(prompt, node, choice.reading).source = source
             live.trace.append((node, "chat.completion"))
@@ -389,20 +400,18 @@ class Endpoint:
         if self.settings.verify == "always":
             self._start_checks(live)
 
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, served: CompletionResult) -> None:
+    def _commit_text(self, live: LiveSession, plan: TextPrompt, result: CompletionResult) -> None:
         observed = live.session.observe(plan.delta, after=plan.parent, reason=plan.reason)
-        for choice in served.choices:
-            node = live.session.sample(choice.completion, served.sampling_params, after=observed)
+        for choice in result.choices:
+            node = live.session.sample(choice.completion, result.sampling_params, after=observed)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
 
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and take wrong ones out of training; called before they
-        are handed out.
-
-        At the end all are verified, also those that were committed while it waited.
+        """Verify the sequences of `live` and exclude wrong ones from training, before they are
+        handed out; also those that are committed meanwhile.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -410,9 +419,7 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do what `settle` does, without waiting: for a caller that cannot, at the price of
-        holding up the event loop.
-        """
+        """Do what `settle` does, without waiting: it blocks the event loop."""
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -433,19 +440,26 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamNote:
-    """What a stream must know before the answer is there."""
+class StreamContext:
+    """How the answers of a request are read while they are sampled. `tools`: None if none were
+    offered. `seeds`: of the ids of calls, one for each choice of a chat completion.
+    """
 
     template: ChatTemplate
-    offered: bool
-    session_id: str
-    prompt_length: int
-    first: int
+    sampling_params: Mapping[str, Any]
+    tools: Sequence[Tool] | None = None
+    seeds: Sequence[str] = ()
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        own = self.sampling_params.get("stop_token_ids") or ()
+        return frozenset({*self.template.stop_token_ids, *own})
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
-    """The served model as `/v1/models` lists it."""
-    length = endpoint.abilities.context_length
+    """Return the served model as `/v1/models` lists it."""
+    length = endpoint.capabilities.context_length
     return {
         "id": endpoint.model,
         "object": "model",
@@ -456,21 +470,19 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def retry_number(header: str | None) -> int:
-    """Which retry a request is, by the SDKs' header; 0 for a first attempt."""
+    """Return the number of the retry, from the SDKs' header; 0 for a first attempt."""
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
 
 
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
-    """The place that seeds the ids of a reply's calls; `nth` answer to its prompt."""
+    """Return the seed of the ids of the calls in the `nth` answer to a prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 
 def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
-    """The prompt's ids as JSON text: with those that the turn before was sent with, where they
-    are kept.
-    """
+    """Return the prompt's ids as JSON text, made from that of the turn before if it is cached."""
     if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
         return joined_ids(prompt.input_ids)
     return joined_ids(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

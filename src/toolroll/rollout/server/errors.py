@@ -1,8 +1,7 @@
-"""Every way in which the endpoint says no: OpenAI's error bodies with stable codes, classified in
-one place.
+"""Every refusal of the endpoint: OpenAI's error bodies with stable codes, classified in one place.
 
 `retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey: only what can succeed is
-tried again.
+retried.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from toolroll.rollout.errors import (
 
 
 class ApiError(ToolrollError):
-    """A refusal: HTTP `status`, `code` (stable), the `param` at fault, and whether the same
-    request may succeed later.
+    """A refusal: HTTP `status`, `code` (stable), the `param` at fault; `retry` if the same request
+    may succeed later.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ _TYPES = {
 
 
 def refused(param: str, message: str, *, code: str = "unsupported_parameter") -> ApiError:
-    """A 400 that names the field at fault."""
+    """Return a 400 that names the field at fault."""
     return ApiError(400, code, message, param=param)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """`error` as the endpoint answers it."""
+    """Return `error` as the endpoint answers it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):
@@ -94,6 +93,6 @@ def _engine_error(error: EngineError) -> ApiError:
 
 
 def _param_in(message: str) -> str | None:
-    """The parameter that a message names first, in quotation marks."""
+    """Return the parameter that a message names first, in quotation marks."""
     parts = message.split("'", 2)
     return parts[1] if len(parts) == 3 else None

@@ -1,4 +1,4 @@
-"""The log of the HTTP server: what a client sent wrongly is one line, not a traceback."""
+"""The log of the HTTP server: a malformed request is one line, not a traceback."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The messages of a request: checked, and brought into the form in which a client's echo can be
-compared with what was served.
+"""The messages of a request: checked, and in a form in which a client's echo can be compared with
+what was served.
 
 Invariants: what a client's library changes on its own does not count (the order of JSON keys in
 arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in parts);
-everything else does. A field that a chat template would pass over is refused by name.
+everything else does. A field that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROLES = {
     ),
 }
 _INERT = frozenset({"provider_specific_fields", "annotations"})
-"""What client libraries hang on their messages and no model ever reads."""
+"""Fields that client libraries add to their messages and no model reads."""
 
 Digest = bytes
 START: Digest = b""
@@ -40,20 +40,18 @@ def read_messages(
 ) -> list[Message]:
     """Return `given` as plain messages: text parts joined, empty fields left out.
 
-    `developer` is whether the template knows that role; if not, its messages become the system's.
-    `answer` is whether a reply to them is wanted.
+    `developer`: the template knows that role; if not, its messages become the system's. `answer`: a
+    reply to them is wanted. Raises `ApiError`.
     """
     if not given:
-        raise refused(
-            "messages", "messages is empty: there is nothing to render", code="invalid_messages"
-        )
+        raise refused("messages", "messages is empty", code="invalid_messages")
     messages = [_read(message, index) for index, message in enumerate(given)]
     if not developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     if answer and messages[-1]["role"] == "assistant":
         raise refused(
             "messages",
-            "the last message is the assistant's: continuing one is not supported",
+            "the last message is the assistant's: continuing a message is not supported",
             code="invalid_messages",
         )
     return messages
@@ -63,7 +61,7 @@ def _read(given: Any, index: int) -> Message:
     if not isinstance(given, Mapping):
         raise refused(
             f"messages[{index}]",
-            f"messages[{index}] is no object with a role",
+            f"messages[{index}] is not an object with a role",
             code="invalid_value",
         )
     role = given.get("role")
@@ -79,7 +77,7 @@ def _read(given: Any, index: int) -> Message:
         elif value and name not in _INERT:
             raise refused(
                 f"messages[{index}].{name}",
-                f"messages[{index}].{name} cannot be honoured: no chat template shows it",
+                f"messages[{index}].{name} cannot be honored: no chat template shows it",
             )
     try:
         message = plain_content(message)
@@ -122,7 +120,7 @@ def _assistant(message: Message, index: int) -> Message:
 def _call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise refused(place, f"{place} is no function call with a name", code="invalid_messages")
+        raise refused(place, f"{place} is not a function call with a name", code="invalid_messages")
     arguments = function.get("arguments")
     return {
         "id": str(call.get("id") or ""),
@@ -149,7 +147,7 @@ class Echo:
         self._calls = 0
 
     def add(self, message: Message) -> Digest:
-        """Take the next message in."""
+        """Add the next message, and return the digest of all so far."""
         form = orjson.dumps(self._form(message), option=orjson.OPT_SORT_KEYS)
         self.digest = blake2b(self.digest + form, digest_size=16).digest()
         return self.digest
@@ -174,8 +172,9 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Arguments as data, so that spacing and the order of keys do not count; the text itself where
-    it is no JSON, or has more levels than can be written again."""
+    """Return arguments as data, so that spacing and the order of keys do not count; the text itself
+    if it is not JSON, or is nested too deep to be written again.
+    """
     if isinstance(arguments, str):
         try:
             found = orjson.loads(arguments)
@@ -187,20 +186,21 @@ def canonical(arguments: Any) -> Any:
 
 
 def same_reasoning(given: Message, served: Message) -> bool:
-    """Whether the client's echo left the reasoning alone, or left it out."""
-    said = given.get("reasoning_content")
-    return not said or str(said).strip() == str(served.get("reasoning_content") or "").strip()
+    """Return True if the client's echo kept the reasoning as it is, or left it out."""
+    echo = given.get("reasoning_content")
+    return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
 
 
 def with_served_ids(
     new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
 ) -> list[Message]:
-    """`new` messages with the call ids that were served in the place of the client's own; `given`
-    and `served` are the same beginning of the conversation, as the client has it and as it was
-    served."""
+    """Return the `new` messages with the call ids that were served instead of the client's own.
+    `given` and `served` are the same beginning of the conversation, as the client has it and as it
+    was served.
+    """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
-    # From behind: the last call of an id counts, and it is nearly always one of the last message's.
+    # In reverse: the last call of an id counts, and it is nearly always in the last message.
     for one, other in zip(reversed(given), reversed(served), strict=True):
         if not wanted:
             break

@@ -1,9 +1,8 @@
-"""Requests in flight, and their answers for a while: what retries and hang-ups do.
+"""Requests in flight, and their answers for a while: retries and closed connections.
 
-Invariants: a retry (the SDKs say so in a header) joins the request that its client gave up on, in
-flight or finished, and nothing is sampled twice; a request that nobody waits for any more lives for
-the grace time and is aborted then; what was never handed out is never committed, so it is not
-trained.
+Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
+in flight or finished, and nothing is sampled twice; a request that nobody waits for is kept for the
+grace time, then aborted; what was never handed out is never committed, so it is not trained.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PendingRequest(Generic[T]):
-    """One request being answered: `task` gives its result; `waiting` counts those who want it;
-    `delivered` once it was handed out. `changed` is set whenever `progress` (the ids sampled so
-    far, by choice) has grown, and at the end."""
+    """One request being answered. `task` gives its result; `waiting` counts the connections that
+    wait for it; `delivered` is True once it was handed out. `changed` is set whenever `progress`
+    (the ids sampled so far, by choice) has grown, and at the end. `stream_context`: what a stream
+    needs before the result is there.
+    """
 
     key: bytes
     task: asyncio.Task[T]
@@ -35,134 +36,134 @@ class PendingRequest(Generic[T]):
     joined: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     expiry: asyncio.TimerHandle | None = None
-    note: Any = None
+    stream_context: Any = None
 
     def report(self, choice: int, ids: list[int]) -> None:
-        """Choice `choice` has come to `ids`."""
+        """Record that `ids` are sampled for choice `choice`."""
         if len(ids) > len(self.progress[choice]):
             self.progress[choice] = ids
             self.wake()
 
     def wake(self) -> None:
-        """Let those who follow the progress look again."""
+        """Wake the readers of streams."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without a result."""
+        """True if it ended without a result."""
         return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
 class PendingRequests(Generic[T]):
-    """The works of one session; `grace` in seconds."""
+    """The requests of one session; `grace` in seconds."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._ended = False
-        self._works: dict[bytes, list[PendingRequest[T]]] = {}
+        self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
 
     @property
     def in_flight(self) -> int:
-        """How many are not done."""
-        return sum(not work.task.done() for work in self.all())
+        """The number of requests that are not done."""
+        return sum(not request.task.done() for request in self.all())
 
     def all(self) -> list[PendingRequest[T]]:
-        """Those in flight, and those whose answers are kept for a retry."""
-        return [work for works in self._works.values() for work in works]
+        """Return the requests in flight, and those whose answers are kept for a retry."""
+        return [request for requests in self._by_key.values() for request in requests]
 
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Begin a new one: `run` is given it, to report progress. Raise `ApiError` if all were
-        cancelled.
-        """
+        """Start a request; `run` gets it, to report progress. Raises `ApiError` after `cancel`."""
         if self._ended:
             raise ApiError(
                 409, "request_aborted", "the session was deleted while the request was read"
             )
 
         async def body() -> T:
-            await asyncio.sleep(0)  # until the work is there
-            return await run(work)
+            await asyncio.sleep(0)  # until `request` is assigned
+            return await run(request)
 
-        work: PendingRequest[T] = PendingRequest(
+        request: PendingRequest[T] = PendingRequest(
             key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
         )
-        work.task.add_done_callback(_retrieved)
-        # also if it is cancelled before it begins
-        work.task.add_done_callback(lambda _: work.wake())
-        self._works.setdefault(key, []).append(work)
-        return work
+        request.task.add_done_callback(_retrieved)
+        # also if it is cancelled before it starts
+        request.task.add_done_callback(lambda _: request.wake())
+        self._by_key.setdefault(key, []).append(request)
+        return request
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
-        """Return the work that retry number `retry` of the request `key` stands for.
+        """Return the request that attempt number `retry` of the request `key` joins.
 
-        That is one that its client gave up on, else one whose hang-up was not seen yet. An attempt
-        that arrives out of order joins as well: a retry never samples a second answer while there
-        is one. Return None if there is none, or it has failed and must be tried again.
+        That is one that its client gave up on, else one whose closed connection was not noticed
+        yet. An attempt that arrives out of order joins as well: a retry never samples a second
+        answer while there is one. Return None if there is none, or if it failed.
         """
-        alive = [work for work in self._works.get(key, ()) if not work.failed]
-        work = min(
+        alive = [request for request in self._by_key.get(key, ()) if not request.failed]
+        request = min(
             alive,
-            key=lambda work: (work.joined >= retry, work.delivered, work.waiting > 0),
+            key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),
             default=None,
         )
-        if work is not None:
-            work.joined = max(work.joined, retry)
-        return work
+        if request is not None:
+            request.joined = max(request.joined, retry)
+        return request
 
-    def join(self, work: PendingRequest[T]) -> None:
-        """Somebody waits for `work`."""
-        work.waiting += 1
-        if work.expiry is not None:
-            work.expiry.cancel()
-            work.expiry = None
+    def join(self, request: PendingRequest[T]) -> None:
+        """Count one more connection that waits for `request`."""
+        request.waiting += 1
+        if request.expiry is not None:
+            request.expiry.cancel()
+            request.expiry = None
 
-    def leave(self, work: PendingRequest[T]) -> None:
-        """Somebody waits no more: served, or gone. The last one starts the grace time."""
-        work.waiting -= 1
-        if work.waiting == 0:
-            if self._grace == 0 or work.failed:  # no retry joins one that failed
-                self._expire(work)
+    def leave(self, request: PendingRequest[T]) -> None:
+        """Count one less, which was answered or is gone. The last one starts the grace time."""
+        request.waiting -= 1
+        if request.waiting == 0:
+            if self._grace == 0 or request.failed:  # no retry joins one that failed
+                self._expire(request)
             else:
-                work.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, work)
+                request.expiry = asyncio.get_running_loop().call_later(
+                    self._grace, self._expire, request
+                )
 
-    def forget(self, work: PendingRequest[T]) -> None:
-        """Drop a finished work early: its client has the answer."""
-        if work.waiting == 0 and work.delivered:
-            if work.expiry is not None:
-                work.expiry.cancel()
-            self._expire(work)
+    def forget(self, request: PendingRequest[T]) -> None:
+        """Drop a finished request early: its client has the answer."""
+        if request.waiting == 0 and request.delivered:
+            if request.expiry is not None:
+                request.expiry.cancel()
+            self._expire(request)
 
-    def _expire(self, work: PendingRequest[T]) -> None:
-        if work.waiting:
+    def _expire(self, request: PendingRequest[T]) -> None:
+        if request.waiting:
             return
-        if not work.task.done():
-            work.task.cancel()
-        works = self._works.get(work.key, [])
-        if work in works:
-            works.remove(work)
-        if not works:
-            self._works.pop(work.key, None)
+        if not request.task.done():
+            request.task.cancel()
+        requests = self._by_key.get(request.key, [])
+        if request in requests:
+            requests.remove(request)
+        if not requests:
+            self._by_key.pop(request.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """End all of them, and begin no other: the session is being dropped."""
+        """Cancel all requests and accept no other: the session is dropped. Return their tasks."""
         self._ended = True
         tasks = []
-        for works in self._works.values():
-            for work in works:
-                if work.expiry is not None:
-                    work.expiry.cancel()
-                if not work.task.done():
-                    work.task.cancel()
-                    tasks.append(work.task)
-        self._works.clear()
+        for requests in self._by_key.values():
+            for request in requests:
+                if request.expiry is not None:
+                    request.expiry.cancel()
+                if not request.task.done():
+                    request.task.cancel()
+                    tasks.append(request.task)
+        self._by_key.clear()
         return tasks
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return what two attempts of one request have in common: the order of keys does not count."""
+    """Return the key that all attempts of one request share, whatever the order of JSON keys."""
     try:
         text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
@@ -173,7 +174,7 @@ def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Look at the exception of a work that nobody waits for, which would be logged as never
+    """Retrieve the exception of a request that nobody waits for: asyncio would log it as never
     retrieved.
     """
     if not task.cancelled():

@@ -1,8 +1,7 @@
 """The bodies of requests, as pydantic models.
 
-Invariants: a field that is not here is refused by name, never passed over; null stands for "not
-set", as the SDKs mean it; a label that asks nothing of the answer (`user`, `metadata` ...) is taken
-and kept out of everything.
+Invariants: an unknown field is refused by name, never ignored; null means "not set", as in the
+SDKs; a label that does not affect the answer (`user`, `metadata` ...) is accepted and dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from toolroll.rollout.server.errors import ApiError, refused
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
-"""Fields that ask nothing of the answer."""
+"""Fields that do not affect the answer."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -55,7 +54,7 @@ class Sampling(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` pads events against traffic analysis: only false can be honoured."""
+    """`include_obfuscation` pads events against traffic analysis: only false can be honored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +64,7 @@ class StreamOptions(BaseModel):
 
 class FunctionDefinition(BaseModel):
     """A tool's function. If `strict` is true, its arguments are forced to follow its schema
-    (`grammar.strict_tag`).
+    (`tool_choice.strict_tag`).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -142,7 +141,7 @@ class ChatRequest(Sampling):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens` goes before `max_tokens`; 0 is refused, not passed over."""
+        """`max_completion_tokens`, else `max_tokens`; 0 is refused, not ignored."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -179,9 +178,7 @@ class TokenizeRequest(BaseModel):
 
 
 class SessionRequest(BaseModel):
-    """`POST /sessions`: `sampling_params` (SGLang's names) hold for what the session's requests
-    leave open.
-    """
+    """`POST /sessions`. `sampling_params` (SGLang's names): defaults for the session's requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -199,7 +196,7 @@ class RewardRequest(BaseModel):
 
 
 def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
-    """`body` as a `kind`; a 400 that names the field otherwise."""
+    """Return `body` as a `kind`. Raises `ApiError` (400) that names the field at fault."""
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     left = {
@@ -221,14 +218,14 @@ def _refusal(error: ValidationError) -> ApiError:
     )
     if first["type"] == "extra_forbidden":
         hint = _INSTEAD.get(param)
-        words = f"this endpoint cannot honour {param!r}" + (f": {hint}" if hint else "")
+        words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
         return refused(param, words)
     return refused(param, f"{param}: {first['msg']}", code="invalid_value")
 
 
 def _is_branch(part: int | str) -> bool:
-    """Pydantic names the branch of a union in an error's place: `NamedChoice`, `list[str]`,
-    `literal[...]`.
+    """Return True if `part` of an error's place is the branch of a union, which pydantic names:
+    `NamedChoice`, `list[str]`, `literal[...]`.
     """
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
 

@@ -1,7 +1,7 @@
-"""`Received`: the JSON body of a request, as far as its limits allow.
+"""`Received`: the JSON body of a request, within the limits.
 
 Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. What is
-larger than `LARGE`, and whatever is compressed, is decoded in a thread: it holds up no other
+larger than `LARGE`, and whatever is compressed, is decoded in a thread: it blocks no other
 request.
 """
 
@@ -24,16 +24,16 @@ from toolroll.rollout.server.errors import ApiError
 T = TypeVar("T")
 
 LARGE = 100_000
-"""Bytes of JSON that are read on the event loop at most."""
+"""The most bytes of JSON that are read on the event loop."""
 LONG = LARGE // 4
-"""Tokens that are read as a reply, or written as JSON, on the event loop at most."""
+"""The most tokens that are read as a reply, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A body: a JSON object, and whether its text is larger than `LARGE`."""
+    """A body: a JSON object. `large`: its text is larger than `LARGE`."""
 
     data: dict[str, Any]
     large: bool = False
@@ -95,7 +95,7 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
 
 
 def _decompressed(raw: bytes, limit: int) -> bytes:
-    """Return `raw` decompressed: `limit` bytes at most are ever made of it."""
+    """Return `raw` decompressed; never makes more than `limit` bytes of it."""
     made = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         text = made.decompress(raw, limit + 1)
@@ -106,7 +106,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
         raise _too_large(limit)
     if not made.eof or made.unused_data:
         raise ApiError(
-            400, "invalid_body", "the compressed body is cut off, or goes on after its end"
+            400, "invalid_body", "the compressed body is cut off, or continues after its end"
         )
     return text
 
@@ -120,7 +120,7 @@ def _too_large(limit: int) -> ApiError:
 def _check_texts(data: Any, limit: int) -> None:
     """Refuse the first text of `data` that is longer than `limit` bytes, and name its place.
 
-    Only the way to the present item is kept, and no list of what is left: a body may hold millions.
+    Only the path to the current item is kept, not a list of the rest: a body may hold millions.
     """
     steps: list[str] = []
     inner = [_entries(data)]
@@ -139,7 +139,7 @@ def _check_texts(data: Any, limit: int) -> None:
 
 
 def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield what `data` holds, the names of an object too, each with the step that leads to it."""
+    """Yield each item of `data`, and the names of an object, with the step to it."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield f".{name[:200]}", name

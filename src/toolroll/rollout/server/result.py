@@ -1,4 +1,4 @@
-"""What one request came to: the prompt, the completions, and what they read as."""
+"""The result of one request: its prompt, its completions, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from toolroll.rollout.types import Completion, IdArray
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `reading` is None for a text completion; `text` is what the client is shown
-    then.
-    """
+    """One answer. `reading` is None for a text completion; then `text` is what the client gets."""
 
     completion: Completion
     text: str
@@ -26,9 +24,10 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class CompletionResult:
-    """A request's answers: `prompt_ids` as they were sent, and the same as JSON (`ids_json`);
-    `constrained` says by what the sampling was, if it was. `commit` is called once, when the
-    answers are handed out; `render` makes the body without the prompt's ids."""
+    """The answers to a request. `prompt_json`: `prompt_ids` as JSON (`ids_json`); `constrained`:
+    what constrained the sampling, if anything. `commit` is called once, when the answers are handed
+    out; `render` makes the body without the prompt's ids.
+    """
 
     id: str
     created: int
@@ -44,9 +43,7 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """The answer as JSON, kept for a retry: a tenth of the size that its lists of ids would
-        have.
-        """
+        """The answer as JSON, kept for a retry: a tenth of the size of its lists of ids."""
         self.write()
         assert self._rest is not None
         return b"".join(
@@ -64,17 +61,17 @@ class CompletionResult:
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with the cached tokens."""
         prompt = len(self.prompt_ids)
-        said = sum(len(choice.completion.output_ids) for choice in self.choices)
+        sampled = sum(len(choice.completion.output_ids) for choice in self.choices)
         cached = max((choice.completion.cached_tokens for choice in self.choices), default=0)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": said,
-            "total_tokens": prompt + said,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
 
 def joined_ids(*parts: IdArray | bytes) -> bytes:
-    """Ids as JSON text without brackets; each of `parts` ids, or such a text of them."""
+    """Return ids as JSON text without brackets; each of `parts` is ids, or such a text."""
     texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)

@@ -1,8 +1,8 @@
-"""A request's sampling: OpenAI's names into SGLang's, and what cannot be honoured refused by name.
+"""Sampling parameters of a request: OpenAI's names to SGLang's; what cannot be honored is refused.
 
-Invariants: what a request leaves open is the session's, then the endpoint's; nothing is shared
-between requests; a constrained turn is marked as one (its logprobs are those of the constrained
-distribution).
+Invariants: what a request does not set comes from the session, then from the endpoint; nothing is
+shared between requests; a constrained turn is marked as one (its logprobs are those of the
+constrained distribution).
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ class EngineCapabilities:
 def sampling_params(
     request: Sampling,
     settings: EndpointSettings,
-    abilities: EngineCapabilities,
+    capabilities: EngineCapabilities,
     session_params: Mapping[str, Any],
     limit: int | None,
 ) -> dict[str, Any]:
-    """SGLang's sampling parameters for `request`; `limit` the tokens that it asks for."""
+    """Return SGLang's sampling parameters for `request`, which asks for `limit` tokens. Raises
+    `ApiError`.
+    """
     params = {**settings.sampling_params, **session_params}
     for name in _SAME_NAME:
         value = getattr(request, name)
@@ -60,28 +62,28 @@ def sampling_params(
     if request.logit_bias is not None:
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
-        if not abilities.deterministic and settings.seed == "refuse":
+        if not capabilities.deterministic and settings.seed == "refuse":
             words = (
                 "the engine is not deterministic (--enable-deterministic-inference): a seed "
                 "would not repeat an answer"
             )
-            raise refused(
-                "seed", f"{words}; to send it all the same, serve with --seed best_effort"
-            )
+            raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     wanted = limit if limit is not None else settings.default_max_tokens
     if wanted is not None:
         params["max_new_tokens"] = wanted
     elif "max_new_tokens" not in params:
-        params["max_new_tokens"] = NO_LIMIT if abilities.context_length else _UNKNOWN_CONTEXT_LIMIT
-    _check(request, settings, abilities, params)
+        params["max_new_tokens"] = (
+            NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
+        )
+    _check(request, settings, capabilities, params)
     return params
 
 
 def _check(
     request: Sampling,
     settings: EndpointSettings,
-    abilities: EngineCapabilities,
+    capabilities: EngineCapabilities,
     params: Mapping[str, Any],
 ) -> None:
     if request.n > settings.max_choices:
@@ -94,7 +96,7 @@ def _check(
         raise refused(
             "top_k", f"top_k is {request.top_k}; it must be -1 or at least 1", code="invalid_value"
         )
-    vocab = abilities.vocab_size
+    vocab = capabilities.vocab_size
     if vocab is not None and any(not 0 <= index < vocab for index in request.stop_token_ids or ()):
         raise refused(
             "stop_token_ids",
@@ -107,9 +109,9 @@ def _check(
             f"logit_bias holds an id outside the vocabulary of {vocab}",
             code="invalid_value",
         )
-    if abilities.behind_router:
+    if capabilities.behind_router:
         for name in DROPPED_BY_ROUTERS.intersection(params):
-            raise refused(name, f"the router drops {name!r} without a word: it cannot be honoured")
+            raise refused(name, f"the router silently drops {name!r}: leave it out")
 
 
 def check_defaults(params: Mapping[str, Any]) -> None:
@@ -127,9 +129,10 @@ def check_defaults(params: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What of the tools reaches the model: `tools` for the prompt; whether replies are read for
-    calls; `constrained` by what; the names of which one must be called, if a call is `forced`; and
-    those whose arguments must follow their schema."""
+    """How a request uses its tools. `tools`: those in the prompt; `offered`: replies are parsed for
+    calls; `constrained`: what constrains the sampling; `forced`: names of which one must be called;
+    `strict`: names of tools whose arguments must follow their schema.
+    """
 
     tools: list[dict[str, Any]]
     offered: bool
@@ -154,7 +157,7 @@ def apply_tool_choice(
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
         raise refused(
             "tool_choice",
-            "tool_choice asks for a call, and there are no tools",
+            "tool_choice requires a call, but the request has no tools",
             code="invalid_value",
         )
     constrained = _response_format(request, params)
@@ -224,7 +227,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
 
 
 def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
-    """How many likeliest tokens are asked for at each place."""
+    """Return how many of the likeliest tokens are asked for at each place."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 async def serve(
     args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the address."""
+    """Serve until SIGINT or SIGTERM; `ready` is called with the address."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -29,7 +29,7 @@ async def serve(
     async with Model.from_args(args) as served:
         health = await served.engine.health() if isinstance(served.engine, Engine) else None
         if health is not None and not health.ok:
-            # what it can do, and the length of its context, is asked once, now
+            # its capabilities and its context length are asked for once, now
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)

@@ -1,7 +1,7 @@
-"""The sessions of an endpoint: made, found, limited, dropped.
+"""The sessions of an endpoint: created, found, limited, dropped.
 
-Invariants: an id is checked before it is used for anything; a session belongs to nobody else's key;
-a session that nobody used for the idle time is dropped with its requests; nothing of a request
+Invariants: an id is checked before it is used for anything; the key of one session opens no other;
+a session that was not used for the idle time is dropped with its requests; nothing of a request
 without a session is kept.
 """
 
@@ -29,7 +29,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
 
 def check_id(session_id: str) -> str:
-    """`session_id`, if it is one."""
+    """Return `session_id`. Raises `ApiError` if it is not valid."""
     if not _ID.fullmatch(session_id):
         words = (
             "a session id is 1 to 128 letters, digits, and any of . _ : @ -, and begins with a "
@@ -41,13 +41,14 @@ def check_id(session_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """One session: its tree, its requests in flight, what it was told of its reward. `trace`: the
-    sampled nodes in the order in which they were handed out, with the kind of request; `texts`:
-    those of text completions; `answers`: how many each prompt got."""
+    """One session: its tree, its requests in flight, its reward. `trace`: the sampled nodes in the
+    order in which they were handed out, with the kind of request; `texts`: those of text
+    completions; `answers`: the number of answers to each prompt.
+    """
 
     session: Session
     tree: ConversationTree
-    works: PendingRequests[CompletionResult]
+    pending: PendingRequests[CompletionResult]
     texts: CompletionIndex
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
@@ -56,7 +57,7 @@ class LiveSession:
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
-    """The verifications under way."""
+    """The running verifications."""
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
 
@@ -66,7 +67,7 @@ class LiveSession:
         return self.session.session_id
 
     async def checked(self) -> None:
-        """Wait for the checks under way; a caller that is cancelled does not cancel them."""
+        """Wait for the running checks; a caller that is cancelled does not cancel them."""
         if self.checks:
             finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
@@ -77,9 +78,7 @@ class LiveSession:
                 task.result()
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
-        """Enter what a check of the sequence that ends with `turn` found; once, however many
-        there were.
-        """
+        """Record what a check of the sequence that ends with `turn` found, once for each turn."""
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
         turn.checked = True
@@ -92,7 +91,7 @@ class LiveSession:
 
 
 class Sessions:
-    """All sessions of an endpoint, the longest unused one first."""
+    """All sessions of an endpoint, the least recently used one first."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
@@ -101,8 +100,8 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def passing(self, session_id: str) -> LiveSession:
-        """A session for one request: nobody else finds it, and nothing of it is kept."""
+    def ephemeral(self, session_id: str) -> LiveSession:
+        """Return a session for one request: no other finds it, and nothing of it is kept."""
         session = Session(session_id)
         return LiveSession(
             session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session)
@@ -111,7 +110,7 @@ class Sessions:
     def create(
         self, session_id: str, sampling_params: Mapping[str, Any] | None = None
     ) -> LiveSession:
-        """A new session; refused where the id is taken or the endpoint is full."""
+        """Return a new session. Raises `ApiError` if the id is taken or the endpoint is full."""
         check_id(session_id)
         self.drop_idle()
         if session_id in self._sessions:
@@ -140,16 +139,16 @@ class Sessions:
         return live
 
     def of(self, session_id: str) -> LiveSession:
-        """The session, made where it is not there."""
+        """Return the session, created if it does not exist."""
         live = self._sessions.get(session_id)
         return self._touched(live) if live is not None else self.create(session_id)
 
     def get(self, session_id: str) -> LiveSession | None:
-        """The session, None where there is none; looking at it is no use of it."""
+        """Return the session, None if there is none. Does not refresh the idle time."""
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
-        """The session; a 404 where there is none."""
+        """Return the session. Raises `ApiError` (404) if there is none."""
         live = self._sessions.get(check_id(session_id))
         if live is None:
             raise ApiError(
@@ -163,36 +162,36 @@ class Sessions:
         return live
 
     def discard(self, session_id: str) -> None:
-        """Forget a session, if it is there; its requests in flight are told to end."""
+        """Drop a session if it exists, and cancel its requests in flight."""
         live = self._sessions.pop(session_id, None)
         if live is not None:
-            live.works.cancel()
+            live.pending.cancel()
 
     async def drop(self, session_id: str) -> None:
-        """Forget a session; its requests in flight are aborted."""
+        """Drop a session, and wait until its requests in flight are aborted."""
         live = self.find(session_id)
         del self._sessions[session_id]
         await end(live)
 
     def drop_idle(self) -> None:
-        """Forget what nobody used for the idle time."""
+        """Drop the sessions that were not used for the idle time."""
         limit = time.monotonic() - self._settings.idle
         for session_id, live in list(self._sessions.items()):
             if live.used > limit:
                 return
-            if not live.works.in_flight:
+            if not live.pending.in_flight:
                 self.discard(session_id)
 
     async def aclose(self) -> None:
-        """End all requests in flight."""
+        """Abort all requests in flight."""
         lives, self._sessions = list(self._sessions.values()), OrderedDict()
         for live in lives:
             await end(live)
 
 
 async def end(live: LiveSession) -> None:
-    """Abort what is in flight, and wait until it has ended."""
-    tasks: list[asyncio.Task[Any]] = [*live.works.cancel(), *live.checks.values()]
+    """Abort what is in flight, and wait until it ended."""
+    tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()
     if tasks:

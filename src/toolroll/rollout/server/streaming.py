@@ -1,4 +1,4 @@
-"""A work's answers as events, in OpenAI's chunks.
+"""The answers of a pending request as events, in OpenAI's chunks.
 
 Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk
 is an event with OpenAI's error body; the chunk with the finish reason also has the exact ids.
@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.model.turn import parse_options
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamNote, call_id_seed
+from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamContext
 from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
@@ -28,29 +29,33 @@ from toolroll.rollout.server.responses import (
 )
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
-from toolroll.rollout.server.stream_deltas import ChoiceDeltas, GrowingText
+from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
 
 Event = dict[str, Any]
 
 
-async def opened(endpoint: Endpoint, work: PendingRequest[CompletionResult]) -> None:
-    """Wait until a stream has something to tell. What fails before its first token is raised: an
-    HTTP error, which SDKs can retry.
+async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
+    """Wait until a stream has something to send. Raises what fails before the first token: it
+    becomes an HTTP error, which SDKs can retry.
     """
-    while not work.task.done() and not any(work.progress):
-        await work.changed.wait()
-    if work.failed:
-        endpoint.deliver(work)
+    while not pending.task.done() and not any(pending.progress):
+        await pending.changed.wait()
+    if pending.failed:
+        endpoint.result(pending)
 
 
 async def event_lines(
-    endpoint: Endpoint, asked: ParsedRequest, work: PendingRequest[CompletionResult]
+    endpoint: Endpoint, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
 ) -> AsyncIterator[bytes]:
     """The whole stream, as server-sent events."""
-    events = chat_events if isinstance(asked.request, ChatRequest) else text_events
+    events = chat_events if isinstance(parsed.request, ChatRequest) else text_events
     try:
         async for event in events(
-            endpoint, asked, work, stream_id=f"stream-{uuid.uuid4().hex}", created=int(time.time())
+            endpoint,
+            parsed,
+            pending,
+            stream_id=f"stream-{uuid.uuid4().hex}",
+            created=int(time.time()),
         ):
             yield b"data: " + orjson.dumps(event) + b"\n\n"
     except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
@@ -60,30 +65,30 @@ async def event_lines(
 
 async def chat_events(
     endpoint: Endpoint,
-    asked: ParsedRequest,
-    work: PendingRequest[CompletionResult],
+    parsed: ParsedRequest,
+    pending: PendingRequest[CompletionResult],
     *,
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
-    """The chunks of a chat completion. Raises what the work raises."""
-    request, note = asked.request, work.note
-    assert isinstance(request, ChatRequest) and isinstance(note, StreamNote)
+    """The chunks of a chat completion. Raises what the request failed with."""
+    request, context = parsed.request, pending.stream_context
+    assert isinstance(request, ChatRequest) and isinstance(context, StreamContext)
     head = {
         "id": stream_id,
         "object": "chat.completion.chunk",
         "created": created,
         "model": endpoint.model,
     }
-    readers = [
-        ChoiceDeltas(
-            note.template,
-            endpoint.served.parser,
-            asked.tools if note.offered else None,
-            call_id_seed(note.session_id, note.prompt_length, note.first + index),
-            request.stop_strings,
+    encoder, parser = endpoint.served.template.encoder, endpoint.served.parser
+    options = parse_options(endpoint.served, context.template, context.tools, streamed=True)
+    choices = [
+        ChoiceStream(
+            TextStream(encoder, context.stop_token_ids, request.stop_strings),
+            parser.stream(**options),
+            seed,
         )
-        for index in range(request.n)
+        for seed in context.seeds
     ]
 
     def chunk(index: int, delta: Event, **more: Any) -> Event:
@@ -96,42 +101,42 @@ async def chat_events(
 
     for index in range(request.n):
         yield chunk(index, {"role": "assistant", "content": ""})
-    async for progress in _followed(work):
-        for index, reader in enumerate(readers):
-            for delta in reader.feed(progress[index]):
+    async for progress in _followed(pending):
+        for index, stream in enumerate(choices):
+            for delta in stream.feed(progress[index]):
                 yield chunk(index, delta)
-    served = endpoint.deliver(work)
-    for index, (reader, choice) in enumerate(zip(readers, served.choices, strict=True)):
-        assert choice.reading is not None
-        for delta in reader.finish(choice.reading):
+    result = endpoint.result(pending)
+    rest = [stream.finish(choice) for stream, choice in zip(choices, result.choices, strict=True)]
+    endpoint.commit(pending)
+    for index, choice in enumerate(result.choices):
+        for delta in rest[index]:
             yield chunk(index, delta)
         logprobs = None
         if request.logprobs:
             top = top_logprobs(request)
             large = is_long([choice.completion], logprobs=True, top=top)
-            encoder = endpoint.served.template.encoder
             logprobs = await call_of_size(
                 chat_logprobs, choice.completion, encoder, top, large=large
             )
         last = chunk(
             index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
         )
-        yield {**last, **tokens(served)}
+        yield {**last, **tokens(result)}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield {**head, "choices": [], "usage": served.usage}
+        yield {**head, "choices": [], "usage": result.usage}
 
 
 async def text_events(
     endpoint: Endpoint,
-    asked: ParsedRequest,
-    work: PendingRequest[CompletionResult],
+    parsed: ParsedRequest,
+    pending: PendingRequest[CompletionResult],
     *,
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
     """The chunks of a text completion."""
-    request = asked.request
-    assert isinstance(request, CompletionRequest)
+    request, context = parsed.request, pending.stream_context
+    assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder
     head = {
         "id": stream_id,
@@ -139,8 +144,9 @@ async def text_events(
         "created": created,
         "model": endpoint.model,
     }
-    texts = [GrowingText(encoder) for _ in range(request.n)]
-    told = [0] * request.n
+    texts = [
+        TextStream(encoder, context.stop_token_ids, request.stop_strings) for _ in range(request.n)
+    ]
 
     def chunk(index: int, text: str, **more: Any) -> Event:
         return {
@@ -150,19 +156,18 @@ async def text_events(
             ],
         }
 
-    async for progress in _followed(work):
-        for index, growing in enumerate(texts):
-            ids = progress[index]
-            growing.grow(
-                ids[:-1] if ids and ids[-1] in endpoint.served.template.stop_token_ids else ids
-            )
-            held = max(map(len, request.stop_strings), default=0)
-            fresh = growing.text[told[index] : len(growing.text) - held]
-            if fresh:
-                told[index] += len(fresh)
-                yield chunk(index, fresh)
-    served = endpoint.deliver(work)
-    for index, choice in enumerate(served.choices):
+    async for progress in _followed(pending):
+        for index, stream in enumerate(texts):
+            text, _ = stream.feed(progress[index])
+            if text:
+                yield chunk(index, text)
+    result = endpoint.result(pending)
+    rest = [
+        stream.finish(choice.completion.output_ids.tolist(), choice.text)[0]
+        for stream, choice in zip(texts, result.choices, strict=True)
+    ]
+    endpoint.commit(pending)
+    for index, choice in enumerate(result.choices):
         logprobs = None
         if request.logprobs is not None:
             large = is_long([choice.completion], logprobs=True, top=request.logprobs)
@@ -171,21 +176,21 @@ async def text_events(
             )
         last = chunk(
             index,
-            choice.text[told[index] :],
+            rest[index],
             logprobs=logprobs,
             finish_reason=finish_reason(choice),
             **exact(choice),
         )
-        yield {**last, **tokens(served)}
+        yield {**last, **tokens(result)}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield {**head, "choices": [], "usage": served.usage}
+        yield {**head, "choices": [], "usage": result.usage}
 
 
-async def _followed(work: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
-    """The progress whenever there is more, until the work is done."""
+async def _followed(pending: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
+    """Yield the progress whenever there is more, until the request is done."""
     while True:
-        changed = work.changed
-        yield work.progress
-        if work.task.done():
+        changed = pending.changed
+        yield pending.progress
+        if pending.task.done():
             return
         await changed.wait()

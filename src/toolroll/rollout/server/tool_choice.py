@@ -1,11 +1,11 @@
-"""Tool calls that must be made, or must follow their schema: grammars in the model's own wire
+"""Forced tool calls, and calls that must follow their schema: grammars in the model's own wire
 format.
 
 A call is forced by EBNF, since that reaches the engine through every router (they drop
 `structural_tag`): a call of an offered tool with arguments of any kind, which the parser checks
 against the tool's schema. Arguments of `strict` tools are forced to follow their schema by a
-structural tag. One entry per wire format: a format that is not here cannot be forced, and the
-request is refused.
+structural tag. There is one entry for each wire format; a request that forces calls in another
+format is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def _marked_up(
     argument: tuple[str, str, str],
     tail: str,
 ) -> str:
-    """Calls whose arguments stand between tags, each a name and a text: `head` around the
-    function's name, `argument` around its key and its value, `tail` at the end."""
+    """Return EBNF of calls whose arguments are between tags, each a name and a text: `head` around
+    the function's name, `argument` around its key and its value, `tail` at the end.
+    """
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
     return "\n".join(
@@ -92,18 +93,18 @@ _GRAMMARS: dict[str, Callable[..., str]] = {
     "glm45": _glm45,
 }
 CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
-"""What a call ends with: a stop string where only one call is allowed."""
+"""What a call ends with: a stop string if only one call is allowed."""
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
-    """EBNF of one call, or `several`, of one of the tools `names`, as the parser named `parser`
-    reads it.
+    """Return EBNF of one call, or `several`, of the tools `names`, in the format of `parser`.
+    Raises `ApiError`.
     """
     make = _GRAMMARS.get(parser)
     if make is None:
         raise refused(
             "tool_choice",
-            f"calls in the format {parser!r} cannot be forced: leave tool_choice at auto",
+            f"calls in the format {parser!r} cannot be forced: use tool_choice auto",
         )
     return make(names, several=several)
 
@@ -119,8 +120,8 @@ def strict_tag(
     if parser != "hermes":
         raise refused(
             place,
-            f"{place} cannot be honoured for calls in the format {parser!r}: leave it out, or "
-            f"false",
+            f"{place} cannot be honored for calls in the format {parser!r}: leave it out or set "
+            f"it to false",
         )
     tags = []
     for function in (tool["function"] for tool in tools):
@@ -147,9 +148,9 @@ def check_called(
     """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a
     call of one of the tools `strict` that is against its schema.
 
-    The engine did not follow the grammar (one without a grammar backend ignores it), so the turn is
-    not what was asked for, and must not be marked as constrained. A reply that was cut, by its
-    length or by a stop of the client's, may end before its call.
+    Then the engine did not follow the grammar (without a grammar backend it ignores it), and the
+    turn must not be marked as constrained. A reply that was cut, by its length or by a stop of the
+    client's, may end before its call.
     """
     matched = completion.matched
     cut = isinstance(matched, str) or (
@@ -160,12 +161,10 @@ def check_called(
     calls = reading.parsed.tool_calls
     words = None
     if forced and not any(call.name in forced for call in calls):
-        words = (
-            f"a call of {' or '.join(forced)} was forced (tool_choice), and the reply holds none"
-        )
+        words = f"tool_choice forces a call of {' or '.join(forced)}, but the reply holds none"
     wrong = next((call for call in calls if call.name in strict and not call.ok), None)
     if wrong is not None:
-        words = f"{wrong.name} is strict, and its call is not what its schema says ({wrong.error})"
+        words = f"{wrong.name} is strict, but its call does not follow its schema ({wrong.error})"
     if words is not None:
         raise ApiError(
             502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent"
@@ -173,15 +172,16 @@ def check_called(
 
 
 def call_closer(parser: str) -> str:
-    """The stop string that ends a turn behind its first call."""
+    """Return the stop string that ends a turn after its first call. Raises `ApiError`."""
     if parser not in CLOSERS:
         raise refused(
             "parallel_tool_calls",
-            f"calls in the format {parser!r} cannot be kept to one: leave parallel_tool_calls open",
+            f"calls in the format {parser!r} cannot be limited to one: leave parallel_tool_calls "
+            "out",
         )
     return CLOSERS[parser]
 
 
 def _literal(text: str) -> str:
-    """`text` as an EBNF string."""
+    """Return `text` as an EBNF string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

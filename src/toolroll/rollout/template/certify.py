@@ -363,7 +363,7 @@ def _generation_prompt(template: ChatTemplate) -> str:
 
 def _opens_reasoning(template: ChatTemplate) -> bool:
     try:
-        return template.opens_reasoning
+        return template.opens_reasoning()
     except TemplateError:
         return False
 

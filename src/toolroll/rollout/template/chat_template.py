@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
+from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
@@ -124,12 +125,18 @@ class ChatTemplate:
         """The texts of `stop_token_ids`."""
         return tuple(self._stop_texts.values())
 
+    def opens_reasoning(self, reasoning: Tags = THINK) -> bool:
+        """Return True if the generation prompt itself opens the reasoning that the model
+        continues.
+        """
+        prompt = self._generation_prompt
+        pairs = ((reasoning.open, reasoning.close), *reasoning.others)
+        return any(prompt.rfind(start) > prompt.rfind(end) for start, end in pairs)
+
     @cached_property
-    def opens_reasoning(self) -> bool:
-        """True if the generation prompt itself opens a `<think>` that the model continues."""
+    def _generation_prompt(self) -> str:
         base: list[Message] = [{"role": "user", "content": "x"}]
-        prompt = self.renderer.render(base, None, generate=True)
-        return prompt.rfind("<think>") > prompt.rfind("</think>")
+        return self.renderer.render(base, None, generate=True)
 
     @cached_property
     def verifier(self) -> Verifier:

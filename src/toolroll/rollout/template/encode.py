@@ -61,6 +61,8 @@ _CACHED = 4 << 20
 """Characters of pieces that are cached; then the cache starts from scratch."""
 _LONGEST = 1 << 16
 """Characters of the longest piece that is cached."""
+_WINDOW = 64
+"""Ids that `TextDecoder` decodes at once."""
 
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
@@ -288,18 +290,78 @@ class Encoder:
         except KeyError:
             return list(map(self.text_of, ids))
 
+    def ends_open(self, ids: Sequence[int], text: str) -> bool:
+        """Return True if more ids may change the end of `text`, which is `decode(ids)`: it ends
+        with a part of a character, or with bytes that are read together.
+        """
+        if text.endswith("\ufffd"):
+            return True
+        last = self._fast.id_to_token(ids[-1]) if ids and not self._joins else None
+        return last is not None and _BYTE.fullmatch(last) is not None
+
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Return where each id's text is in `text`, which is `decode(ids)`.
 
         An id that holds only a part of a character has the span of the characters that are complete
         after it.
         """
-        ends = list(accumulate(map(len, self._texts_of(ids))))
-        if (not ends or ends[-1] == len(text)) and "\ufffd" not in text:
-            return list(zip([0, *ends], ends, strict=False))
-        ends = [len(self.decode(ids[: stop + 1]).rstrip("\ufffd")) for stop in range(len(ids))]
-        starts = [0, *ends]
-        return [(start, max(end, start)) for start, end in zip(starts, ends, strict=False)]
+        ends = self._ends(ids, text)
+        if ends is None:
+            return TextDecoder(self).feed(ids, last=True)[1]
+        return list(zip([0, *ends], ends, strict=False))
+
+    def _ends(self, ids: Sequence[int], text: str) -> list[int] | None:
+        """Return where the text of each id ends in `text`, None if it takes decoding to know."""
+        texts = self._texts_of(ids)
+        # Equal lengths are not enough: a decoder that strips spaces and joins bytes may make up
+        # for the one with the other.
+        if "\ufffd" in text or "".join(texts) != text:
+            return None
+        return list(accumulate(map(len, texts)))
+
+    def window_offsets(self, ids: Sequence[int], text: str) -> list[Span]:
+        """Do what `offsets` does, by decoding each prefix of `ids` if it must: for few ids."""
+        ends = self._ends(ids, text)
+        if ends is None:
+            sizes = range(1, len(ids) + 1)
+            ends = [len(self.decode(ids[:size]).rstrip("\ufffd")) for size in sizes]
+        return [(start, max(end, start)) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class TextDecoder:
+    """The text and the offsets of growing ids. Each id is decoded a bounded number of times."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._ids: list[int] = []  # from where they are decoded together
+        self._known = 0  # the text of so many of them was returned
+        self._size = 0  # of the text that was returned
+
+    def feed(self, ids: Sequence[int], *, last: bool = False) -> tuple[str, list[Span]]:
+        """Add `ids`. Return the text that is new, and the offsets in the whole text of the ids that
+        it is made of; what more ids may change is held back, unless these are the `last` ones.
+        """
+        text: list[str] = []
+        spans: list[Span] = []
+        for start in range(0, len(ids), _WINDOW):
+            self._ids += ids[start : start + _WINDOW]
+            self._decode(text, spans, last=last and start + _WINDOW >= len(ids))
+        if last and not ids:
+            self._decode(text, spans, last=True)
+        return "".join(text), spans
+
+    def _decode(self, text: list[str], spans: list[Span], *, last: bool) -> None:
+        known = len(self._encoder.decode(self._ids[: self._known]))
+        whole = self._encoder.decode(self._ids)
+        if not last and (len(whole) <= known or self._encoder.ends_open(self._ids, whole)):
+            return
+        shift = self._size - known
+        offsets = self._encoder.window_offsets(self._ids, whole)[self._known :]
+        spans += [(start + shift, stop + shift) for start, stop in offsets]
+        text.append(whole[known:])
+        self._size += len(whole) - known
+        del self._ids[: self._known]
+        self._known = len(self._ids)
 
 
 def as_ids(ids: Sequence[int]) -> IdArray:

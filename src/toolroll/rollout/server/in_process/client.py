@@ -31,14 +31,14 @@ class ToolrollClient(AsyncOpenAI):
         self.endpoint = endpoint
         self.session = check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
         if options.get("http_client") is None:
-            # of no HTTP library: the SDK changed its own between two versions
+            # independent of the HTTP library: the SDK changed its own between two versions
             transport: Any = InProcessTransport(endpoint)
-            # trust_env: a proxy named in the environment would be asked in the transport's place
+            # trust_env: a proxy in the environment would be used instead of the transport
             options["http_client"] = DefaultAsyncHttpxClient(transport=transport, trust_env=False)
         super().__init__(**{"api_key": "in-process", **options, "base_url": _address(self.session)})
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
-        """The same client with other `options`, for the same session or for `session`."""
+        """Return the same client with other `options`, for the same session or for `session`."""
         extra = {"endpoint": self.endpoint, "session": self.session if session is None else session}
         options.pop("base_url", None)
         return super().copy(_extra_kwargs=extra, **options)
@@ -46,7 +46,7 @@ class ToolrollClient(AsyncOpenAI):
     with_options = copy
 
     async def trajectories(self) -> tuple[Trajectory, ...]:
-        """What the session came to so far; none before its first reply."""
+        """Return the session's trajectories so far; none before its first reply."""
         live = self.endpoint.sessions.get(self.session)
         if live is None:
             return ()
@@ -54,8 +54,8 @@ class ToolrollClient(AsyncOpenAI):
         return live.session.trajectories()
 
     def reset(self, session: str | None = None) -> str:
-        """Go on in a fresh session (`session`, or a new name), and say which one was left: it
-        stays readable until it is dropped.
+        """Continue in a new session (`session`, or a new name). Return the name of the session
+        before, which stays readable until it is dropped.
         """
         left, self.session = (
             self.session,

@@ -1,7 +1,7 @@
 """`ManagedSession`: one rollout's calls and its state, in the shape of Atropos' `ManagedServer`.
 
-Invariants: what a call returns is of that call only; `get_state` shows everything that was handed
-out, once; concurrent calls are safe; a session is dropped when its context ends.
+Invariants: a call returns what belongs to that call only; `get_state` has everything that was
+handed out, once; concurrent calls are safe; a session is dropped when its context ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from toolroll.rollout.template import ChatTemplate
 
 
 class ManagedSession:
-    """Chat and text completions of one session of `endpoint`, and what they came to. `client` is an
-    `AsyncOpenAI` for the same session; `track_tree` chooses what `get_state` gives."""
+    """Chat and text completions of one session of `endpoint`, and its state. `client` is an
+    `AsyncOpenAI` for the same session; `track_tree` selects the form of `get_state`.
+    """
 
     def __init__(
         self, endpoint: Endpoint, *, session: str | None = None, track_tree: bool = False
@@ -37,8 +38,8 @@ class ManagedSession:
         self.client = ToolrollClient(endpoint, session=session)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """A chat completion; `kwargs` as of `chat.completions.create`, and every further name
-        that the endpoint knows.
+        """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
+        field that the endpoint knows.
         """
         create = self.client.chat.completions.create
         reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
@@ -46,8 +47,8 @@ class ManagedSession:
         return reply
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """A text completion; `prompt` goes on from an earlier one whose text, or ids, it begins
-        with.
+        """Return a text completion. `prompt` continues an earlier one if it begins with its text
+        or ids.
         """
         create = self.client.completions.create
         reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
@@ -65,7 +66,7 @@ class ManagedSession:
         unmasked; the two values are the same, as in Atropos."""
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
-            self.endpoint.settle_now(live)  # what was asked through `client` was not settled yet
+            self.endpoint.settle_now(live)  # requests through `client` are not settled yet
         encoder = self.endpoint.served.template.encoder
         if self.track_tree:
             nodes = (
@@ -82,7 +83,7 @@ class ManagedSession:
         return {"nodes": found}
 
     def reset(self) -> None:
-        """Forget what was handed out: what is called from now on is a session of its own."""
+        """Drop what was handed out: later calls are in a new session."""
         left = self.client.reset()
         self.endpoint.sessions.discard(left)
 
@@ -145,8 +146,8 @@ async def managed_session(
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """`kwargs` as `create` takes them: what the SDK cannot name goes into `extra_body`, where
-    the endpoint honours or refuses it.
+    """Return `kwargs` as `create` takes them: what the SDK does not know goes into `extra_body`,
+    which the endpoint honors or refuses.
     """
     known = inspect.signature(create).parameters
     named = {name: value for name, value in kwargs.items() if name in known}

@@ -1,8 +1,8 @@
-"""`TextOnlySession`: the same calls where the endpoint gives no token ids. Nothing of it can be
+"""`TextOnlySession`: the same calls against an endpoint without token ids. Nothing of it can be
 trained, and its state says so.
 
-Invariants: every token is masked and `metadata["trainable"]` is False; tokens, where there is a
-tokenizer, are made from text (`source` "transcript") and are no record of what was sampled.
+Invariants: every token is masked and `metadata["trainable"]` is False; tokens, if there is a
+tokenizer, are made from text (`source` "transcript") and do not record what was sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, Seq
 
 
 class TextOnlySession:
-    """Passes calls on to `client` and keeps their texts. `model` where a call names none."""
+    """Passes calls on to `client` and keeps their texts. `model`: for calls that name none."""
 
     def __init__(self, client: AsyncOpenAI, *, model: str, tokenizer: Any = None) -> None:
         self.client = client
@@ -27,7 +27,7 @@ class TextOnlySession:
         self._nodes: list[SequenceNode] = []
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """A chat completion, as `client` gives it."""
+        """Return a chat completion of `client`."""
         reply: ChatCompletion = await self.client.chat.completions.create(
             **{"model": self._model, **kwargs}
         )
@@ -37,7 +37,7 @@ class TextOnlySession:
         return reply
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """A text completion, as `client` gives it."""
+        """Return a text completion of `client`."""
         reply: Completion = await self.client.completions.create(**{"model": self._model, **kwargs})
         for choice in reply.choices:
             self._keep(str(kwargs.get("prompt") or ""), choice.text, choice.finish_reason)
@@ -48,7 +48,7 @@ class TextOnlySession:
         return {"nodes": list(self._nodes)}
 
     def reset(self) -> None:
-        """Forget them."""
+        """Drop the nodes."""
         self._nodes.clear()
 
     def _keep(self, before: str, said: str, finish_reason: str | None) -> None:

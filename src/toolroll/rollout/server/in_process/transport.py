@@ -2,7 +2,7 @@
 loop, without a socket.
 
 Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled
-call hangs up as a closed connection does (the grace time begins); nothing is sent anywhere.
+call acts as a closed connection (the grace time starts); nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or the library that a
-    newer SDK has in its place.
+    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or that of the library
+    that a newer SDK uses instead.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -50,12 +50,12 @@ class InProcessTransport:
         """Nothing is open."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """One request of the SDK; the answer is of the HTTP library that the request is of."""
+        """Return the answer to a request of the SDK, an object of the request's HTTP library."""
         http = importlib.import_module(type(request).__module__.partition(".")[0])
         try:
             return await self._answer(http, request)
         except http.TimeoutException:
-            # the SDK's own time-out: it tries again, and joins the request that it gave up on
+            # the SDK's own timeout: it retries, and joins the request that it gave up on
             raise
         except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)
@@ -74,7 +74,7 @@ class InProcessTransport:
             return _json(http, model_card(self._endpoint))
         ask = {
             "chat/completions": self._endpoint.start_chat,
-            "completions": self._endpoint.ask_text,
+            "completions": self._endpoint.start_text,
         }.get(what)
         if ask is None or match is None or request.method != "POST":
             raise ApiError(
@@ -82,65 +82,68 @@ class InProcessTransport:
             )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
         live = self._live(match["session"])
-        asked, work = await ask(
+        parsed, pending = await ask(
             live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
         )
         limit = request.extensions.get("timeout", {}).get("read")
-        live.works.join(work)
-        if asked.request.stream:
-            return await self._stream(http, live, asked, work)
+        live.pending.join(pending)
+        if parsed.request.stream:
+            return await self._stream(http, live, parsed, pending)
         try:
-            done, _ = await asyncio.wait([work.task], timeout=limit)
+            done, _ = await asyncio.wait([pending.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            served = self._endpoint.deliver(work)
+            result = self._endpoint.commit(pending)
             return http.Response(
-                200, headers={"Content-Type": "application/json"}, content=served.body
+                200, headers={"Content-Type": "application/json"}, content=result.body
             )
         finally:
-            live.works.leave(work)
+            live.pending.leave(pending)
 
     def _live(self, session: str | None) -> LiveSession:
         if session is None:
-            return self._endpoint.sessions.passing(f"passing-{uuid.uuid4().hex}")
+            return self._endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
         return self._endpoint.sessions.of(check_id(session))
 
     async def _stream(
         self,
         http: Any,
         live: LiveSession,
-        asked: ParsedRequest,
-        work: PendingRequest[CompletionResult],
+        parsed: ParsedRequest,
+        pending: PendingRequest[CompletionResult],
     ) -> Any:
         try:
-            await opened(self._endpoint, work)
+            await opened(self._endpoint, pending)
         except BaseException:
-            live.works.leave(work)
+            live.pending.leave(pending)
             raise
-        lines = _Lines(event_lines(self._endpoint, asked, work), live, work)
+        lines = _Lines(event_lines(self._endpoint, parsed, pending), live, pending)
         return http.Response(
             200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines)
         )
 
 
 class _Lines:
-    """A stream's lines; whoever stops reading them hangs up, once."""
+    """The lines of a stream. `hang_up` takes effect once."""
 
     def __init__(
-        self, lines: AsyncIterator[bytes], live: LiveSession, work: PendingRequest[CompletionResult]
+        self,
+        lines: AsyncIterator[bytes],
+        live: LiveSession,
+        pending: PendingRequest[CompletionResult],
     ) -> None:
         self.lines = lines
         self._live = live
-        self._work: PendingRequest[CompletionResult] | None = work
+        self._pending: PendingRequest[CompletionResult] | None = pending
 
     def hang_up(self) -> None:
-        if self._work is not None:
-            self._live.works.leave(self._work)
-            self._work = None
+        if self._pending is not None:
+            self._live.pending.leave(self._pending)
+            self._pending = None
 
 
 def _byte_stream(http: Any, lines: _Lines) -> Any:
-    """`lines` as the HTTP library's own stream, which its client insists on."""
+    """Return `lines` as the HTTP library's own stream, which its client requires."""
 
     class EventStream(http.AsyncByteStream):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -1,0 +1,39 @@
+"""Chunks of a streamed answer, put together as a client does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client puts together from the deltas of one choice."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for delta in deltas:
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta.get("reasoning_content") or ""
+        for part in delta.get("tool_calls") or ():
+            if part["index"] == len(message["tool_calls"]):
+                message["tool_calls"].append(
+                    {"id": part["id"], "name": part["function"]["name"], "arguments": ""}
+                )
+            message["tool_calls"][part["index"]]["arguments"] += part["function"]["arguments"]
+    return message
+
+
+def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
+    """The message of choice `index`, from the chunks of all choices."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return message_of(choice["delta"] for choice in choices if choice["index"] == index)
+
+
+def whole(message: dict[str, Any]) -> dict[str, Any]:
+    """The same of a message that came in one piece."""
+    calls = [{"id": it["id"], **it["function"]} for it in message.get("tool_calls") or ()]
+    return {
+        "content": message.get("content") or "",
+        "reasoning_content": message.get("reasoning_content") or "",
+        "tool_calls": [
+            {"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls
+        ],
+    }
