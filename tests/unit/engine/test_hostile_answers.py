@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import FACTS, Pauses, client, flaky, request
+from support.client import INFO, Pauses, client, flaky, request
 from support.episodes import agent, judge, serving
 from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
 from support.http import completion, http_server
@@ -63,7 +63,7 @@ async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
 
 
 async def test_no_answer_disables_the_vocabulary_check() -> None:
-    """`FACTS` name 5,000 ids, and a model may have 4,096 more."""
+    """`INFO` name 5,000 ids, and a model may have 4,096 more."""
     answers = [
         completion([found], finish_reason={"type": "length", "length": 1})
         for found in (2**31 - 1, 9096, -1, 3)
@@ -80,12 +80,15 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
         assert (await calls.generate(request())).output_ids.tolist() == [3]
         with pytest.raises(TokenError, match="outside the vocabulary of 5000"):
             await calls.generate(request([5, 5000]))
-    assert FACTS.sampled_limit == 9096
+    assert INFO.sampled_limit == 9096
 
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
     _, handle = flaky(completion([2**31 - 1], finish_reason={"type": "length", "length": 1}))
-    async with http_server({"/generate": handle}) as url, client(url, facts=ModelInfo()) as calls:
+    async with (
+        http_server({"/generate": handle}) as url,
+        client(url, model_info=ModelInfo()) as calls,
+    ):
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 

@@ -86,13 +86,13 @@ class Engine:
         self,
         config: EngineConfig | str,
         *,
-        facts: ModelInfo | None = None,
+        model_info: ModelInfo | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
-        self._fleet = Fleet(self.config, self._transport, facts=facts)
+        self._fleet = Fleet(self.config, self._transport, model_info=model_info)
         self._outage = Outage(
             f"the engine at {self.url}",
             self._fleet.probe,
@@ -144,19 +144,19 @@ class Engine:
         for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the
         attempts that could help).
         """
-        facts = await self._check(request)
+        info = await self._check(request)
         began, deaths = perf_counter(), 0
         deadline = _Deadline(began + self.config.deadline)
         told = _ProgressGuard(progress) if progress is not None else None
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
-            outcome = await self._attempt(request, rid, deadline, told, facts)
+            outcome = await self._attempt(request, rid, deadline, told, info)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
                 latency = perf_counter() - began
                 return self._completion(
-                    outcome, request, facts, latency=latency, attempts=attempt, rid=rid
+                    outcome, request, info, latency=latency, attempts=attempt, rid=rid
                 )
             over = told is not None and told.begun
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
@@ -189,7 +189,7 @@ class Engine:
         self,
         answer: Mapping[str, Any],
         request: GenerateRequest,
-        facts: ModelInfo,
+        info: ModelInfo,
         *,
         latency: float,
         attempts: int,
@@ -202,7 +202,7 @@ class Engine:
             latency=latency,
             attempts=attempts,
             rid=rid,
-            vocab_size=facts.sampled_limit,
+            vocab_size=info.sampled_limit,
         )
         sampled = completion.output_ids
         if not len(sampled):
@@ -213,18 +213,18 @@ class Engine:
                 "--enable-return-routed-experts, and send to it directly (router 0.3.2 drops "
                 "return_routed_experts)"
             )
-        known = facts.vocab_size
+        known = info.vocab_size
         if known is not None and sampled.max() >= known:
             self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
         return completion
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
-        """Return the facts by which `request` may be sent."""
-        facts = await self._fleet.facts()
+        """Return the info by which `request` may be sent."""
+        info = await self._fleet.model_info()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
-        known = np.iinfo(np.int32).max if facts.vocab_size is None else facts.vocab_size
+        known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
         highest = request.highest_id
         # as unsigned numbers the negative ones are the highest: one pass over the prompt
         if highest is None:
@@ -238,7 +238,7 @@ class Engine:
                     f"would die of it. "
                     "Is this the served model's tokenizer?"
                 )
-        limit = facts.prompt_limit
+        limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise ContextOverflowError(
                 f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}"
@@ -249,7 +249,7 @@ class Engine:
                 f"line of text"
             )
         check_names(request.sampling_params, through_router=self._fleet.routed)
-        return facts
+        return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
         """The JSON body; the ids are spliced in where the session kept them as JSON."""
@@ -274,7 +274,7 @@ class Engine:
         rid: str,
         deadline: _Deadline,
         told: _ProgressGuard | None,
-        facts: ModelInfo,
+        info: ModelInfo,
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=told is not None)
@@ -284,7 +284,7 @@ class Engine:
             if told is None:
                 outcome = await self._posted(sent, request, seconds)
             else:
-                check = lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit)
+                check = lambda ids: check_ids(ids, request, vocab_size=info.sampled_limit)
                 outcome = await self._streamed(
                     sent, request, seconds, EventReader(told, rid, check)
                 )
@@ -388,11 +388,11 @@ class Engine:
         """Return True if a router stands between, which drops some parameters without notice."""
         return await self.workers() != [self.url]
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Return context length, vocabulary and weight version: the engine's, else the
         configuration's.
         """
-        return await self._fleet.facts()
+        return await self._fleet.model_info()
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""

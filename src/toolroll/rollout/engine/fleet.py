@@ -30,26 +30,26 @@ _MAY_PASS = (408, 425, 429)
 class Fleet:
     """The engine at `config.url`, or the router there and its workers.
 
-    `facts`: those of the model; if None, the engine is asked for them.
+    `model_info`: of the model; if None, the engine is asked for them.
     """
 
     def __init__(
-        self, config: EngineConfig, transport: Transport, *, facts: ModelInfo | None = None
+        self, config: EngineConfig, transport: Transport, *, model_info: ModelInfo | None = None
     ) -> None:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
-        self._facts = facts
+        self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._locks: dict[Literal["facts", "model"], asyncio.Lock] = {}
-        self._facts_asked = 0
-        self._facts_so_far = ModelInfo()
-        self._model = None if facts is None else facts.model_path
+        self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
+        self._info_asked = 0
+        self._info_so_far = ModelInfo()
+        self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
         self._other_model = ""  # why its tokens are refused
         self._questions = self._last_answered = self._connections = 0
 
-    def _lock(self, of: Literal["facts", "model"]) -> asyncio.Lock:
+    def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
         """Return the lock for what is asked; a lock belongs to one event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -77,23 +77,23 @@ class Fleet:
             self._workers = urls or [url]
         return self._workers
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Return context length, vocabulary and weight version.
 
         They are the engine's if it tells them, else the configuration's.
         """
-        if self._facts is None:
-            asked = self._facts_asked
-            async with self._lock("facts"):
-                if self._facts is None and self._facts_asked == asked:  # else another caller asked
-                    self._facts_so_far, told = await self._ask_facts()
-                    self._facts_asked += 1
-                    if told or self._facts_so_far.context_length is not None:
-                        self._facts = self._facts_so_far
-        return self._facts_so_far if self._facts is None else self._facts
+        if self._model_info is None:
+            asked = self._info_asked
+            async with self._lock("info"):  # meanwhile another caller may have asked
+                if self._model_info is None and self._info_asked == asked:
+                    self._info_so_far, told = await self._ask_model_info()
+                    self._info_asked += 1
+                    if told or self._info_so_far.context_length is not None:
+                        self._model_info = self._info_so_far
+        return self._info_so_far if self._model_info is None else self._model_info
 
-    async def _ask_facts(self) -> tuple[ModelInfo, bool]:
-        """Return the facts, and whether everybody answered who was asked for them."""
+    async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
+        """Return the model info, and whether everybody answered who was asked for them."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
         info, told = await self._ask_model()
@@ -103,11 +103,11 @@ class Fleet:
             answer, told = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
             all_told = all_told and told
-        facts = read_model_info(*answers)
+        found = read_model_info(*answers)
         return replace(
-            facts,
-            context_length=self._config.context_length or facts.context_length,
-            vocab_size=self._config.vocab_size or facts.vocab_size,
+            found,
+            context_length=self._config.context_length or found.context_length,
+            vocab_size=self._config.vocab_size or found.vocab_size,
         ), all_told
 
     async def health(self) -> Health:

@@ -48,8 +48,8 @@ class ModelInfo:
 def read_model_info(
     model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]
 ) -> ModelInfo:
-    """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there
-    is None.
+    """Return the info in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing
+    there is None.
 
     `/server_info` holds `context_length` only where it was set on the command line; `/v1/models`
     always has `max_model_len`.

@@ -59,7 +59,7 @@ def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = Fa
 
 
 def effective_params(
-    sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelInfo
+    sampling_params: Mapping[str, Any], prompt_length: int, info: ModelInfo
 ) -> dict[str, Any]:
     """`sampling_params` as they are to be sent for a prompt of `prompt_length` tokens.
 
@@ -68,14 +68,14 @@ def effective_params(
     token: such a prompt must not be sent, since ten of those 400s open the circuit breaker of
     router 0.3.2 for everybody.
     """
-    limit = facts.prompt_limit
+    limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:
         raise ContextOverflowError(
             f"the prompt of {prompt_length} tokens leaves no room to answer: the model's context "
-            f"holds {facts.context_length}, "
+            f"holds {info.context_length}, "
             f"its engine takes prompts of at most {limit - 1}"
         )
     wanted = sampling_params.get("max_new_tokens")
-    room = None if facts.context_length is None else facts.context_length - prompt_length
+    room = None if info.context_length is None else info.context_length - prompt_length
     tokens = DEFAULT_MAX_NEW_TOKENS if wanted is None else int(wanted)
     return {**sampling_params, "max_new_tokens": tokens if room is None else min(tokens, room)}

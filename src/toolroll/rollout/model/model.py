@@ -52,7 +52,7 @@ class EngineClient(Protocol):
         """Post a body as it is, and return the JSON of the answer."""
         ...
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Context length, vocabulary, weight version."""
         ...
 
@@ -151,7 +151,7 @@ class Model:
         params["stop_token_ids"] = sorted(
             {*(params.get("stop_token_ids") or ()), *template.stop_token_ids}
         )
-        return effective_params(params, prompt_length, await self.engine.facts())
+        return effective_params(params, prompt_length, await self.engine.model_info())
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None

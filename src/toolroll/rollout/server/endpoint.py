@@ -93,17 +93,17 @@ class Endpoint:
 
     async def start(self) -> None:
         """Find out what the engine can do."""
-        facts = await self.served.engine.facts()
+        info = await self.served.engine.model_info()
         routed = (
             await self.served.engine.behind_router()
             if isinstance(self.served.engine, Engine)
             else False
         )
         self.abilities = EngineCapabilities(
-            deterministic=facts.deterministic,
+            deterministic=info.deterministic,
             behind_router=routed,
-            context_length=facts.context_length,
-            vocab_size=facts.vocab_size,
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
         )
 
     async def refresh(self) -> None:

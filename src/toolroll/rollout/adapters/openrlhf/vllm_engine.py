@@ -53,16 +53,16 @@ class VllmEngine:
     ) -> None:
         self._engine = llm_engine
         self._params = sampling_params
-        self._facts = ModelInfo(context_length=max_length, vocab_size=vocab_size)
+        self._model_info = ModelInfo(context_length=max_length, vocab_size=vocab_size)
 
     @property
     def url(self) -> str:
         """There is no address."""
         return "openrlhf"
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """The budget of one sample, as the context."""
-        return self._facts
+        return self._model_info
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One call. Raises `CompletionError` where a logprob is missing, `UsageError` for what

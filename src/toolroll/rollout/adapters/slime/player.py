@@ -77,9 +77,9 @@ class StoppableEngine:
         """Post a body as it is."""
         return await self.inner.post(url, payload)
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Context length, vocabulary, weight version."""
-        return await self.inner.facts()
+        return await self.inner.model_info()
 
     async def aclose(self) -> None:
         """Close the connections."""
