@@ -28,6 +28,7 @@ from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
+from toolroll.rollout.engine.protocol import EngineClient
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
@@ -77,7 +78,7 @@ class _ProgressGuard:
         self._progress(ids)
 
 
-class Engine:
+class Engine(EngineClient):
     """One engine or router. An async context manager; its calls share keep-alive connections
     without a limit.
     """

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.engine.protocol import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
 
@@ -22,18 +23,8 @@ _BACKOFF_LIMIT = 5.0
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-class Turns(Protocol):
-    """What is resumed: `Engine`, or what stands before one."""
-
-    async def generate(
-        self, request: GenerateRequest, *, progress: Progress | None = None
-    ) -> Completion:
-        """One call of `/generate`."""
-        ...
-
-
 async def generate_resumed(
-    engine: Turns,
+    engine: EngineClient,
     request: GenerateRequest,
     *,
     max_resumes: int,

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
-from toolroll.rollout.engine import Engine
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
@@ -94,14 +93,9 @@ class Endpoint:
     async def start(self) -> None:
         """Find out what the engine can do."""
         info = await self.served.engine.model_info()
-        routed = (
-            await self.served.engine.behind_router()
-            if isinstance(self.served.engine, Engine)
-            else False
-        )
         self.abilities = EngineCapabilities(
             deterministic=info.deterministic,
-            behind_router=routed,
+            behind_router=await self.served.engine.behind_router(),
             context_length=info.context_length,
             vocab_size=info.vocab_size,
         )

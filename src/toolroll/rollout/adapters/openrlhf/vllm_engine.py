@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine import ModelInfo
+from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray
 
@@ -44,7 +44,7 @@ class LlmEngine(Protocol):
         ...
 
 
-class VllmEngine:
+class VllmEngine(EngineClient):
     """`sampling_params`: the trainer's (vLLM's `SamplingParams`), for whatever a request leaves
     open. `max_length`: prompt and answer together."""
 
@@ -64,9 +64,13 @@ class VllmEngine:
         """The budget of one sample, as the context."""
         return self._model_info
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One call. Raises `CompletionError` where a logprob is missing, `UsageError` for what
-        vLLM cannot be told.
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Return one turn.
+
+        Raise `CompletionError` if a logprob is missing, `UsageError` for a sampling parameter that
+        vLLM does not have.
         """
         params = self._sampling(request)
         began = perf_counter()
@@ -79,6 +83,8 @@ class VllmEngine:
         reason = str(output.finish_reason)
         if reason == "stop" and stop is None and len(ids):
             stop = int(ids[-1])  # vLLM names no reason for the end-of-sequence token itself
+        if progress is not None:
+            progress(ids.tolist())
         return Completion(
             output_ids=ids,
             logprobs=_logprobs(output.logprobs, ids),
@@ -98,7 +104,7 @@ class VllmEngine:
         raise UsageError("OpenRLHF's engine has no address to post to: use generate")
 
     async def aclose(self) -> None:
-        """The trainer's engine stays open."""
+        """Do nothing: the engine is the trainer's."""
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)

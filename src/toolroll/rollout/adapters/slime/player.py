@@ -26,12 +26,9 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, ModelInfo
-from toolroll.rollout.engine.resume import generate_resumed
-from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.engine import Engine, EngineConfig, Progress
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.model import EngineClient, Model
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
 from toolroll.rollout.template import ChatTemplate, certify
@@ -50,56 +47,23 @@ from toolroll.rollout.types import (
 logger = logging.getLogger(__name__)
 
 
-class StoppableEngine:
-    """`engine` (`EngineClient`), of which nothing more is asked once `stopped()`: the turn is
-    then an abort without tokens.
+class StoppableEngine(Engine):
+    """An `Engine` that is sent nothing more once `stopped()`: each further turn, or part of a
+    resumed one, is an abort without tokens.
     """
 
-    def __init__(
-        self, engine: EngineClient, stopped: Callable[[], bool], *, max_resumes: int
-    ) -> None:
-        self.inner = engine
-        self._stopped = stopped
-        self._max_resumes = max_resumes
-
-    @property
-    def url(self) -> str:
-        """The address."""
-        return self.inner.url
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One turn; an abort by the engine is resumed while the rollout goes on."""
-        return await generate_resumed(
-            _Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes
-        )
-
-    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a body as it is."""
-        return await self.inner.post(url, payload)
-
-    async def model_info(self) -> ModelInfo:
-        """Context length, vocabulary, weight version."""
-        return await self.inner.model_info()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.inner.aclose()
-
-
-class _Guarded:
-    """What `StoppableEngine` resumes with: a resumed part is not begun either."""
-
-    def __init__(self, engine: EngineClient, stopped: Callable[[], bool]) -> None:
-        self._engine = engine
+    def __init__(self, config: EngineConfig, stopped: Callable[[], bool]) -> None:
+        super().__init__(config)
         self._stopped = stopped
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
+        """Return one turn; an abort without tokens once the rollout is being stopped."""
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
-        return await self._engine.generate(request)
+        return await super().generate(request, progress=progress)
 
 
 def certified(template: ChatTemplate) -> None:
@@ -129,10 +93,9 @@ class Player:
         self.settings = settings
         self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
-        self.served = Model.from_args(rollout_args(args, settings))
-        self._engine = self.served.engine
-        self.served.engine = StoppableEngine(
-            self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes
+        self.served = Model.from_args(
+            rollout_args(args, settings),
+            engine=lambda config: StoppableEngine(config, lambda: self.stopped()),
         )
         self._make_agent = agent_maker(settings.agent)
         self._seed = (
@@ -193,13 +156,10 @@ class Player:
         async with self._opening:
             if self._options is not None:
                 return
-            if isinstance(self._engine, Engine):
-                allow = self.settings.allow_model_mismatch
-                template, name = self.served.template, self.served.name
-                for line in await check_identity(
-                    self._engine, template, name=name, allow_mismatch=allow
-                ):
-                    logger.warning("%s", line)
+            for line in await self.served.check_identity(
+                allow_mismatch=self.settings.allow_model_mismatch
+            ):
+                logger.warning("%s", line)
             await self.served.run_in_thread(certified, self.served.template)
             make = None
             if self.settings.user is not None:
