@@ -110,7 +110,7 @@ async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -
     async with client("http://127.0.0.1:9", model_info=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
         assert await calls.model_info() == ModelInfo()
-        assert calls._fleet._workers is None and calls._fleet._model_info is None
+        assert calls._control_plane._workers is None and calls._control_plane._model_info is None
 
 
 async def test_health(tokenizer: Any) -> None:

@@ -21,7 +21,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
-CHANGED = "came back with another model: it serves 'b', and served 'a' before"
+CHANGED = "now serves another model: 'b', before 'a'"
 
 
 class ModelRoutes:

@@ -336,11 +336,13 @@ async def test_what_comes_unasked_reaches_nobody() -> None:
             await talker.gone()
 
     async with talking(talk) as server, client(server.url) as calls:
-        calls._fleet._connections = 9  # the model is not asked for: nothing else is said here
+        calls._control_plane._connections = (
+            9  # the model is not asked for: nothing else is said here
+        )
         assert await asked(calls) == 3
         go.set()
         async with client(server.url) as other:  # what was said before has arrived when this has
-            other._fleet._connections = 9
+            other._control_plane._connections = 9
             assert await asked(other) == 3
         completion = await calls.generate(request())
     assert (completion.output_ids.tolist(), completion.attempts) == ([3], 2)

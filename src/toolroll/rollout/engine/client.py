@@ -23,8 +23,8 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.control_plane import ControlPlane
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
-from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
@@ -93,10 +93,10 @@ class Engine(EngineClient):
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
-        self._fleet = Fleet(self.config, self._transport, model_info=model_info)
+        self._control_plane = ControlPlane(self.config, self._transport, model_info=model_info)
         self._outage = Outage(
             f"the engine at {self.url}",
-            self._fleet.probe,
+            self._control_plane.probe,
             timeout=self.config.engine_timeout,
             sleep=sleep,
         )
@@ -221,7 +221,7 @@ class Engine(EngineClient):
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
         """Return the info by which `request` may be sent."""
-        info = await self._fleet.model_info()
+        info = await self._control_plane.model_info()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty: there is nothing to generate from")
@@ -249,7 +249,7 @@ class Engine(EngineClient):
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be one "
                 f"line of text"
             )
-        check_names(request.sampling_params, through_router=self._fleet.routed)
+        check_names(request.sampling_params, through_router=self._control_plane.routed)
         return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
@@ -318,7 +318,7 @@ class Engine(EngineClient):
         try:
             async with await posted as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
-                    await self._fleet.check_model(connections_at(response))
+                    await self._control_plane.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
         except NETWORK_ERRORS as error:
@@ -329,7 +329,7 @@ class Engine(EngineClient):
         """Return what is in `answer`, after a look at the model that gave it."""
         found = _read(answer)
         if not isinstance(found, Failure):
-            await self._fleet.check_model(answer.connections)
+            await self._control_plane.check_model(answer.connections)
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
@@ -358,7 +358,7 @@ class Engine(EngineClient):
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, None if there is none."""
-        return (await self._fleet.ask(url))[0]
+        return (await self._control_plane.ask(url))[0]
 
     # --- aborts -----------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class Engine(EngineClient):
 
         Best effort: what fails is logged.
         """
-        await self._fleet.abort(rid)
+        await self._control_plane.abort(rid)
 
     async def abort_all(self) -> None:
         """Abort the requests that this client has in flight, and no others."""
@@ -379,11 +379,11 @@ class Engine(EngineClient):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    # --- the fleet --------------------------------------------------------------------------------
+    # --- the control plane ------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: those that a router lists, or the engine's own."""
-        return await self._fleet.workers()
+        return await self._control_plane.workers()
 
     async def behind_router(self) -> bool:
         """Return True if a router stands between, which drops some parameters without notice."""
@@ -393,11 +393,11 @@ class Engine(EngineClient):
         """Return context length, vocabulary and weight version: the engine's, else the
         configuration's.
         """
-        return await self._fleet.model_info()
+        return await self._control_plane.model_info()
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
-        return await self._fleet.health()
+        return await self._control_plane.health()
 
 
 def _read(answer: Answer) -> Mapping[str, Any] | Failure:
