@@ -20,7 +20,13 @@ from toolroll.rollout.testing.control import control_routes
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.faults import FaultedError
 from toolroll.rollout.testing.openai_api import chat_completions
-from toolroll.rollout.testing.wire import Ask, RefusedError, json_response, read_generate, read_json
+from toolroll.rollout.testing.wire import (
+    EngineRequest,
+    RefusedError,
+    json_response,
+    read_generate,
+    read_json,
+)
 
 _SHUTDOWN = 0.5  # seconds that handlers get when the engine closes
 _BODY_LIMIT = 256 * 2**20
@@ -92,15 +98,15 @@ class EmbeddedEngine(EngineCore):
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await read_json(request)
-            asks = read_generate(body, request.headers, self._encode)
+            parsed = read_generate(body, request.headers, self._encode)
         except RefusedError as error:
             return error.response()
-        if asks.stream:
-            return await self._stream(request, asks.asks[0])
+        if parsed.stream:
+            return await self._stream(request, parsed.requests[0])
         try:
-            if asks.single:
-                return json_response(await self.answer(asks.asks[0], request))
-            tasks = [asyncio.ensure_future(self.answer(ask, request)) for ask in asks.asks]
+            if parsed.single:
+                return json_response(await self.answer(parsed.requests[0], request))
+            tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
             try:
                 return json_response(await asyncio.gather(*tasks))
             finally:
@@ -116,9 +122,11 @@ class EmbeddedEngine(EngineCore):
 
     def _encode(self, text: str) -> list[int]:
         """The prompt of a request's `text`: with what the tokenizer puts before it."""
-        return list(self.speaker.backend.encode(text).ids)
+        return list(self.sampler.backend.encode(text).ids)
 
-    async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, engine_request: EngineRequest
+    ) -> web.StreamResponse:
         """Server-sent events: cumulative answers, then `[DONE]`; errors are a 200 with an error
         in it.
         """
@@ -130,7 +138,7 @@ class EmbeddedEngine(EngineCore):
             await response.write(b"data: " + data + b"\n\n")
 
         try:
-            await send(orjson.dumps(await self.answer(ask, request, send)))
+            await send(orjson.dumps(await self.answer(engine_request, request, send)))
         except RefusedError as error:
             words = (
                 error.body["error"]["message"]

@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the
     same as int32.
     """
@@ -173,17 +173,17 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class EngineRequests:
     """What a body asks for: one object in answer, or a list."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[EngineRequest, ...]
     single: bool
     stream: bool
 
 
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
-) -> Asks:
+) -> EngineRequests:
     """The prompts of a body; `encode` is for `text`. Raises `RefusedError`."""
     params = _read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
@@ -191,7 +191,7 @@ def read_generate(
     rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
     start = body.get("logprob_start_len")
     lower = {name.lower(): value for name, value in headers.items()}
-    base = Ask(
+    base = EngineRequest(
         rid="",
         unchecked=np.zeros(0, dtype=np.int64),
         params=params,
@@ -202,7 +202,7 @@ def read_generate(
         extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )
-    asks = tuple(
+    requests = tuple(
         replace(base, rid=rids[at] if n == 1 else uuid.uuid4().hex, unchecked=prompt)
         for at, prompt in enumerate(prompts)
         for _ in range(n)
@@ -211,7 +211,7 @@ def read_generate(
     stream = bool(body.get("stream"))
     if stream and not single:
         raise refused("the embedded engine streams single answers only: no batch and no n > 1")
-    return Asks(asks, single, stream)
+    return EngineRequests(requests, single, stream)
 
 
 def _read_params(value: Any) -> dict[str, Any]:
