@@ -30,7 +30,7 @@ from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.errors import Failure, from_exception, from_response
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
+from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError, UsageError
 from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.turn import AssistantTurn
@@ -103,7 +103,7 @@ class ChatEndpoint:
             gone = outcome.lost or outcome.down
             if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
                 deaths += 1
-                if deaths < MOST_DEATHS:
+                if deaths < MAX_OUTAGES:
                     continue
             if attempt == self._attempts or not (outcome.retry or outcome.server_fault):
                 raise self._error(outcome, attempt)

@@ -123,7 +123,7 @@ async def test_health(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("routes", "words"),
     [
-        ({}, "no /health: this is no SGLang engine or router"),
+        ({}, "no /health: this is not an SGLang engine or router"),
         (
             {"/health": says({"error": {"message": "starting"}}, status=503)},
             "answers 503: starting",

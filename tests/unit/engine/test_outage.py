@@ -231,7 +231,7 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
         http_server({"/generate": die, "/health": health}) as url,
         client(url, sleep=sleep, engine_timeout=600) as calls,
     ):
-        with pytest.raises(EngineError, match="went away 3 times during this request"):
+        with pytest.raises(EngineError, match="went down 3 times during this request"):
             await calls.generate(request())
     assert len(seen) == 3
 

@@ -296,7 +296,7 @@ async def test_an_upgrade_is_no_answer() -> None:
 async def test_an_answer_cut_short_without_a_length_is_never_a_completion() -> None:
     said = b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:-5]
     async with talking(first(said)) as server, client(server.url) as calls:
-        with pytest.raises(CompletionError, match="is no JSON"):
+        with pytest.raises(CompletionError, match="is not JSON"):
             await calls.generate(request())
 
 

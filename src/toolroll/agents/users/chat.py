@@ -28,7 +28,7 @@ from toolroll.agents.users.strategies import UserStrategy
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.errors import reason
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
+from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Message, Tool
 
@@ -209,7 +209,7 @@ class ChatClient:
                 return outcome
             if outcome.lost and await self._outage.over(ended, outcome.what):
                 deaths += 1
-                if deaths < MOST_DEATHS:
+                if deaths < MAX_OUTAGES:
                     continue
             if (
                 not outcome.retryable
