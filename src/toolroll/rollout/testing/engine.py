@@ -1,7 +1,7 @@
 """`EmbeddedEngine`: a real HTTP server that speaks SGLang 0.5.23's `/generate` on the level of
 token ids, without weights.
 
-A public test double. A policy says what to say; everything else is as on the wire: the stop token
+A public test double. A policy decides the text; everything else is as in SGLang: the stop token
 is in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s
 with a partial output, errors have SGLang's own bodies. Invariants: it shares no code with our
 templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` holds every request
@@ -33,21 +33,21 @@ _BODY_LIMIT = 256 * 2**20
 
 
 class EmbeddedEngine(EngineCore):
-    """Serves on `host` (127.0.0.1) at `url` while its async context is open; an address that is
-    taken raises `OSError`.
+    """Serves at `url`, on `host` (127.0.0.1), while its async context is open. An address in use
+    raises `OSError`.
 
     `tokenizer`: any fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
     `stop_token_ids`: default, the tokenizer's end-of-sequence token. `latency`: seconds per
-    request; `token_latency`: seconds per token behind it. `split`: "random" samples other token
+    request; `token_latency`: seconds per token after that. `split`: "random" samples other token
     splits of the same text, the same ones for the same `seed`, routing key and call. `vocab_size`:
     default, the tokenizer's. `max_total_tokens`, `max_running`, `max_queued`: as the server's flags
-    of about these names; None is no limit. `continue_aborted`: a prompt that goes on behind an
-    aborted answer gets the rest of that answer, as a model would give it, without asking the
-    policy. `keep_log` off: `log` stays empty, for long benchmarks.
+    of about these names; None is no limit. `continue_aborted`: a prompt that continues an aborted
+    answer gets the rest of that answer, as from a model, without a call of the policy. `keep_log`
+    off: `log` stays empty, for long benchmarks.
 
     `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the
-    requests that stand at their reply's `hold` now. `healthy` can be set; it is what `/health`
-    says.
+    number of requests that are at their reply's `hold` now. `healthy` can be set: the answer of
+    `/health`.
     """
 
     _runner: web.AppRunner | None = None
@@ -82,7 +82,7 @@ class EmbeddedEngine(EngineCore):
             await self._runner.cleanup()
 
     async def kill(self) -> None:
-        """Die as a process does: every connection breaks, nothing is answered, the port is free."""
+        """Die like a process: every connection breaks, no request is answered, the port is free."""
         runner, self._runner = self._runner, None
         if runner is None or runner.server is None:
             return
@@ -121,7 +121,7 @@ class EmbeddedEngine(EngineCore):
         return await chat_completions(self, request)
 
     def _encode(self, text: str) -> list[int]:
-        """The prompt of a request's `text`: with what the tokenizer puts before it."""
+        """Return the prompt of a request's `text`, with the tokenizer's special tokens."""
         return list(self.sampler.backend.encode(text).ids)
 
     async def _stream(

@@ -1,5 +1,5 @@
-"""The request side of SGLang's `/generate`: what a body means, and what the server refuses, in its
-own words.
+"""The request side of SGLang's `/generate`: how a body is read, and what the server refuses, with
+its messages.
 
 Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the
 scheduler from its source).
@@ -97,7 +97,7 @@ class Limits:
         return self.request - _INPUT_RESERVE
 
     def check(self, prompt: int, params: Mapping[str, Any]) -> None:
-        """Refuse what does not fit."""
+        """Raise `RefusedError` if the request does not fit."""
         limit, wanted = self.context_length, params.get("max_new_tokens")
         if prompt >= limit:
             raise refused(
@@ -166,7 +166,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     try:
         data = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:
-        raise invalid(f"body is no JSON: {error}") from error
+        raise invalid(f"body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise invalid("body must be an object")
     return data
@@ -174,7 +174,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequests:
-    """What a body asks for: one object in answer, or a list."""
+    """The requests of one body. `single`: answered by one object, else by a list."""
 
     requests: tuple[EngineRequest, ...]
     single: bool

@@ -1,9 +1,9 @@
-"""`Player`: plays slime's samples: one per event loop and settings, with the model, the
-environments and the users behind them.
+"""`Player`: plays slime's samples. One per event loop and settings, with its model, environments
+and user simulators.
 
-Invariants: no turn is begun once the rollout is being stopped (slime aborts the engines until they
-are idle); an episode that a failure ended is played again a bounded number of times, and then says
-that it was aborted; the samples that came in are not changed.
+Invariants: no turn is started once the rollout is being stopped (slime aborts the engines until
+they are idle); an episode that failed is retried a bounded number of times, and is then reported as
+aborted; the given samples are not changed.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class StoppableEngine(Engine):
 
 
 def certified(template: ChatTemplate) -> None:
-    """Log what somebody who trains with this template must know. Raises `UsageError` where its
-    tokens would be wrong.
+    """Log warnings about training with this template. Raise `UsageError` if its tokens would be
+    wrong.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
     if wrong:
         raise UsageError(
-            f"the chat template cannot be trained with, its tokens would be wrong "
+            f"this chat template cannot be used for training, its tokens would be wrong "
             f"({'; '.join(wrong)}): please report it"
         )
     if not report.exact:
@@ -83,8 +83,8 @@ def certified(template: ChatTemplate) -> None:
 
 
 class Player:
-    """Plays samples with `settings` on the model that `args` names; `stopped` may be set while
-    episodes are played.
+    """Plays samples with `settings` on the model that `args` names. `stopped` is called before each
+    turn; once it returns True, no further turn is started.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Player:
         self._opening = asyncio.Lock()
 
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
-        """The sample's episode, as samples: one, or one for each sequence of an episode that
+        """Play the sample's episode. Return one sample, or one for each sequence if the episode
         forked.
         """
         await self._open()
@@ -168,26 +168,25 @@ class Player:
                 make = users.make
             elif self.settings.user_settings:
                 raise UsageError(
-                    "toolroll_user_settings is set, but toolroll_user does not say who plays the "
-                    "user (openai, say)"
+                    "toolroll_user_settings is set, but toolroll_user does not say which user "
+                    "simulator to use (such as openai)"
                 )
             self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
 
     async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
-        """The environment and the task that the sample names."""
+        """Return the environment and the task that the sample names."""
         metadata = sample.metadata or {}
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError(
                 "no environment is named: set toolroll_env, or write the tasks with `toolroll "
-                "tasks ENV` (metadata.env)"
+                "tasks ENV`, which sets metadata.env"
             )
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
                 factory = load_environment(name)
-                # A benchmark's package may be imported, and its database read, for the first time
-                # here.
+                # May import a benchmark's package and read its database.
                 self._tasks[name, split] = (
                     factory,
                     await self.served.run_in_thread(factory.tasks, split or factory.splits[0]),
@@ -197,7 +196,7 @@ class Player:
         if not 0 <= index < len(tasks):
             raise UsageError(
                 f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
-                f"sample asks for {index}"
+                f"sample's prompt is {index}"
             )
         return factory, tasks[index]
 
@@ -208,13 +207,13 @@ class Player:
 
 
 def task_index(prompt: Any) -> int:
-    """The task's index, which stands in the sample's prompt (`--input-key index`)."""
+    """Return the task's index: the sample's prompt (`--input-key index`)."""
     if isinstance(prompt, int) and not isinstance(prompt, bool):
         return prompt
     if isinstance(prompt, str) and prompt.strip().isdigit():
         return int(prompt)
     raise UsageError(
         f"a sample's prompt must be the task's index, not {str(prompt)[:60]!r}: write the tasks "
-        f"with `toolroll tasks ENV`, and run "
-        "with --input-key index and without --apply-chat-template"
+        f"with `toolroll tasks ENV`, and run with --input-key index and without "
+        "--apply-chat-template"
     )
