@@ -29,7 +29,7 @@ async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T
 
 
 class BlockingRunner(Protocol):
-    """What an agent without tokens needs of a `Model`."""
+    """The part of a `Model` that an agent without tokens uses."""
 
     def run_in_thread(
         self,

@@ -94,7 +94,7 @@ def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """`[logprob, id, null]` from `start` on; the first one has no logprob. Nothing where `start`
+    """`[logprob, id, null]` from `start` on; the first one has no logprob. Empty if `start`
     is -1.
     """
     if not 0 <= start < len(prompt):

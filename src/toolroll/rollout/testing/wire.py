@@ -28,7 +28,7 @@ KNOWN_PARAMS = (
 ).split()
 _DEFAULT_MAX_NEW_TOKENS = 128
 _UNBOUNDED = 1 << 30
-_INPUT_RESERVE = 5  # the scheduler keeps these behind the longest prompt
+_INPUT_RESERVE = 5  # the scheduler reserves these after the longest prompt
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
