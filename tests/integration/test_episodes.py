@@ -155,7 +155,7 @@ async def test_sixteen_episodes_stay_at_their_workers(
         proxy.clear()
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as served:
-        assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)  # type: ignore[attr-defined]
+        assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)
         results = await asyncio.gather(*(play(served, name) for name in names))
         trajectories = [check(result, served.template.encoder.control_ids) for result in results]
     by_worker = [

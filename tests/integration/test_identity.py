@@ -92,7 +92,7 @@ async def test_the_wrong_model_is_refused_and_stays_alive(routed_sglang: Any) ->
                 UsageError, match=f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"
             ):
                 await served.check_identity()
-            assert (await served.engine.health()).ok  # type: ignore[attr-defined]
+            assert (await served.engine.health()).ok
 
 
 async def test_through_a_router_alone_a_generation_tells_the_ids(

@@ -14,7 +14,7 @@ from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.testing import EmbeddedEngine, echo
 from toolroll.rollout.types import GenerateRequest
 
-FACTS = ModelInfo(context_length=1000, vocab_size=5000)
+INFO = ModelInfo(context_length=1000, vocab_size=5000)
 
 
 class Pauses(list[float]):
@@ -31,10 +31,12 @@ def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> Gener
 
 @asynccontextmanager
 async def client(
-    url: str, *, facts: ModelInfo | None = FACTS, sleep: Any = None, **config: Any
+    url: str, *, model_info: ModelInfo | None = INFO, sleep: Any = None, **config: Any
 ) -> AsyncIterator[Engine]:
     async with Engine(
-        EngineConfig(url=url, **config), facts=facts, sleep=Pauses() if sleep is None else sleep
+        EngineConfig(url=url, **config),
+        model_info=model_info,
+        sleep=Pauses() if sleep is None else sleep,
     ) as engine:
         yield engine
 

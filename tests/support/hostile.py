@@ -71,31 +71,31 @@ def tops(*places: Any) -> Spoil:
     return meta(output_top_logprobs=list(places))
 
 
-NO_LIST = ["output_ids is no list of token ids"]
+NO_LIST = ["output_ids is not a list of token ids"]
 NO_ID = ["an id from 0 to 9095, the model's vocabulary"]
 COUNTED = ["the engine counts", "sampled tokens and sent 3 output_ids"]
-READ = ["the engine read a prompt of", "where 3 were sent"]
+READ = ["the engine read a prompt of", "but 3 were sent"]
 FINISH = ["the engine's finish_reason is", "expected one of stop, length, abort"]
 MATCHED = ["the engine stopped at", "requested stop strings ['END']"]
-NUMBER = ["a logprob is no [logprob, id, text] with a number first"]
-POSITIVE = ["a logprob is not a number or above zero"]
+NUMBER = ["a logprob is not [logprob, id, text] with a number first"]
+POSITIVE = ["a logprob is NaN or above zero"]
 LOW = ["a logprob is", "expected a finite number of at least -1e+06"]
-SPAN = ["a weight version is no span with version, start and end"]
+SPAN = ["a weight version is not a span with version, start and end"]
 TOP = ["a top logprob is", "expected [logprob, id, text] with an id below 9096"]
 
 HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     # whose answer it is
     "another's id": (
         meta(id="f" * 16),
-        ["answered another request", "'ffffffffffffffff'", f"expected '{RID}'"],
+        ["answer is for another request", "'ffffffffffffffff'", f"expected '{RID}'"],
     ),
-    "an empty id": (meta(id=""), ["answered another request", "meta_info.id is ''"]),
+    "an empty id": (meta(id=""), ["answer is for another request", "meta_info.id is ''"]),
     "an id that begins with ours": (
         meta(id=RID + "_0"),
-        ["answered another request", f"'{RID}_0'"],
+        ["answer is for another request", f"'{RID}_0'"],
     ),
-    "an id that is a number": (meta(id=7), ["answered another request", "meta_info.id is 7"]),
-    "an id in a list": (meta(id=[RID]), ["answered another request"]),
+    "an id that is a number": (meta(id=7), ["answer is for another request", "meta_info.id is 7"]),
+    "an id in a list": (meta(id=[RID]), ["answer is for another request"]),
     # the answer as a whole
     "null": (lambda answer: None, ["no output_ids and meta_info", "None"]),
     "a list of two": (lambda answer: [answer, answer], ["no output_ids and meta_info"]),
@@ -197,7 +197,7 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "stopped at a list": (stop([9]), [*MATCHED, "[9]"]),
     "stopped before anything": (
         lambda answer: completion([], finish_reason={"type": "stop", "matched": 9}),
-        ["there are no output_ids: the stop token is one"],
+        ["output_ids is empty: it must contain the stop token"],
     ),
     # the rest
     "a weight version without an end": (meta(weight_versions=[{"version": "a", "start": 0}]), SPAN),

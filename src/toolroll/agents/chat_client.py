@@ -39,7 +39,7 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.errors import Failure, from_exception, from_response, reason
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import MOST_DEATHS, Outage
+from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.engine.transport import NETWORK_ERRORS
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
 from toolroll.rollout.runs.usage_errors import complaints
@@ -202,7 +202,7 @@ class ChatClient:
             gone = outcome.lost or outcome.down
             if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
                 deaths += 1
-                if deaths < MOST_DEATHS:
+                if deaths < MAX_OUTAGES:
                     attempt -= 1  # an outage does not count as an attempt
                     continue
             wait = outcome.retry_after or 0.0

@@ -1,6 +1,6 @@
 """The errors that toolroll raises, each with what, where, and what to do.
 
-Two families: `UsageError` (the caller can mend it) and `RolloutError` (a part failed; at the
+Two families: `UsageError` (the caller can fix it) and `RolloutError` (a part failed; at the
 episode border it becomes the episode's status and stop reason, see
 `toolroll.rollout.types.StopReason`).
 """
@@ -15,8 +15,8 @@ _TRACEBACK = 4000
 _TEXT = 2000
 """Characters of a message that errors and episodes keep: its beginning."""
 _SLACK = 200
-"""So much more is not worth a cut: a cut text stays as it is where it is quoted and capped
-again.
+"""Longer texts are cut only beyond this many more characters, so that a cut text that is quoted
+is not cut again.
 """
 
 
@@ -38,7 +38,7 @@ class UsageError(ToolrollError):
 class RolloutError(ToolrollError):
     """A part of the rollout failed in a way that the model did not cause.
 
-    The message is capped: it may quote what a server or an environment said.
+    The message is capped: it may quote a server or an environment.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -46,10 +46,10 @@ class RolloutError(ToolrollError):
 
 
 class EngineError(RolloutError):
-    """The engine, or the router before it, refused or failed.
+    """The engine, or the router in front of it, refused or failed.
 
-    `status` is the HTTP status (None where no answer came), `body` what it said, `attempts` how
-    often it was tried.
+    `status` is the HTTP status (None if there was no answer), `body` the answer's text, `attempts`
+    the number of attempts.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class EngineError(RolloutError):
 class EngineUnreachableError(EngineError):
     """A server has not answered at all for `engine_timeout` seconds.
 
-    It says nothing about the episode: agents let it pass, and a run ends with it.
+    It is not the episode's fault: agents do not catch it, and it ends the run.
     """
 
 
 class ContextOverflowError(EngineError):
-    """The prompt leaves no room in the model's context. Never sent where the length is known
-    beforehand.
+    """The prompt leaves no room in the model's context. Such a prompt is not sent if the
+    length is known.
     """
 
 
@@ -83,15 +83,15 @@ class TokenError(RolloutError):
 
 
 class TemplateError(RolloutError):
-    """The chat template cannot be used for what was asked, or refuses the conversation; the
-    message says which and why.
+    """The chat template cannot do what was requested, or refuses the conversation; the message
+    says which and why.
     """
 
 
 class HistoryRewrittenError(TokenError):
     """The chat template rewrites tokens that were already served, so no delta can be appended.
 
-    `reason` says which part is rewritten. The caller forks the trajectory or refuses.
+    `reason` says which part is rewritten. The caller forks the trajectory, or refuses.
     """
 
     def __init__(self, reason: str) -> None:
@@ -112,7 +112,7 @@ class TimeLimitError(RolloutError):
 
 
 class ActionError(ToolrollError):
-    """Raised by an environment where the model's action is at fault; the text goes back to the
+    """Raised by an environment for a mistake in the model's action; the message is returned to the
     model as the observation."""
 
 
@@ -134,5 +134,5 @@ def message_of(error: BaseException, limit: int = _TEXT) -> str:
     try:
         text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         return capped(text, limit)
-    except BaseException as broken:  # noqa: BLE001 - the border to an exception class of others
+    except BaseException as broken:  # noqa: BLE001 - an exception class of others may fail here
         return f"(its text cannot be read: {type(broken).__name__})"

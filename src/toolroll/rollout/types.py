@@ -35,7 +35,7 @@ LogprobArray = npt.NDArray[np.float32]
 
 
 class Status(Enum):
-    """How an episode ended, in three words (the published ones)."""
+    """Outcome of an episode (the published names)."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -45,7 +45,7 @@ class Status(Enum):
 class StopReason(StrEnum):
     """Why an episode ended. `status_of` gives the `Status` that belongs to each."""
 
-    DONE = "done"  # the environment said so
+    DONE = "done"  # reported by the environment
     # too many unreadable calls in a row, or the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
@@ -122,10 +122,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine said, checked, untouched.
+    """The engine's answer, checked and unchanged.
 
     `output_ids` int32 [n], the stop token included; `logprobs` float32 [n] at the effective
-    temperature, or None where they were not asked for. `finish_reason` is "stop", "length" or
+    temperature, or None if they were not requested. `finish_reason` is "stop", "length" or
     "abort"; `matched` the stop token id or stop string. `text` is the engine's own detokenised text
     (it lacks the stop token: docs of SGLang 0.5.23), for logs only. `latency` in seconds, over all
     attempts.
@@ -143,7 +143,7 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[prompt + output - 1, layers * top_k] where `return_routed_experts` asked for them: all
+    """[prompt + output - 1, layers * top_k] if `return_routed_experts` was set: all
     tokens but the last one.
     """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
@@ -153,7 +153,7 @@ class Completion:
 
     @property
     def weight_version(self) -> str | None:
-        """The version of the last sampled token, None where the engine names none."""
+        """The version of the last sampled token, None if the engine reports none."""
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
@@ -200,7 +200,7 @@ class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
     `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that
-    place; `logprobs` float32 [n], NaN where the token was not sampled. `prompt_length` tokens
+    place; `logprobs` float32 [n], NaN if the token was not sampled. `prompt_length` tokens
     precede the first sampled one that may be trained. `source` is "engine", or "transcript" where
     the tokens were made from text: RL adapters refuse those. `fork_reason` says why this sequence
     was begun anew; None for the first. `spans`, of a transcript: which messages stand where.
@@ -272,7 +272,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the agent does in one step: visible `content` (reasoning never stands in it) and
+    """The agent's action in one step: visible `content` (reasoning never stands in it) and
     executable `tool_calls`.
     """
 
@@ -282,7 +282,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What `Environment.reset` returns: the first messages (system and user), the tools, and
+    """The result of `Environment.reset`: the first messages (system and user), the tools, and
     free `info`.
     """
 
@@ -293,10 +293,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What `Environment.step` returns.
+    """The result of `Environment.step`.
 
     `messages`: tool messages (one per call, with its `tool_call_id`) and user messages. `reward`:
-    this step's, or None where it has none. `tools`: the new list where it changed, else None.
+    this step's, or None if it has none. `tools`: the new list if it changed, else None.
     """
 
     messages: Sequence[Message] = ()
@@ -316,13 +316,13 @@ class Environment(ABC):
     """
 
     reward_mode: Literal["final", "sum"] = "final"
-    """Whether an episode's reward is the last one given or the sum of all."""
+    """An episode's reward is the last one given, or the sum of all."""
 
     parallel_calls: ParallelCalls = "all"
     """The rule in training and in evaluation, unless an agent's `CallPolicy` overrides it."""
 
     blocking: bool = True
-    """False where plain `reset` and `step` return in microseconds and need no thread."""
+    """False if plain `reset` and `step` return in microseconds and need no thread."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -373,7 +373,7 @@ class UserSimulator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """What a run may set for every environment it makes: the user simulator's factory, and an
+    """Options that a run sets for every environment it makes: the user simulator's factory, and an
     environment's own keys."""
 
     user: Callable[[int], UserSimulator] | None = None
@@ -391,7 +391,7 @@ class EnvironmentFactory(Protocol):
     """The first one is the default."""
 
     def missing(self) -> str | None:
-        """The command that installs what this benchmark needs, None where all is there."""
+        """Return the command that installs what is missing, None if nothing is."""
         ...
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -414,7 +414,7 @@ class EnvironmentFactory(Protocol):
 
 @dataclass(slots=True)
 class InteractionResult:
-    """What one episode came to: the published fields, then ours.
+    """The result of one episode: the published fields, then ours.
 
     `tokens` (prompt + response) and `loss_mask`, `logprobs` (over the response) are views of the
     last trajectory: the conversation as it ended. Where a chat template made the session fork,
@@ -489,7 +489,7 @@ class Episode:
 
 
 class Agent(Protocol):
-    """What the runner plays: anything with the published `asolve`."""
+    """An agent that the runner can play: anything with the published `asolve`."""
 
     async def asolve(
         self,

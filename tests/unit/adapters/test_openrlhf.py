@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from openai import InternalServerError
+from support.client import request
 from support.endpoints import endpoint
 from support.episodes import call
 from support.looking import SAID, one_episode, play, saying
@@ -22,7 +23,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
 from support.worlds import TOOL
 
-from toolroll.rollout.adapters.openrlhf import AgentExecutor, Outcome
+from toolroll.rollout.adapters.openrlhf import AgentExecutor, Outcome, VllmEngine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
 
@@ -215,6 +216,14 @@ async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> N
         status, body = await bench.post("/v1/chat/completions", {"messages": [USER], "seed": 3})
         assert status == 200, body
         assert bench.engine.log[-1].sampling_params["sampling_seed"] == 3
+
+
+async def test_progress_is_the_whole_turn_since_the_actor_does_not_stream() -> None:
+    told: list[list[int]] = []
+    async with actor(lambda request: "one two three") as (_, llm):
+        engine = VllmEngine(llm, SamplingParams(), max_length=100, vocab_size=1000)
+        found = await engine.generate(request(), progress=lambda ids: told.append(list(ids)))
+    assert told == [found.output_ids.tolist()] and len(found.output_ids) > 2
 
 
 async def test_d6_an_assistant_without_content_is_not_called_none() -> None:

@@ -169,6 +169,30 @@ async def test_no_turn_begins_once_slime_stops_its_rollout(
     assert made.status is sample_type.Status.ABORTED and len(engine.log) == 1
 
 
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_an_aborted_turn_is_resumed_unless_slime_stops_its_rollout(
+    sample_type: Any, monkeypatch: pytest.MonkeyPatch, stopping: bool
+) -> None:
+    state = Namespace(aborted=False)
+    module = ModuleType("slime.rollout.sglang_rollout")
+    vars(module)["GenerateState"] = lambda args: state
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        state.aborted = stopping
+        return Fault(abort_after=3) if request.index == 0 else None
+
+    async with serving(faults=faults) as (engine, args):
+        args.toolroll_max_resumes = 1
+        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+    first, *rest = engine.log
+    if stopping:
+        assert made.status is sample_type.Status.ABORTED and rest == []
+    else:
+        assert made.reward == 1.0
+        assert rest[0].input_ids.tolist() == [*first.input_ids.tolist(), *first.output_ids]
+
+
 async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
     async with serving(
         faults=lambda request: Fault(abort_after=3) if request.index == 1 else None
@@ -268,7 +292,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
 def limits_of(player: Player) -> tuple[Any, ...]:
     """Return the limits of the player's engine and of the agents that it makes."""
     agent = player._make_agent(player.served, agent_settings(player.settings))
-    engine = player._engine
+    engine = player.served.engine
     return (
         engine.config.engine_timeout,
         agent.step_timeout,

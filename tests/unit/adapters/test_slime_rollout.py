@@ -193,7 +193,7 @@ async def test_an_evaluation_of_failures_is_no_number(
         assert len(output.data["d"]["rewards"]) == len(output.data["d"]["samples"]) == 1
         assert output.metrics["eval/d/toolroll/aborted"] == 1.0
         for wrong, words in (
-            ({"path": "/nowhere"}, "no file"),
+            ({"path": "/nowhere"}, "does not exist"),
             ({"input_key": "text"}, "no key 'text'"),
         ):
             args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]

@@ -124,7 +124,7 @@ def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
         [[-0.25, 7], item, [-0.5, 9, None, 0]],
     ):
         with pytest.raises(
-            CompletionError, match=r"a logprob is no \[logprob, id, text\] with a number first"
+            CompletionError, match=r"a logprob is not \[logprob, id, text\] with a number first"
         ):
             parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
 
@@ -144,7 +144,7 @@ def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(
 ) -> None:
     items = [[-0.25, 7, *more], [-math.inf, 8, *more], [-0.5, 9, *more]]
     items[at][0] = value
-    with pytest.raises(CompletionError, match="not a number or above zero"):
+    with pytest.raises(CompletionError, match="NaN or above zero"):
         parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
 
 
@@ -166,7 +166,7 @@ def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(
 def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
     answer = completion([7, 8])
     answer["output_ids"] = given
-    with pytest.raises(CompletionError, match="output_ids is no list of token ids"):
+    with pytest.raises(CompletionError, match="output_ids is not a list of token ids"):
         parse_completion(answer, ASKED)
 
 
@@ -200,7 +200,7 @@ def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[in
     ("meta", "words"),
     [
         ({"completion_tokens": 3}, "counts 3 sampled tokens and sent 2"),
-        ({"prompt_tokens": 4}, "read a prompt of 4 tokens where 3 were sent"),
+        ({"prompt_tokens": 4}, "read a prompt of 4 tokens, but 3 were sent"),
         ({"finish_reason": None}, "no finish_reason"),
         ({"finish_reason": "stop"}, "no finish_reason"),
         ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
@@ -233,7 +233,7 @@ def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -
 )
 def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> None:
     with pytest.raises(
-        CompletionError, match="a weight version is no span with version, start and end"
+        CompletionError, match="a weight version is not a span with version, start and end"
     ):
         parse_completion(body([(5, -0.5), (6, -0.5)], weight_versions=spans), ASKED)
 
@@ -252,7 +252,7 @@ def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> Non
 def test_whatever_cannot_be_read_is_refused(top: dict[str, Any], meta: dict[str, Any]) -> None:
     answer = {**body([(5, -0.5)]), **top}
     answer["meta_info"] |= meta
-    with pytest.raises(CompletionError, match=r"cannot be read|no list of token ids"):
+    with pytest.raises(CompletionError, match=r"cannot be read|not a list of token ids"):
         parse_completion(answer, ASKED)
 
 

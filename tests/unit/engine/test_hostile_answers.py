@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import FACTS, Pauses, client, flaky, request
+from support.client import INFO, Pauses, client, flaky, request
 from support.episodes import agent, judge, serving
 from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
 from support.http import completion, http_server
@@ -57,13 +57,15 @@ def test_the_honest_answer_is_none_of_them() -> None:
 async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
     seen, handle = flaky(web.Response(body=body))
     async with http_server({"/generate": handle}) as url, client(url) as calls:
-        with pytest.raises(CompletionError, match="the engine's answer is no JSON"):
+        with pytest.raises(
+            CompletionError, match=r"the engine's answer is not (JSON|a JSON object)"
+        ):
             await calls.generate(request())
     assert len(seen) == 1
 
 
 async def test_no_answer_disables_the_vocabulary_check() -> None:
-    """`FACTS` name 5,000 ids, and a model may have 4,096 more."""
+    """`INFO` name 5,000 ids, and a model may have 4,096 more."""
     answers = [
         completion([found], finish_reason={"type": "length", "length": 1})
         for found in (2**31 - 1, 9096, -1, 3)
@@ -80,12 +82,15 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
         assert (await calls.generate(request())).output_ids.tolist() == [3]
         with pytest.raises(TokenError, match="outside the vocabulary of 5000"):
             await calls.generate(request([5, 5000]))
-    assert FACTS.sampled_limit == 9096
+    assert INFO.sampled_limit == 9096
 
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
     _, handle = flaky(completion([2**31 - 1], finish_reason={"type": "length", "length": 1}))
-    async with http_server({"/generate": handle}) as url, client(url, facts=ModelInfo()) as calls:
+    async with (
+        http_server({"/generate": handle}) as url,
+        client(url, model_info=ModelInfo()) as calls,
+    ):
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 
@@ -115,7 +120,7 @@ async def test_nothing_but_others_answers_is_an_error_that_says_whose() -> None:
     async with http_server({"/generate": handle}) as url, client(url, attempts=3) as calls:
         with pytest.raises(
             EngineError,
-            match=f"answered another request: meta_info.id is '{'f' * 32}', expected .* after 3 "
+            match=f"for another request: meta_info.id is '{'f' * 32}', expected .* after 3 "
             f"attempts",
         ):
             await calls.generate(request())
@@ -163,7 +168,7 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
         ([part([3, 4]), part([3, 5, 6])], [[3, 4]], r"output_ids\[1\] was 4, now it is 5"),
         ([part([3]), part([])], [[3]], r"output_ids\[0\] was 3, now it is missing"),
         ([part([3]), completion([4], id=RID)], [[3]], r"output_ids\[0\] was 3, now it is 4"),
-        ([part([3]), completion([], id=RID)], [[3]], "takes ids back"),
+        ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had sent"),
         ([part([3]), part([3, -1])], [[3]], r"the ids \[3, -1\]"),
         ([part([3]), part([3, 2**31 - 1])], [[3]], "2147483647"),
         ([part([3]), part([3, None])], [[3]], "None"),
@@ -186,7 +191,7 @@ async def test_ids_that_were_told_are_never_taken_back(
 async def test_of_anothers_stream_nothing_is_told(other: dict[str, Any]) -> None:
     told, failure = await streamed(other)
     assert (told, failure.retry, failure.foreign) == ([], True, True)
-    assert "answered another request" in failure.message
+    assert "answer is for another request" in failure.message
     told, failure = await streamed(part([3]), other)
     assert (told, failure.foreign) == ([[3]], True)
 
@@ -220,7 +225,7 @@ EPISODES: dict[str, tuple[Spoil, str]] = {
         )(answer),
         "-1e+300",
     ),
-    "another's answer": (meta(id="f" * 32), "answered another request"),
+    "another's answer": (meta(id="f" * 32), "answer is for another request"),
 }
 
 

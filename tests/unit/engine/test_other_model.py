@@ -21,7 +21,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
-CHANGED = "came back with another model: it serves 'b', and served 'a' before"
+CHANGED = "now serves another model: 'b', before 'a'"
 
 
 class ModelRoutes:
@@ -118,7 +118,7 @@ async def test_one_that_may_be_the_same_is_not(first: Any, second: Any) -> None:
 
 async def test_a_model_that_could_not_be_asked_for_is_asked_for_by_the_next_answer() -> None:
     model = ModelRoutes({"model_path": "a"})
-    async with http_server(model.routes) as url, client(url, facts=None) as engine:
+    async with http_server(model.routes) as url, client(url, model_info=None) as engine:
         await engine.generate(request())
         model.info = 500
         await asyncio.gather(*(engine.generate(request(session=str(at))) for at in range(4)))
@@ -142,7 +142,7 @@ def test_the_setting_reaches_the_client() -> None:
 async def test_a_thousand_episodes_at_once_ask_a_handful_of_times() -> None:
     model = ModelRoutes({"model_path": "a"})
     model.together = 1024
-    async with http_server(model.routes) as url, client(url, facts=None) as engine:
+    async with http_server(model.routes) as url, client(url, model_info=None) as engine:
         waiting = (engine.generate(request(session=str(at))) for at in range(1024))
         await asyncio.gather(*waiting)
         at_first = model.asked["model_info"]
@@ -182,9 +182,9 @@ async def test_if_the_one_who_asks_is_cancelled_another_does() -> None:
 @asynccontextmanager
 async def held(model: ModelRoutes) -> AsyncIterator[tuple[asyncio.Task[Completion], Engine]]:
     """Give a request whose question for the model has arrived, and its client, which knows "a"."""
-    facts = ModelInfo(context_length=1000, vocab_size=5000, model_path="a")
+    info = ModelInfo(context_length=1000, vocab_size=5000, model_path="a")
     model.go.clear()
-    async with http_server(model.routes) as url, client(url, facts=facts) as engine:
+    async with http_server(model.routes) as url, client(url, model_info=info) as engine:
         first = asyncio.create_task(engine.generate(request()))
         await model.busy.wait()
         yield first, engine

@@ -182,12 +182,10 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
             }
             await stack.enter_async_context(http_server(routes, port=port))
 
-        async with client(engine.url, facts=None, sleep=sleep, engine_timeout=600) as calls:
+        async with client(engine.url, model_info=None, sleep=sleep, engine_timeout=600) as calls:
             await calls.generate(request())
             await engine.kill()
-            with pytest.raises(
-                UsageError, match="came back with another model: it serves 'another/model'"
-            ):
+            with pytest.raises(UsageError, match="now serves another model: 'another/model'"):
                 await calls.generate(request())
 
 
@@ -232,7 +230,7 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
         http_server({"/generate": die, "/health": health}) as url,
         client(url, sleep=sleep, engine_timeout=600) as calls,
     ):
-        with pytest.raises(EngineError, match="went away 3 times during this request"):
+        with pytest.raises(EngineError, match="went down 3 times during this request"):
             await calls.generate(request())
     assert len(seen) == 3
 
@@ -244,7 +242,7 @@ def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     """A model behind `url` that waits for an engine that is gone."""
     settings = EngineConfig(url=url, vocab_size=len(tokenizer), **{"engine_timeout": 600, **config})
     template = ChatTemplate(tokenizer)
-    engine = Engine(settings, facts=None, sleep=sleep)
+    engine = Engine(settings, model_info=None, sleep=sleep)
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
@@ -346,7 +344,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
             await stack.enter_async_context(EmbeddedEngine(tokenizer, holds, port=port))
 
         async with served(tokenizer, engines[0].url, sleep) as model:
-            await model.engine.facts()
+            await model.engine.model_info()
             await engines[0].kill()
             episodes: list[Episode] = []
             settings = RunSettings({"max_new_tokens": 64}, episode_timeout=600)

@@ -1,4 +1,4 @@
-"""Sampling parameters, model facts and failures: what is sent, what is known, what a refusal
+"""Sampling parameters, model info and failures: what is sent, what is known, what a refusal
 means.
 """
 
@@ -31,16 +31,16 @@ from toolroll.rollout.testing.wire import KNOWN_PARAMS
 def test_what_is_asked_for_always_fits(
     context: int | None, pool: int | None, wanted: int | None, prompt: int
 ) -> None:
-    facts = ModelInfo(context_length=context, max_input_length=pool)
+    info = ModelInfo(context_length=context, max_input_length=pool)
     given_params = {"temperature": 0.5} | ({} if wanted is None else {"max_new_tokens": wanted})
     refused = (context is not None and prompt >= context) or (pool is not None and prompt > pool)
     if refused:
         with pytest.raises(
             ContextOverflowError, match=f"the prompt of {prompt} tokens leaves no room"
         ):
-            effective_params(given_params, prompt, facts)
+            effective_params(given_params, prompt, info)
         return
-    params = effective_params(given_params, prompt, facts)
+    params = effective_params(given_params, prompt, info)
     asked = DEFAULT_MAX_NEW_TOKENS if wanted is None else wanted
     assert params == {
         "temperature": 0.5,
@@ -85,7 +85,7 @@ def test_a_context_length_that_is_none_is_unknown(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "limit"),
+    ("info", "limit"),
     [
         (ModelInfo(), None),
         (ModelInfo(100), 100),
@@ -93,8 +93,8 @@ def test_a_context_length_that_is_none_is_unknown(value: Any) -> None:
         (ModelInfo(40, max_input_length=50), 40),
     ],
 )
-def test_the_first_prompt_that_is_refused(facts: ModelInfo, limit: int | None) -> None:
-    assert facts.prompt_limit == limit
+def test_the_first_prompt_that_is_refused(info: ModelInfo, limit: int | None) -> None:
+    assert info.prompt_limit == limit
 
 
 @pytest.mark.parametrize(

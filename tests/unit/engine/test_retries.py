@@ -183,9 +183,9 @@ async def test_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"<html>", "is no JSON"),
-        (b"[1, 2]", "is no JSON object"),
-        (orjson.dumps([completion([3]), completion([3])]), "is no JSON object"),
+        (b"<html>", "is not JSON"),
+        (b"[1, 2]", "is not a JSON object"),
+        (orjson.dumps([completion([3]), completion([3])]), "is not a JSON object"),
         (b'{"text": "hm"}', "no output_ids and meta_info"),
     ],
 )

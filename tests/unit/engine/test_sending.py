@@ -135,7 +135,7 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(
         (
             request(range(1000)),
             ContextOverflowError,
-            "of 1000 tokens is not sent: the engine takes at most 999",
+            "of 1000 tokens is too long: the engine accepts at most 999",
         ),
         (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
         (
@@ -146,7 +146,7 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(
         (
             request(sampling_params={"bogus": 1}),
             UsageError,
-            "no sampling parameter 'bogus'; it knows",
+            "no sampling parameter 'bogus'; the known ones are",
         ),
     ],
 )
@@ -181,7 +181,9 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
     asked = request(sampling_params={"logit_bias": {"5": 1.0}})
     async with http_server(routes) as url, client(url) as calls:
         await calls.workers()
-        with pytest.raises(UsageError, match="router drops the sampling parameter 'logit_bias'"):
+        with pytest.raises(
+            UsageError, match="router silently drops the sampling parameter 'logit_bias'"
+        ):
             await calls.generate(asked)
     async with http_server({"/generate": says(completion([3]))}) as url, client(url) as calls:
         await calls.workers()

@@ -13,7 +13,7 @@ import orjson
 import pytest
 import trustme
 import uvloop
-from support.client import FACTS, Pauses, client, request
+from support.client import INFO, Pauses, client, request
 from support.clock import skip
 from support.patience import PATIENCE
 from support.raw_server import Talk, Talker, ok, sampled, talking
@@ -148,7 +148,7 @@ async def test_tls_with_the_systems_certificates(
         async with client(server.url) as calls:
             assert await asked(calls) == 3
             long = request([1] * 300_000 + [4])
-            engine = Engine(EngineConfig(url=server.url), facts=type(FACTS)())
+            engine = Engine(EngineConfig(url=server.url), model_info=type(INFO)())
             assert (await engine.generate(long)).output_ids.tolist() == [4]
             assert await asked(calls, 5) == 5
             await engine.aclose()
@@ -172,7 +172,7 @@ def test_another_event_loop_opens_connections_of_its_own() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    calls = Engine(EngineConfig(url=f"http://127.0.0.1:{port}"), facts=FACTS)
+    calls = Engine(EngineConfig(url=f"http://127.0.0.1:{port}"), model_info=INFO)
 
     async def play(*, last: bool) -> int:
         async with talking(echo, port=port):
@@ -199,7 +199,7 @@ async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
     caplog.set_level("DEBUG")
     async with talking(talk) as server:
         url = server.url.replace("://", "://me:se%20cret@")
-        async with client(url, facts=None) as calls:
+        async with client(url, model_info=None) as calls:
             shown = [calls.url, repr(calls.config), calls.config.model_dump_json()]
             with pytest.raises(EngineError) as raised:
                 await calls.generate(request())
@@ -296,7 +296,7 @@ async def test_an_upgrade_is_no_answer() -> None:
 async def test_an_answer_cut_short_without_a_length_is_never_a_completion() -> None:
     said = b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:-5]
     async with talking(first(said)) as server, client(server.url) as calls:
-        with pytest.raises(CompletionError, match="is no JSON"):
+        with pytest.raises(CompletionError, match="is not JSON"):
             await calls.generate(request())
 
 
@@ -336,11 +336,13 @@ async def test_what_comes_unasked_reaches_nobody() -> None:
             await talker.gone()
 
     async with talking(talk) as server, client(server.url) as calls:
-        calls._fleet._connections = 9  # the model is not asked for: nothing else is said here
+        calls._control_plane._connections = (
+            9  # the model is not asked for: nothing else is said here
+        )
         assert await asked(calls) == 3
         go.set()
         async with client(server.url) as other:  # what was said before has arrived when this has
-            other._fleet._connections = 9
+            other._control_plane._connections = 9
             assert await asked(other) == 3
         completion = await calls.generate(request())
     assert (completion.output_ids.tolist(), completion.attempts) == ([3], 2)
@@ -380,7 +382,7 @@ async def test_an_answer_before_the_request_is_whole_ends_the_connection() -> No
         await talker.gone()
 
     long = request([1] * 4_000_000)
-    async with talking(talk) as server, client(server.url, facts=type(FACTS)()) as calls:
+    async with talking(talk) as server, client(server.url, model_info=type(INFO)()) as calls:
         for _ in range(2):
             with pytest.raises(EngineError, match="HTTP 413"):
                 await calls.generate(long)

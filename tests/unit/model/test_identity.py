@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from aiohttp import web
@@ -21,12 +22,15 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.adapters.slime.settings import read_settings
 from toolroll.rollout.cli.app import main
-from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine import Engine, EngineClient, EngineConfig, ModelInfo, Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import check_identity, probe_text
 from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.sampling import EngineCapabilities
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, serve_in_thread
+from toolroll.rollout.types import Completion, GenerateRequest
 
 ANOTHER = "whose tokenizer is not that of 'embedded' (hf_checkpoint, --model)"
 
@@ -211,11 +215,35 @@ async def test_where_nothing_can_be_compared_one_warning_says_so(
     )
 
 
-async def test_an_engine_of_ones_own_is_not_asked(tokenizer: Any) -> None:
-    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer) as served:
-        served.engine = SimpleNamespace(url="own://", aclose=served.engine.aclose)  # type: ignore[assignment]
-        [line] = await served.check_identity()
-    assert "was not checked" in line
+class OwnEngine(EngineClient):
+    """An engine without HTTP routes: only what is abstract."""
+
+    url = "own://"
+
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        return Completion(np.zeros(0, dtype=np.int32), None, "abort")
+
+    async def model_info(self) -> ModelInfo:
+        return ModelInfo(context_length=100)
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        raise AssertionError("nothing is posted to an engine without workers")
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_an_engine_without_routes_has_an_answer_to_every_question(tokenizer: Any) -> None:
+    template = ChatTemplate(tokenizer)
+    parser = get_parser("hermes", template.encoder.control)
+    async with Model(OwnEngine(), template, parser, name="embedded") as model:
+        [line] = await model.check_identity()
+        assert line.startswith("own:// does not say") and line.endswith("was not checked")
+        assert (await model.engine.health()).ok and await model.engine.get("own:///x") is None
+        async with Endpoint(model) as endpoint:
+            assert endpoint.capabilities == EngineCapabilities(context_length=100)
 
 
 # --- what begins with it --------------------------------------------------------------------------

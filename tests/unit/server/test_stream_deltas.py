@@ -85,9 +85,7 @@ class Case:
         options = parse_options(self.served, template, self.tools, streamed=True)
         return ChoiceStream(
             TextStream(template.encoder, template.stop_token_ids, self.stop_strings),
-            self.served.parser.stream(
-                **parse_options(self.served, template, self.tools, streamed=True)
-            ),
+            self.served.parser.stream(**options),
             SEED,
         )
 

@@ -88,7 +88,7 @@ def test_a_script_has_one_of_two_shapes(text: str) -> None:
 async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str) -> None:
     path = tmp_path / "script.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r'script\.json is no script.*"routing key".*"replies"'):
+    with pytest.raises(UsageError, match=r'script\.json is not a script.*"routing key".*"replies"'):
         async with asyncio.timeout(PATIENCE):
             await serve(
                 "embedded",

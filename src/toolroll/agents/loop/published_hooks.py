@@ -32,8 +32,8 @@ def wrap_call_llm(
             "return_logprob": request.return_logprob,
         }
         body = await call_llm(f"{served.url}/generate", payload)
-        facts = await served.engine.facts()
-        return parse_completion(body, request, vocab_size=facts.sampled_limit)
+        info = await served.engine.model_info()
+        return parse_completion(body, request, vocab_size=info.sampled_limit)
 
     return generate
 

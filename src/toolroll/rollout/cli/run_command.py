@@ -12,7 +12,6 @@ from rich.console import Console
 
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
-from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.errors import UsageError
@@ -207,10 +206,9 @@ async def _check_addresses(config: RunConfig) -> None:
 
 
 async def _check_engine(served: Model) -> None:
-    if isinstance(served.engine, Engine):
-        health = await served.engine.health()
-        if not health.ok:
-            raise UsageError(health.why)
+    health = await served.engine.health()
+    if not health.ok:
+        raise UsageError(health.why)
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:

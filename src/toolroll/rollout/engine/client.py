@@ -1,10 +1,10 @@
 """`Engine`: the client of SGLang's `/generate`, directly or through a router.
 
-Invariants: an id outside the vocabulary and a prompt without room are never sent (the first kills
-the engine, the second opens a router's circuit breaker); each attempt has a fresh rid of fixed
-length (the engine aborts by prefix, and refuses a duplicate); only what can succeed is tried again,
-within a deadline; a request that may still run is aborted at the engine before its next attempt,
-and when its call is cancelled; no answer disables a check.
+Invariants: an id outside the vocabulary and a prompt that leaves no room are never sent (the first
+crashes the engine, the second opens a router's circuit breaker); each attempt has a new rid of
+fixed length (the engine aborts by prefix, and refuses duplicates); only failures that may pass are
+retried, within a deadline; a request that may still be running is aborted at the engine before its
+next attempt, and if its call is cancelled; no answer disables a check.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.control_plane import ControlPlane
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
-from toolroll.rollout.engine.fleet import Fleet
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
-from toolroll.rollout.engine.outage import MOST_DEATHS, Outage, Sleep
+from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
+from toolroll.rollout.engine.protocol import EngineClient
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
@@ -66,18 +67,18 @@ class _Deadline:
 
 
 class _ProgressGuard:
-    """Passes progress on, and remembers whether there was any."""
+    """Forwards progress, and records whether there was any."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self.begun = False
+        self.started = False
 
     def __call__(self, ids: Sequence[int]) -> None:
-        self.begun = self.begun or bool(ids)
+        self.started = self.started or bool(ids)
         self._progress(ids)
 
 
-class Engine:
+class Engine(EngineClient):
     """One engine or router. An async context manager; its calls share keep-alive connections
     without a limit.
     """
@@ -86,22 +87,22 @@ class Engine:
         self,
         config: EngineConfig | str,
         *,
-        facts: ModelInfo | None = None,
+        model_info: ModelInfo | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
-        self._fleet = Fleet(self.config, self._transport, facts=facts)
+        self._control_plane = ControlPlane(self.config, self._transport, model_info=model_info)
         self._outage = Outage(
             f"the engine at {self.url}",
-            self._fleet.probe,
+            self._control_plane.probe,
             timeout=self.config.engine_timeout,
             sleep=sleep,
         )
         self._closings = 0
         self._in_flight: set[str] = set()
-        # Ids of rows that no tokenizer names: a random or early policy samples them.
+        # Ids of rows beyond the tokenizer's: a random or early policy samples them.
         self._padding_sampled: set[int] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -117,12 +118,12 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Finish the aborts under way and close the connections; what is under way is not tried
-        again.
+        """Wait for the aborts in flight, and close the connections. Requests in flight fail, and
+        are not retried.
         """
         self._closings += 1
         await self._outage.aclose()
-        while self._aborts:  # one that begins meanwhile opens the connections again
+        while self._aborts:  # an abort that starts meanwhile opens new connections
             await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._transport.close()
         if self._aborts:
@@ -134,39 +135,39 @@ class Engine:
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. `progress` is called with the ids sampled so far; a stream that breaks
-        off after that is an error.
+        """Return one turn. `progress` is called with all ids sampled so far; a stream that breaks
+        after its first token is not retried.
 
-        An engine-side abort is a `Completion` with finish_reason "abort" and what was sampled until
-        then. Raises `ContextOverflowError`, `TokenError` (an id outside the vocabulary),
-        `UsageError` (a sampling parameter that does not exist, a session id that is not one line of
-        text), `CompletionError` (a contradictory answer), `EngineUnreachableError` (nobody answered
-        for `engine_timeout` seconds, if that is set), `EngineError` (everything else, after the
-        attempts that could help).
+        If the engine aborts, return a `Completion` with finish_reason "abort" and the ids sampled
+        until then. Raise `ContextOverflowError`, `TokenError` (an id outside the vocabulary),
+        `UsageError` (an unknown sampling parameter, a session id that is not one line of text),
+        `CompletionError` (a contradictory answer), `EngineUnreachableError` (no answer for
+        `engine_timeout` seconds, if that is set), or `EngineError` (any other failure, after the
+        retries).
         """
-        facts = await self._check(request)
-        began, deaths = perf_counter(), 0
+        info = await self._check(request)
+        began, outages = perf_counter(), 0
         deadline = _Deadline(began + self.config.deadline)
-        told = _ProgressGuard(progress) if progress is not None else None
+        guard = _ProgressGuard(progress) if progress is not None else None
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
-            outcome = await self._attempt(request, rid, deadline, told, facts)
+            outcome = await self._attempt(request, rid, deadline, guard, info)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
                 latency = perf_counter() - began
                 return self._completion(
-                    outcome, request, facts, latency=latency, attempts=attempt, rid=rid
+                    outcome, request, info, latency=latency, attempts=attempt, rid=rid
                 )
-            over = told is not None and told.begun
+            over = guard is not None and guard.started
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline = _Deadline(deadline.at + perf_counter() - waited_from)
-                    deaths += outcome.running
-                    if deaths < MOST_DEATHS:
+                    outages += outcome.running
+                    if outages < MAX_OUTAGES:
                         continue  # an outage does not count as an attempt
-                    words = f"the engine went away {deaths} times during this request"
+                    words = f"the engine went down {outages} times during this request"
                     raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
             if self._closings != closings:
                 raise EngineError(
@@ -189,7 +190,7 @@ class Engine:
         self,
         answer: Mapping[str, Any],
         request: GenerateRequest,
-        facts: ModelInfo,
+        info: ModelInfo,
         *,
         latency: float,
         attempts: int,
@@ -202,31 +203,31 @@ class Engine:
             latency=latency,
             attempts=attempts,
             rid=rid,
-            vocab_size=facts.sampled_limit,
+            vocab_size=info.sampled_limit,
         )
         sampled = completion.output_ids
         if not len(sampled):
             return completion
         if self.config.return_routed_experts and completion.routed_experts is None:
             raise CompletionError(
-                "routed experts were asked for and the engine sent none: start SGLang with "
-                "--enable-return-routed-experts, and send to it directly (router 0.3.2 drops "
-                "return_routed_experts)"
+                "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
+                "with --enable-return-routed-experts, and connect to it directly (router 0.3.2 "
+                "drops return_routed_experts)"
             )
-        known = facts.vocab_size
+        known = info.vocab_size
         if known is not None and sampled.max() >= known:
             self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
         return completion
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
-        """Return the facts by which `request` may be sent."""
-        facts = await self._fleet.facts()
+        """Return the model info. Raise if `request` must not be sent."""
+        info = await self._control_plane.model_info()
         ids = request.input_ids
         if not len(ids):
-            raise TokenError("the prompt is empty: there is nothing to generate from")
-        known = np.iinfo(np.int32).max if facts.vocab_size is None else facts.vocab_size
+            raise TokenError("the prompt is empty")
+        known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
         highest = request.highest_id
-        # as unsigned numbers the negative ones are the highest: one pass over the prompt
+        # as unsigned numbers, negative ids are the highest: one pass over the prompt
         if highest is None:
             highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
@@ -234,25 +235,25 @@ class Engine:
             at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
             if at is not None:
                 raise TokenError(
-                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: the engine "
-                    f"would die of it. "
-                    "Is this the served model's tokenizer?"
+                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: this would "
+                    f"crash the engine. Is this the served model's tokenizer?"
                 )
-        limit = facts.prompt_limit
+        limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise ContextOverflowError(
-                f"the prompt of {len(ids)} tokens is not sent: the engine takes at most {limit - 1}"
+                f"the prompt of {len(ids)} tokens is too long: the engine accepts at most "
+                f"{limit - 1}"
             )
         if _NO_HEADER.search(request.session_id):
             raise UsageError(
-                f"the session id {request.session_id!r} cannot be sent as a header: it must be one "
-                f"line of text"
+                f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
+                f"single line of text"
             )
-        check_names(request.sampling_params, through_router=self._fleet.routed)
-        return facts
+        check_names(request.sampling_params, through_router=self._control_plane.routed)
+        return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
-        """The JSON body; the ids are spliced in where the session kept them as JSON."""
+        """Return the JSON body, with the ids spliced in as JSON if the session has them so."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
@@ -273,26 +274,26 @@ class Engine:
         request: GenerateRequest,
         rid: str,
         deadline: _Deadline,
-        told: _ProgressGuard | None,
-        facts: ModelInfo,
+        guard: _ProgressGuard | None,
+        info: ModelInfo,
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
-        sent = self._body(request, rid, stream=told is not None)
+        sent = self._body(request, rid, stream=guard is not None)
         closings = self._closings
         self._in_flight.add(rid)
         try:
-            if told is None:
+            if guard is None:
                 outcome = await self._posted(sent, request, seconds)
             else:
-                check = lambda ids: check_ids(ids, request, vocab_size=facts.sampled_limit)
+                check = lambda ids: check_ids(ids, request, vocab_size=info.sampled_limit)
                 outcome = await self._streamed(
-                    sent, request, seconds, EventReader(told, rid, check)
+                    sent, request, seconds, EventReader(guard, rid, check)
                 )
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
-                with not_counted():  # else it would go on sampling beside its successor
+                with not_counted():  # else it would keep sampling beside the retry
                     await self.abort(rid)
         except (asyncio.CancelledError, UsageError):
             self._abort_later(rid)
@@ -317,7 +318,7 @@ class Engine:
         try:
             async with await posted as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
-                    await self._fleet.check_model(connections_at(response))
+                    await self._control_plane.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
         except NETWORK_ERRORS as error:
@@ -325,10 +326,10 @@ class Engine:
         return await self._checked(answer)
 
     async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
-        """Return what is in `answer`, after a look at the model that gave it."""
+        """Return what is in `answer`, after checking which model gave it."""
         found = _read(answer)
         if not isinstance(found, Failure):
-            await self._fleet.check_model(answer.connections)
+            await self._control_plane.check_model(answer.connections)
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
@@ -342,8 +343,9 @@ class Engine:
         )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` as it is, once, and return the JSON of the answer; raises `EngineError`
-        for any other status.
+        """Post `payload` as it is, once, and return the JSON of the answer.
+
+        Raise `EngineError` if its status is not 200.
         """
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
@@ -357,46 +359,46 @@ class Engine:
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, None if there is none."""
-        return (await self._fleet.ask(url))[0]
+        return (await self._control_plane.ask(url))[0]
 
     # --- aborts -----------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
-        """Abort one request at every worker (routers do not pass aborts on).
+        """Abort one request at every worker (routers do not forward aborts).
 
-        Best effort: what fails is logged.
+        Best effort: failures are logged.
         """
-        await self._fleet.abort(rid)
+        await self._control_plane.abort(rid)
 
     async def abort_all(self) -> None:
         """Abort the requests that this client has in flight, and no others."""
         await asyncio.gather(*(self.abort(rid) for rid in list(self._in_flight)))
 
     def _abort_later(self, rid: str) -> None:
-        """Abort in a task of its own: the caller is being cancelled and must not wait."""
+        """Abort in a separate task: the caller is being cancelled and must not wait."""
         task = asyncio.get_running_loop().create_task(self.abort(rid))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    # --- the fleet --------------------------------------------------------------------------------
+    # --- the control plane ------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: those that a router lists, or the engine's own."""
-        return await self._fleet.workers()
+        return await self._control_plane.workers()
 
     async def behind_router(self) -> bool:
-        """Return True if a router stands between, which drops some parameters without notice."""
+        """Return True if a router is in between, which drops some parameters without notice."""
         return await self.workers() != [self.url]
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Return context length, vocabulary and weight version: the engine's, else the
         configuration's.
         """
-        return await self._fleet.facts()
+        return await self._control_plane.model_info()
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
-        return await self._fleet.health()
+        return await self._control_plane.health()
 
 
 def _read(answer: Answer) -> Mapping[str, Any] | Failure:
@@ -410,11 +412,13 @@ def _decoded(body: bytes) -> Mapping[str, Any]:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise CompletionError(f"the engine's answer is no JSON: {error}: {body[:200]!r}") from error
+        raise CompletionError(
+            f"the engine's answer is not JSON: {error}: {body[:200]!r}"
+        ) from error
     if isinstance(data, list) and len(data) == 1:
         data = data[0]
     if not isinstance(data, dict):
-        raise CompletionError(f"the engine's answer is no JSON object: {body[:200]!r}")
+        raise CompletionError(f"the engine's answer is not a JSON object: {body[:200]!r}")
     return data
 
 

@@ -1,4 +1,4 @@
-"""`EngineConfig`: how the client talks to an engine or to the router in front of it."""
+"""`EngineConfig`: how to reach an engine, or the router in front of it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class EngineConfig(BaseModel):
         ge=0,
         description=(
             "how long to wait for an engine that does not answer at all; 0: fail after `attempts`, "
-            "since only the caller knows whether somebody will start it again"
+            "since only the caller knows whether the engine will be restarted"
         ),
     )
     context_length: int | None = Field(default=None, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
     allow_model_mismatch: bool = Field(
-        default=False, description="only warn if the engine serves another model than at first"
+        default=False, description="only warn if the engine serves another model than before"
     )
     use_http2: bool = False
     return_routed_experts: bool = Field(
@@ -75,7 +75,7 @@ class EngineConfig(BaseModel):
         except ValueError as error:
             raise ValueError(f"the engine's address {value!r} is not valid: {error}") from error
         if not host:
-            raise ValueError(f"the engine's address {value!r} names no host")
+            raise ValueError(f"the engine's address {value!r} has no host")
         return url
 
     def model_post_init(self, context: Any, /) -> None:

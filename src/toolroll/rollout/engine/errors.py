@@ -1,8 +1,8 @@
-"""Every way in which the engine or its router says no, classified in one place.
+"""Every failure of the engine or its router, classified in one place.
 
 SGLang 0.5.23 has four shapes of error bodies, the routers two of their own (seen on the wire): the
-status decides, the message only tells a context overflow from other 400s. Retried is only what can
-succeed.
+status decides, the message only separates a context overflow from other 400s. Only attempts that
+may succeed are retried.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from toolroll.rollout.errors import capped
 
 _MESSAGE = 1500
 _READ = 1 << 20
-"""Bytes of an error's body that are looked at."""
+"""Bytes of an error's body that are read."""
 NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
-"""What a router says if all its workers are down."""
+"""In a router's answer if all its workers are down."""
 _UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
-"""What it says if the worker's connection broke: with other workers, another attempt may
-succeed.
-"""
+"""In a router's answer if the worker's connection broke: a retry may reach another worker."""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
     r"longer than the model's context length|exceeds the model's maximum context length|exceeds "
@@ -42,11 +40,10 @@ _OVERFLOW = re.compile(
 class Failure:
     """One failed attempt: `status` is None if no answer came.
 
-    `retry`: whether another attempt can succeed; `server_fault` ones (500) are sent once more,
-    since they repeat when the request itself breaks the engine. `foreign`: the answer is another
-    request's. `lost`: there was no connection, or it broke; perhaps the engine is down. `down`: a
-    router says so. `running`: the engine may still be working on the request, which must be
-    aborted there.
+    `retry`: another attempt may succeed; a `server_fault` (500) is retried once, since it repeats
+    if the request itself is the cause. `foreign`: the answer belongs to another request. `lost`:
+    there was no connection, or it broke; the engine may be down. `down`: a router reports that.
+    `running`: the engine may still be working on the request, which must be aborted there.
     """
 
     message: str
@@ -119,21 +116,20 @@ def reason(error: Exception) -> str:
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
-    """Return the failure if `answer` is that to another request than `rid`; None if it does not
-    say.
+    """Return the failure if `answer` is for another request than `rid`; None if it has no id.
 
-    Another attempt can succeed: proxies were seen to give one request's answer to the next one.
+    A retry may succeed: some proxies give one request's answer to the next one.
     """
     meta = answer.get("meta_info")
     found = meta.get("id") if isinstance(meta, Mapping) else None
     if not rid or found is None or found == rid:
         return None
-    words = f"the engine answered another request: meta_info.id is {found!r}, expected {rid!r}"
+    words = f"the answer is for another request: meta_info.id is {found!r}, expected {rid!r}"
     return Failure(message=words, status=200, retry=True, foreign=True, running=True)
 
 
 def message_of(text: str) -> str:
-    """The words in an error body of any of the shapes: {"error": {"message"}}, {"error": "..."},
+    """Return the message in an error body of any shape: {"error": {"message"}}, {"error": "..."},
     {"message"}, plain text.
     """
     try:

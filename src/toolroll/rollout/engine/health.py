@@ -1,4 +1,4 @@
-"""Whether an engine can answer, and if not, why."""
+"""The health of an engine: can it answer, and if not, why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DOWN = frozenset({502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ok`, and `why` not. `down`: nobody answers, or the engine says that it cannot."""
+    """`why`: the reason if not `ok`. `down`: no answer, or the engine reports that it is down."""
 
     ok: bool
     why: str = ""
@@ -23,9 +23,9 @@ class Health:
 
 
 async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
-    """Ask whether anything answers at `base_url`, the address of an OpenAI-compatible server.
+    """Check that a server answers at `base_url`, the address of an OpenAI-compatible server.
 
-    What it answers does not matter: not all of them list their models.
+    Any answer will do: not all servers list their models.
     """
     headers = {"Authorization": authorization} if authorization else {}
     limits = aiohttp.ClientTimeout(total=_TIMEOUT)
@@ -50,14 +50,14 @@ async def check_health(transport: Transport, url: str) -> Health:
         words = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
         return Health(False, words, down=True)
     except TimeoutError:
-        words = f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting, or stuck"
+        words = f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting or stuck"
         return Health(False, words, down=True)
     except NETWORK_ERRORS as error:
         return Health(False, f"{url} does not speak HTTP as expected: {reason(error)}", down=True)
     if answer.status == 200:
         return Health(True)
     if answer.status == 404:
-        why = f"{url} answers, but has no /health: this is no SGLang engine or router"
+        why = f"{url} answers, but has no /health: this is not an SGLang engine or router"
         return Health(False, why)
     text = answer.body.decode("utf-8", "replace")
     words = message_of(text)[:300]

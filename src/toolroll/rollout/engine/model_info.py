@@ -1,4 +1,4 @@
-"""`ModelInfo`: what the client must know of the served model before it sends a prompt."""
+"""`ModelInfo`: the limits and the version of the served model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PADDING = 4096
 class ModelInfo:
     """`context_length`: prompt and answer together, in tokens; None if it is unknown.
 
-    `vocab_size`: the tokenizer's; an id at or above it kills the engine (SGLang 0.5.23 does not
+    `vocab_size`: the tokenizer's; an id at or above it crashes the engine (SGLang 0.5.23 does not
     check), unless the engine sampled it: models have more rows than tokenizers have tokens.
     `max_input_length`: the longest prompt that the engine's token pool takes.
     """
@@ -27,7 +27,7 @@ class ModelInfo:
     model_path: str | None = None
     max_input_length: int | None = None
     deterministic: bool = False
-    """Whether a `sampling_seed` gives the same tokens again (--enable-deterministic-inference)."""
+    """True if a `sampling_seed` reproduces the tokens (--enable-deterministic-inference)."""
 
     @property
     def sampled_limit(self) -> int | None:
@@ -48,10 +48,10 @@ class ModelInfo:
 def read_model_info(
     model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]
 ) -> ModelInfo:
-    """The facts in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing there
-    is None.
+    """Return the info in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing
+    there is None.
 
-    `/server_info` holds `context_length` only where it was set on the command line; `/v1/models`
+    `/server_info` holds `context_length` only if it was set on the command line; `/v1/models`
     always has `max_model_len`.
     """
     cards = models.get("data")

@@ -20,8 +20,8 @@ from toolroll.rollout.runtime.time_limit import not_counted
 
 logger = logging.getLogger(__name__)
 
-MOST_DEATHS = 3
-"""So many outages that begin in the middle of one request are taken to be its fault."""
+MAX_OUTAGES = 3
+"""After this many outages during one request, the request is taken to be their cause."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
 

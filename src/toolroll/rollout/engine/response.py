@@ -1,9 +1,9 @@
 """SGLang's answer to `/generate` -> a checked `Completion`.
 
-Invariants: every id is one that the model can sample, and there are no more than were asked for;
-ids and logprobs are aligned one to one; their number is what the engine counted; every logprob is
-finite and not above zero (but for rounding); the reason of the end is known, and a stop token that
-it names is the last id; the weight versions cover the sampled tokens. Anything else raises
+Invariants: every id is one that the model can sample, and there are at most max_new_tokens;
+ids and logprobs are aligned one to one; their number equals the engine's count; every logprob is
+finite and at most zero (up to rounding); finish_reason is a known one, and a matched stop token is
+the last id; the weight versions cover the sampled tokens. Anything else raises
 `CompletionError`: nothing is corrected.
 """
 
@@ -23,7 +23,7 @@ from toolroll.rollout.engine.errors import foreign
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, LogprobArray, WeightVersion
 
-_OBJECT = (dict, Mapping)  # a dict is recognized without a call of the abstract class
+_OBJECT = (dict, Mapping)  # a dict is recognized without calling the abstract class
 _ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end slightly above 0
 _LEAST = -1e6  # no token of a lower logprob is ever sampled; float32 would still hold it
 _FINISHES = ("stop", "length", "abort")
@@ -119,7 +119,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
         wrong = next((item for item in given if type(item) is not int), None)
         if wrong is not None:
             raise CompletionError(
-                f"output_ids is no list of token ids: {wrong!r} is of type {type(wrong).__name__}"
+                f"output_ids is not a list of token ids: {wrong!r} has type {type(wrong).__name__}"
             )
     limit = _ANY_ID if vocab_size is None else vocab_size
     if least < 0 or highest >= limit:
@@ -134,7 +134,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
 def _finish(
     meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray
 ) -> tuple[str, int | str | None]:
-    """Return the reason of the end, and the stop token or stop string."""
+    """Return the finish reason, and the stop token or stop string."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
@@ -147,8 +147,8 @@ def _finish(
         return kind, None
     if not len(ids):
         raise CompletionError(
-            f"the engine's finish_reason is {dict(finish)}, but there are no output_ids: the stop "
-            f"token is one"
+            f"the engine's finish_reason is {dict(finish)}, but output_ids is empty: it must "
+            f"contain the stop token"
         )
     if type(matched) is int:
         if ids[-1] != matched:
@@ -201,8 +201,9 @@ def _top_logprobs(
 def _routed_experts(
     meta: Mapping[str, Any], tokens: int
 ) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-    """The experts of the first `tokens` tokens: base64 of int32 [tokens, layers, top_k] (SGLang
-    0.5.23, io_struct).
+    """Return the experts of the first `tokens` tokens, int32 [tokens, layers * top_k].
+
+    The engine sends base64 of [tokens, layers, top_k] (SGLang 0.5.23, io_struct).
     """
     encoded = meta.get("routed_experts")
     if not encoded:
@@ -212,7 +213,7 @@ def _routed_experts(
         return flat.reshape(tokens, -1)
     except (ValueError, TypeError) as error:
         raise CompletionError(
-            f"the engine's routed_experts are no base64 of int32 for {tokens} tokens: {error}"
+            f"the engine's routed_experts are not base64 of int32 for {tokens} tokens: {error}"
         ) from error
 
 
@@ -225,7 +226,7 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
     read = meta.get("prompt_tokens")
     if read is not None and (type(read) is not int or read != prompt):
         raise CompletionError(
-            f"the engine read a prompt of {read!r} tokens where {prompt} were sent"
+            f"the engine read a prompt of {read!r} tokens, but {prompt} were sent"
         )
 
 
@@ -238,7 +239,7 @@ def _ids(given: Any) -> IdArray:
         ids = np.empty(len(given), dtype=np.intc)
         pack_into(f"{len(given)}i", ids.data, 0, *given)
     except (TypeError, StructError) as error:
-        raise CompletionError(f"output_ids is no list of token ids: {error}") from error
+        raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
     return ids
 
 
@@ -251,8 +252,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         return np.zeros(0, dtype=np.float32)
     values = np.empty(count, dtype=np.float64)
     try:
-        # One pass over items of three, as SGLang's are. Where an item is none, or its id another
-        # one, too few are left to pack.
+        # One pass over items of three, as SGLang's are. If an item is malformed or has another
+        # id, too few are left to pack.
         found = [
             value
             for (value, index, _), output_id in zip(items, output_ids, strict=True)
@@ -264,7 +265,7 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
     # A NaN is both the highest and the lowest.
     top, least = float(values[values.argmax()]), float(values[values.argmin()])
     if math.isnan(top) or top > _ABOVE_ZERO:
-        raise CompletionError(f"a logprob is not a number or above zero (largest: {top})")
+        raise CompletionError(f"a logprob is NaN or above zero (largest: {top})")
     if least < _LEAST:
         raise CompletionError(
             f"a logprob is {least}, expected a finite number of at least {_LEAST:g}"
@@ -277,16 +278,16 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
 def _logprobs_one_by_one(
     items: Sequence[Sequence[Any]], output_ids: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the logprobs of items of any length from two on.
+    """Return the logprobs of items with two or more entries.
 
-    Raise `CompletionError` for an item that is none, or is of another token.
+    Raise `CompletionError` for an item that is malformed or of another token.
     """
     try:
         values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
         ids = [item[1] for item in items]
     except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise CompletionError(
-            f"a logprob is no [logprob, id, text] with a number first: {error}"
+            f"a logprob is not [logprob, id, text] with a number first: {error}"
         ) from error
     for at, (index, output_id) in enumerate(zip(ids, output_ids, strict=True)):
         if index != output_id:
@@ -297,7 +298,7 @@ def _logprobs_one_by_one(
 
 
 def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersion, ...]:
-    """The engine's spans; one span of its `weight_version` where an older engine gives no spans."""
+    """Return the engine's spans, or one span of `weight_version` if an older engine sends none."""
     spans = meta.get("weight_versions")
     if not spans:
         version = meta.get("weight_version")
@@ -309,11 +310,11 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
             version, start, stop = str(span["version"]), span["start"], span["end"]
         except (TypeError, LookupError) as error:
             raise CompletionError(
-                f"a weight version is no span with version, start and end: {span!r}"
+                f"a weight version is not a span with version, start and end: {span!r}"
             ) from error
         if type(start) is not int or type(stop) is not int:
             raise CompletionError(
-                f"a weight version is no span with version, start and end: {span!r}"
+                f"a weight version is not a span with version, start and end: {span!r}"
             )
         if start != expected or stop < start:
             raise CompletionError(

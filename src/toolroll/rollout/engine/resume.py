@@ -1,8 +1,9 @@
 """Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output
 are sent again.
 
-Invariants: the weight versions stay per token, so a trainer sees which tokens come from which
-weights; a grammar begins anew with each request, so a turn under one is not resumed in its middle.
+Invariants: weight versions are kept per token, so a trainer sees which weights sampled which
+tokens; a grammar restarts with each request, so a turn with one is not resumed after its first
+token.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.engine.protocol import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
 
@@ -22,18 +24,8 @@ _BACKOFF_LIMIT = 5.0
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-class Turns(Protocol):
-    """What is resumed: `Engine`, or what stands before one."""
-
-    async def generate(
-        self, request: GenerateRequest, *, progress: Progress | None = None
-    ) -> Completion:
-        """One call of `/generate`."""
-        ...
-
-
 async def generate_resumed(
-    engine: Turns,
+    engine: EngineClient,
     request: GenerateRequest,
     *,
     max_resumes: int,
@@ -42,9 +34,8 @@ async def generate_resumed(
 ) -> Completion:
     """`engine.generate`, resumed after an abort at most `max_resumes` times.
 
-    The joined completion has finish_reason "abort" if the last attempt was aborted too, or where a
-    grammar forbids to go on in the middle. `max_new_tokens` and `min_new_tokens` count over all
-    parts.
+    The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
+    grammar prevents a resume. `max_new_tokens` and `min_new_tokens` count over all parts.
     """
     whole = await engine.generate(request, progress=progress)
     limit = int(request.sampling_params.get("max_new_tokens", 0))
@@ -65,7 +56,7 @@ async def generate_resumed(
                 highest_id=None,
                 sampling_params=_rest(request.sampling_params, left, len(whole.output_ids)),
             ),
-            progress=_behind(progress, whole.output_ids),
+            progress=_after(progress, whole.output_ids),
         )
         whole = join(whole, part)
     return whole
@@ -76,19 +67,19 @@ def _constrained(params: Mapping[str, Any]) -> bool:
 
 
 def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
-    """`params` for what is `left` of a turn of which `sampled` tokens are there."""
+    """Return `params` for the `left` tokens of a turn after `sampled` ones."""
     least = params.get("min_new_tokens")
     return {**params, "max_new_tokens": left} | (
         {"min_new_tokens": max(least - sampled, 0)} if least else {}
     )
 
 
-def _behind(progress: Progress | None, before: IdArray) -> Progress | None:
+def _after(progress: Progress | None, before: IdArray) -> Progress | None:
     return None if progress is None else lambda ids: progress([*before.tolist(), *ids])
 
 
 def join(first: Completion, second: Completion) -> Completion:
-    """Two parts of one turn as one completion."""
+    """Return two parts of one turn as one completion."""
     shift = len(first.output_ids)
     moved = (
         WeightVersion(span.version, span.start + shift, span.stop + shift)

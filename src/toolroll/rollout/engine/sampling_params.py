@@ -1,7 +1,7 @@
 """Sampling parameters: known by name, clamped to the context, complete.
 
-SGLang answers a misspelt name with a 400, but its routers drop it without a word: so names are
-checked here.
+SGLang answers an unknown name with a 400, but its routers drop it silently: so names are checked
+here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KNOWN = frozenset(
     ).split()
 )
 
-# Dropped without a word by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
+# Dropped silently by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
 DROPPED_BY_ROUTERS = frozenset(
     (
         "stop_regex beam_width structural_tag spaces_between_special_tokens stream_interval "
@@ -39,43 +39,40 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 
 def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = False) -> None:
-    """Raise `UsageError` for a name that SGLang does not know, or that a router would drop on
-    the way.
-    """
+    """Raise `UsageError` for a name that SGLang does not know, or that a router would drop."""
     for name in sampling_params:
         if name not in KNOWN:
             close = difflib.get_close_matches(name, KNOWN, n=1)
             hint = (
                 f"; did you mean {close[0]!r}?"
                 if close
-                else f"; it knows {', '.join(sorted(KNOWN))}"
+                else f"; the known ones are {', '.join(sorted(KNOWN))}"
             )
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
         if through_router and name in DROPPED_BY_ROUTERS:
             raise UsageError(
-                f"the router drops the sampling parameter {name!r} without a word: call the worker "
-                f"directly for it"
+                f"the router silently drops the sampling parameter {name!r}: connect to the worker "
+                f"directly to use it"
             )
 
 
 def effective_params(
-    sampling_params: Mapping[str, Any], prompt_length: int, facts: ModelInfo
+    sampling_params: Mapping[str, Any], prompt_length: int, info: ModelInfo
 ) -> dict[str, Any]:
-    """`sampling_params` as they are to be sent for a prompt of `prompt_length` tokens.
+    """Return `sampling_params` as they are sent for a prompt of `prompt_length` tokens.
 
-    `max_new_tokens` is always there and never more than the context still holds (SGLang answers
-    400, it does not clamp). Raises `ContextOverflowError` where there is no room for a single
-    token: such a prompt must not be sent, since ten of those 400s open the circuit breaker of
-    router 0.3.2 for everybody.
+    `max_new_tokens` is always set, to at most the room left in the context (SGLang answers 400, it
+    does not clamp). Raise `ContextOverflowError` if there is no room for a single token: such a
+    prompt must not be sent, since ten of those 400s open the circuit breaker of router 0.3.2 for
+    all its clients.
     """
-    limit = facts.prompt_limit
+    limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:
         raise ContextOverflowError(
             f"the prompt of {prompt_length} tokens leaves no room to answer: the model's context "
-            f"holds {facts.context_length}, "
-            f"its engine takes prompts of at most {limit - 1}"
+            f"length is {info.context_length}, the engine accepts prompts of at most {limit - 1}"
         )
     wanted = sampling_params.get("max_new_tokens")
-    room = None if facts.context_length is None else facts.context_length - prompt_length
+    room = None if info.context_length is None else info.context_length - prompt_length
     tokens = DEFAULT_MAX_NEW_TOKENS if wanted is None else int(wanted)
     return {**sampling_params, "max_new_tokens": tokens if room is None else min(tokens, room)}

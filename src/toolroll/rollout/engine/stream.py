@@ -1,11 +1,11 @@
-"""The event stream of `/generate` with `stream: true`: progress while it runs, the last event as
-the answer.
+"""The event stream of `/generate` with `stream: true`: reports progress, and returns the last event
+as the answer.
 
 Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is
-checked like any other, and of those before it only the ids are read (their logprobs would make a
-stream quadratic); the ids that progress is told are checked, belong to this request, and are never
-taken back; an event that holds an error is a failure; a stream that ends without its last event is
-a broken connection.
+checked like any other, and only the ids of earlier events are read (reading their logprobs would
+make a stream quadratic); the ids that are reported are checked, belong to this request, and never
+change; an event with an error is a failure; a stream that ends without its last event is a broken
+connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Progress = Callable[[Sequence[int]], None]
 """Called with all ids sampled so far, whenever there are more."""
 
 _DONE = b"[DONE]"
-# Neither is found in a JSON string: there the quote that ends the name would have a backslash
-# before it.
+# Neither matches inside a JSON string: the quotes would be escaped there.
 _IDS = re.compile(rb'"output_ids"\s*:\s*(\[[\d,\s]*\])')
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 
@@ -40,7 +39,7 @@ class EventReader:
         self._rid = rid
         self._own = orjson.dumps(rid)
         self._check = check
-        self._told: list[int] = []
+        self._reported: list[int] = []
 
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
         """Return the last event, or a `Failure` if the stream holds one or breaks off.
@@ -58,7 +57,7 @@ class EventReader:
             ]
             fresh = [item for item in data if item != _DONE]
             if fresh:
-                # cumulative: those before it say nothing that it does not
+                # cumulative: the last one contains all before it
                 found = self._take(fresh[-1])
                 if isinstance(found, Failure):
                     return found
@@ -70,36 +69,35 @@ class EventReader:
         return last
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
-        """Tell progress of one event; return it, None if it is not the last one."""
+        """Report the progress of one event. Return it if it is the last one, else None."""
         own = self._own in data or b'"id"' not in data
         unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
         if unfinished is not None:
-            self._tell(_decoded(unfinished[1]))
+            self._report(_decoded(unfinished[1]))
             return None
         event = _event(data)
         failure = _failure(event) or foreign(event, self._rid)
         if failure is None:
-            self._tell(event.get("output_ids") or [])
+            self._report(event.get("output_ids") or [])
         return failure or event
 
-    def _tell(self, ids: list[int]) -> None:
+    def _report(self, ids: list[int]) -> None:
         self._check(ids)
-        if ids[: len(self._told)] != self._told:
+        if ids[: len(self._reported)] != self._reported:
             at = next(
                 (
                     at
-                    for at, (old, new) in enumerate(zip(self._told, ids, strict=False))
+                    for at, (old, new) in enumerate(zip(self._reported, ids, strict=False))
                     if old != new
                 ),
                 len(ids),
             )
             raise CompletionError(
-                f"the engine's stream takes ids back: output_ids[{at}] was {self._told[at]}, now "
-                f"it is "
-                f"{ids[at] if at < len(ids) else 'missing'} ({len(self._told)} ids before, "
-                f"{len(ids)} now)"
+                f"the engine's stream changed ids that it had sent: output_ids[{at}] was "
+                f"{self._reported[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
+                f"({len(self._reported)} ids before, {len(ids)} now)"
             )
-        self._told = ids
+        self._reported = ids
         self._progress(ids)
 
 
@@ -110,7 +108,7 @@ def _event(data: bytes) -> Mapping[str, Any]:
         and isinstance(event.get("meta_info") or {}, dict)
         and isinstance(event.get("output_ids") or [], list)
     ):
-        raise CompletionError(f"an event of the engine's stream is no answer: {data[:200]!r}")
+        raise CompletionError(f"an event of the engine's stream is not an answer: {data[:200]!r}")
     return event
 
 
@@ -119,7 +117,7 @@ def _decoded(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise CompletionError(
-            f"an event of the engine's stream is no JSON: {error}: {data[:200]!r}"
+            f"an event of the engine's stream is not JSON: {error}: {data[:200]!r}"
         ) from error
 
 
@@ -129,8 +127,8 @@ def _ended(event: Mapping[str, Any]) -> bool:
 
 
 def _failure(event: Mapping[str, Any]) -> Failure | None:
-    """Errors come as events under a 200: `{"error": {..., "code": 400}}`, or an abort with a
-    status code.
+    """Return the failure in an event: `{"error": {..., "code": 400}}`, or an abort with a status
+    code, both in an answer with status 200.
     """
     if "error" in event:
         error = event["error"]

@@ -1,4 +1,4 @@
-"""`Transport`: one aiohttp session for everything that is asked of an engine or its router.
+"""`Transport`: one aiohttp session for all requests to an engine or its router.
 
 Invariants: nothing is sent twice (aiohttp repeats idempotent methods only, and a redirect of a POST
 is an answer like any other); the number of connections is not limited, and the only time limits are
@@ -35,7 +35,7 @@ _HEAD_LINE = 8190
 class Answer(NamedTuple):
     """A whole answer of any status.
 
-    `connections`: how many had been made when its request was sent, its own among them.
+    `connections`: how many had been made when its request was sent, including its own.
     """
 
     status: int
@@ -49,16 +49,15 @@ class _Response(aiohttp.ClientResponse):
 
 
 class _Request(aiohttp.ClientRequest):
-    """Is never sent over a connection that said something while it was idle.
-
-    aiohttp would take that for the answer.
+    """Refuses a connection that received data while it was idle: aiohttp would take that for the
+    answer.
     """
 
     connections = 0
 
     async def send(self, conn: Connection) -> aiohttp.ClientResponse:
         if conn.protocol is not None and conn.protocol.should_close:
-            raise aiohttp.ClientConnectionResetError("the connection said more than it was asked")
+            raise aiohttp.ClientConnectionResetError("unsolicited data on an idle connection")
         response = await super().send(conn)
         if isinstance(response, _Response):
             response.connections = self.connections
@@ -106,7 +105,7 @@ class Transport:
     async def generating(
         self, body: bytes, session_id: str, *, seconds: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return the context in which the answer to `body` is read as it comes."""
+        """Return the context in which the answer to `body` is read as it arrives."""
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
         headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
         session = await self._opened()

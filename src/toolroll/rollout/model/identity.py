@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.engine import Engine
+from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.template import ChatTemplate
@@ -60,7 +60,7 @@ def probe_text(tokenizer: Any, chat_template: str) -> str:
 
 
 async def check_identity(
-    engine: Engine, template: ChatTemplate, *, name: str, allow_mismatch: bool = False
+    engine: EngineClient, template: ChatTemplate, *, name: str, allow_mismatch: bool = False
 ) -> list[str]:
     """Return warnings, each in one line.
 
@@ -82,7 +82,7 @@ async def check_identity(
         if (difference := _difference(ours, answer, name)) is not None
     ]
     if all(answer.ids is None for answer in answers):
-        generated = await _generate(engine, text)
+        generated = await _generate(engine, text) if answers else None
         if generated is None or not _tells(generated):
             return [
                 f"{engine.url} does not say how it encodes text: whether it serves {name!r} was "
@@ -113,7 +113,7 @@ async def check_identity(
     return []
 
 
-async def _ask(engine: Engine, worker: str, text: str) -> _Answered:
+async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
     """Ask one worker for its names and for the ids of `text`."""
     info = await engine.get(f"{worker}/model_info")
     info = info if isinstance(info, Mapping) else {}
@@ -126,7 +126,7 @@ async def _ask(engine: Engine, worker: str, text: str) -> _Answered:
     return _Answered(worker, names, tokens if _are_ids(tokens) else None)
 
 
-async def _generate(engine: Engine, text: str) -> Mapping[str, Any] | None:
+async def _generate(engine: EngineClient, text: str) -> Mapping[str, Any] | None:
     """Return the answer with a few tokens after `text`; the logprobs of the prompt name its ids."""
     asked = {
         "text": text,
@@ -137,7 +137,9 @@ async def _generate(engine: Engine, text: str) -> Mapping[str, Any] | None:
     return await _posted(engine, f"{engine.url}/generate", asked)
 
 
-async def _posted(engine: Engine, url: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
+async def _posted(
+    engine: EngineClient, url: str, payload: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     try:
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)

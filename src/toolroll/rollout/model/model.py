@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jinja2
 
@@ -19,8 +19,8 @@ from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import (
     Engine,
+    EngineClient,
     EngineConfig,
-    ModelInfo,
     Progress,
     effective_params,
     generate_resumed,
@@ -34,31 +34,6 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
-
-
-class EngineClient(Protocol):
-    """What a `Model` needs of an engine: `toolroll.rollout.engine.Engine` has it."""
-
-    @property
-    def url(self) -> str:
-        """The address."""
-        ...
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One call of `/generate`."""
-        ...
-
-    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a body as it is, and return the JSON of the answer."""
-        ...
-
-    async def facts(self) -> ModelInfo:
-        """Context length, vocabulary, weight version."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class Model:
@@ -89,11 +64,17 @@ class Model:
         self._closing = ExitStack()
 
     @classmethod
-    def from_args(cls, args: RolloutArgs, *, tokenizer: Any = None) -> Model:
+    def from_args(
+        cls,
+        args: RolloutArgs,
+        *,
+        tokenizer: Any = None,
+        engine: Callable[[EngineConfig], EngineClient] = Engine,
+    ) -> Model:
         """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
 
-        `tool_call_parser="auto"` takes the parser that reads what the chat template writes;
-        `UnknownParserError` where none does.
+        `engine` makes its client. `tool_call_parser="auto"` selects the parser that reads what the
+        chat template writes. Raise `UnknownParserError` if no parser does.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -114,7 +95,7 @@ class Model:
             return_routed_experts=args.return_routed_experts,
         )
         served = cls(
-            Engine(config),
+            engine(config),
             template,
             get_parser(
                 infer_parser(tokenizer, source) if parser == "auto" else parser,
@@ -151,33 +132,24 @@ class Model:
         params["stop_token_ids"] = sorted(
             {*(params.get("stop_token_ids") or ()), *template.stop_token_ids}
         )
-        return effective_params(params, prompt_length, await self.engine.facts())
+        return effective_params(params, prompt_length, await self.engine.model_info())
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """One turn; an abort by the engine is resumed up to `max_resumes` times. `progress`
-        hears of the ids as they are sampled.
+        """Return one turn, resumed up to `max_resumes` times if the engine aborts it.
+
+        `progress` is called with all ids sampled so far.
         """
-        if isinstance(self.engine, Engine):
-            return await generate_resumed(
-                self.engine, request, max_resumes=self._max_resumes, progress=progress
-            )
-        completion = await self.engine.generate(request)
-        if progress is not None:
-            progress(completion.output_ids.tolist())
-        return completion
+        return await generate_resumed(
+            self.engine, request, max_resumes=self._max_resumes, progress=progress
+        )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
         """Return warnings; raise `UsageError` if the engine serves a model with another tokenizer.
 
         `allow_mismatch`: return that as a warning, too.
         """
-        if not isinstance(self.engine, Engine):
-            return [
-                f"{self.url} is not asked how it encodes text: whether it serves {self.name!r} was "
-                f"not checked"
-            ]
         return await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )

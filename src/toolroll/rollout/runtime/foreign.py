@@ -20,7 +20,7 @@ from toolroll.rollout.errors import RolloutError
 T = TypeVar("T")
 
 LEAVE_SECONDS = 5.0
-"""How long a cancelled task of others may take to end."""
+"""Seconds that a cancelled task of others may take to end."""
 
 
 class ForeignExitError(RolloutError):
@@ -72,8 +72,8 @@ async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
 async def outcome(task: asyncio.Task[T]) -> T:
     """Return the result of `task`, which runs code of others, or raise its error.
 
-    If the caller is cancelled, so is `task`. If that does not end it, it runs on by itself: nothing
-    waits for it any more, `asyncio.run` included.
+    If the caller is cancelled, so is `task`. If that does not end it, it keeps running by itself:
+    nothing waits for it, not even `asyncio.run`.
     """
     try:
         await asyncio.wait([task])

@@ -1,7 +1,7 @@
-"""Python's garbage collector at a pace that fits many episodes in the air.
+"""Run Python's garbage collector less often while many episodes are in flight.
 
-By default it visits all live objects again and again while a thousand episodes hold them. What an
-episode leaves is freed by reference counts, so that rounds may be rare.
+By default it visits all live objects again and again while a thousand episodes hold them. An
+episode is freed by reference counts, so collections may be rare.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Pace:
             return True
 
     def end(self) -> None:
-        """Put everything back after the last user."""
+        """Restore the settings after the last user."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -49,7 +49,7 @@ _PACE = _Pace()
 
 @contextlib.contextmanager
 def paced_garbage(*, enabled: bool = True) -> Iterator[None]:
-    """Freeze what is there and let the collector come seldom, for the whole process, until the
+    """Freeze the existing objects and collect less often, in the whole process, until the
     last of these contexts ends, in whatever order.
 
     Do nothing if `enabled` is False, the collector is off, or somebody else has frozen objects.

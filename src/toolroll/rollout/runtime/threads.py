@@ -1,9 +1,9 @@
-"""`Threads`: blocking calls away from the event loop, each in a thread of its own.
+"""`Threads`: blocking calls outside the event loop, each in its own thread.
 
-Python cannot end a thread: a call that its caller has given up runs on. Here such a call gives its
-place back. Neither anyio's `to_thread` nor `concurrent.futures` fits, since their threads keep the
-process from ending. A thread for each call costs 40 us of CPU more than a pool, next to a call that
-blocks, and there is nothing to keep, to reuse or to close.
+Python cannot end a thread: a call that its caller has given up keeps running. Here such a call
+frees its slot. Neither anyio's `to_thread` nor `concurrent.futures` fits, since their threads keep
+the process from ending. A thread for each call costs 40 us of CPU more than a pool, little beside a
+blocking call, and there is nothing to keep, reuse or close.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T
 
 
 class BlockingRunner(Protocol):
-    """What an agent without tokens needs of a `Model`."""
+    """The part of a `Model` that an agent without tokens uses."""
 
     def run_in_thread(
         self,
@@ -38,7 +38,7 @@ class BlockingRunner(Protocol):
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> Awaitable[T]:
-        """Run blocking `function` away from the event loop; `begun` is called when its thread
+        """Run blocking `function` in a thread; `begun` is called when its thread
         starts.
         """
         ...
@@ -119,15 +119,13 @@ class Threads:
                 return
             names = Counter(what for _, what in self._given_up.values()).most_common(3)
             raise UsageError(
-                f"{len(self._given_up)} calls that were given up still run, each in a thread of "
-                f"its own: "
-                f"{', '.join(f'{what} ({count})' for what, count in names)}. Give what they wait "
-                f"for a time limit of "
-                "its own, or raise --step-timeout."
+                f"{len(self._given_up)} calls that were given up still run, each in a thread: "
+                f"{', '.join(f'{what} ({count})' for what, count in names)}. Add a time limit to "
+                f"what they wait for, or raise --step-timeout."
             ) from None
 
     def _end(self, future: asyncio.Future[Any]) -> None:
-        """Note that a call has ended that was given up."""
+        """Record that a given-up call has ended."""
         self._given_up.pop(future, None)
         self._ended.set()
 
@@ -143,12 +141,12 @@ def _run(
     failure: BaseException | None = None
     try:
         result = function(*args)
-    except StopIteration as error:  # no future takes one
+    except StopIteration as error:  # a future does not accept one
         failure = RuntimeError("the blocking call raised a StopIteration")
         failure.__cause__ = error
     except BaseException as error:  # noqa: BLE001 - the caller's border: it is raised there
         failure = error
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
         future.get_loop().call_soon_threadsafe(_settle, future, result, failure, end)
     del future, function, args, failure  # this frame is in the error's traceback
 

@@ -1,4 +1,4 @@
-"""Time limits that stand still while a server is waited for that is down."""
+"""Time limits that pause while a server is down."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class _Limit:
                 self._left = None
 
     def _reschedule(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # it is over: this task outlived what it limits
+        with suppress(RuntimeError):  # the limit has ended: this task outlived it
             self._timeout.reschedule(when)
 
 
 _pausable: ContextVar[tuple[_Limit, ...]] = ContextVar("pausable", default=())
-"""The limits of the running task, and of the tasks that it began: an episode's and a step's."""
+"""The limits of the running task and of the tasks that it started: an episode's and a step's."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # a coroutine that was forgotten is closed in another context
+        with suppress(ValueError):  # a forgotten coroutine is closed in another context
             _pausable.reset(token)
 
 

@@ -1,8 +1,8 @@
-"""Lone surrogates: characters that Python holds in a string and that no encoding, so no tokenizer
-and no JSON, can write.
+"""Lone surrogates: characters that a Python string may hold, but no encoding (so no tokenizer and
+no JSON) can write.
 
-Invariants: a pair of surrogates becomes the character that it stands for, a lone one U+FFFD; what
-holds none is given back as it is.
+Invariants: a pair of surrogates becomes the character that it encodes, a lone one U+FFFD; a value
+without surrogates is returned as it is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 def replace_surrogates(value: T) -> T:
-    """`value`, text or nested dicts, lists and tuples of it, without surrogates; the same object
-    where it holds none.
+    """Return `value` (text, or nested dicts, lists and tuples of it) without surrogates; the same
+    object if it has none.
     """
     return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a dict of ASCII texts, as the messages of most tools and users are."""
+    """Return True for a dict of ASCII texts, as the messages of most tools and users are."""
     return type(value) is dict and all(
         type(key) is str and type(item) is str and key.isascii() and item.isascii()
         for key, item in value.items()
@@ -30,7 +30,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(value: Any) -> bool:
-    """Whether JSON can write all of `value`, and so finds no surrogate in it: a tenth of the
+    """Return True if JSON can write all of `value`, so that it has no surrogate: a tenth of the
     cost of a search in Python.
     """
     try:

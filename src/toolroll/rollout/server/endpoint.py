@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
-from toolroll.rollout.engine import Engine
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -92,17 +91,12 @@ class Endpoint:
 
     async def start(self) -> None:
         """Ask the engine for its capabilities."""
-        facts = await self.served.engine.facts()
-        routed = (
-            await self.served.engine.behind_router()
-            if isinstance(self.served.engine, Engine)
-            else False
-        )
+        info = await self.served.engine.model_info()
         self.capabilities = EngineCapabilities(
-            deterministic=facts.deterministic,
-            behind_router=routed,
-            context_length=facts.context_length,
-            vocab_size=facts.vocab_size,
+            deterministic=info.deterministic,
+            behind_router=await self.served.engine.behind_router(),
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
         )
 
     async def refresh(self) -> None:

@@ -7,7 +7,6 @@ import logging
 import signal
 from collections.abc import Callable
 
-from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
@@ -27,8 +26,8 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with Model.from_args(args) as served:
-        health = await served.engine.health() if isinstance(served.engine, Engine) else None
-        if health is not None and not health.ok:
+        health = await served.engine.health()
+        if not health.ok:
             # its capabilities and its context length are asked for once, now
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):

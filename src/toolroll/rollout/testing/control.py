@@ -68,7 +68,7 @@ class _Control:
         texts = prompt if isinstance(prompt, list) else [prompt]
         if not all(isinstance(text, str) for text in texts):
             raise invalid(f"Invalid prompt type: {type(prompt)}. Expected str or List[str].")
-        backend = self._engine.speaker.backend
+        backend = self._engine.sampler.backend
         ids = [backend.encode(text, add_special_tokens=special).ids for text in texts]
         counts = [len(found) for found in ids]
         length = self._engine.context_length

@@ -1,8 +1,7 @@
-"""`EngineCore`: what the embedded engine is behind its HTTP: its queue, its cache, its weights, its
-log, and how it answers.
+"""`EngineCore`: the embedded engine without HTTP: queue, cache, weights, log, and the answers.
 
-Invariants: each request is in `log` once, with the status that it got; its rid is taken while it is
-unanswered; only started ones count as running.
+Invariants: each request is in `log` once, with the status of its answer; its rid is in use until it
+is answered; only started requests count as running.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
-from toolroll.rollout.testing.generation import Run, RunAborted
+from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo
 from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body
-from toolroll.rollout.testing.sampler import Planned, Sampler
-from toolroll.rollout.testing.wire import Ask, Limits, RefusedError, queue_full, refused
+from toolroll.rollout.testing.sampler import SampledReply, Sampler
+from toolroll.rollout.testing.wire import EngineRequest, Limits, RefusedError, queue_full, refused
 
 Latency = float | Callable[[PolicyRequest], float]
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -35,7 +34,7 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class EngineCore:
-    """The engine without its HTTP server; `EmbeddedEngine` tells the settings."""
+    """The engine without its HTTP server. `EmbeddedEngine` documents the parameters."""
 
     def __init__(
         self,
@@ -65,8 +64,8 @@ class EngineCore:
         self.token_latency = token_latency
         self.faults = faults
         self.limits = Limits(context_length, max_total_tokens)
-        self.speaker = Sampler(tokenizer, stop_token_ids, split)
-        self.vocab_size = vocab_size or self.speaker.vocab_size
+        self.sampler = Sampler(tokenizer, stop_token_ids, split)
+        self.vocab_size = vocab_size or self.sampler.vocab_size
         self.weight_version = weight_version
         self.healthy = True
         self.killed = 0
@@ -83,14 +82,14 @@ class EngineCore:
         self._calls: defaultdict[str, int] = defaultdict(int)
         self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
-        self._running: dict[str, Run] = {}
-        self._queue: deque[Run] = deque()
+        self._running: dict[str, Generation] = {}
+        self._queue: deque[Generation] = deque()
         self._paused: PauseMode | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def model_name(self) -> str:
-        """What the tokenizer was loaded from."""
+        """The name that the tokenizer was loaded from."""
         name = None if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.name_or_path
         return str(name or "embedded")
 
@@ -99,10 +98,10 @@ class EngineCore:
         """Prompt and answer together, in tokens."""
         return self.limits.context_length
 
-    # --- what tests do to it ----------------------------------------------------------------------
+    # --- controls for tests -----------------------------------------------------------------------
 
     async def until(self, condition: Callable[[EngineCore], bool]) -> None:
-        """Wait until `condition(engine)`, looked at whenever a request arrives, stands at its
+        """Wait until `condition(engine)`. It is checked whenever a request arrives, reaches its
         `hold`, or ends.
         """
         while not condition(self):
@@ -111,41 +110,41 @@ class EngineCore:
             await waiter
 
     def set_weight_version(self, version: str) -> None:
-        """From the next token of every request on, `version` samples."""
+        """Sample the next token of every request with `version`."""
         self.weight_version = version
-        for run in self._running.values():
-            if run.started:
-                run.switch(version)
+        for generation in self._running.values():
+            if generation.started:
+                generation.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """What `/abort_request` does: all running requests whose rid begins with `rid`, or every
-        one.
+        """Do what `/abort_request` does: abort all requests whose rid starts with `rid`, or
+        `every` request.
         """
-        for name, run in self._running.items():
+        for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
-                run.ask_abort(paused=self._paused is not None)
+                generation.request_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
         """Stop sampling until `resume`. "abort" ends running requests; "retract" frees their
         cache.
         """
         self._paused = mode
-        for run in self._running.values():
+        for generation in self._running.values():
             if mode == "abort":
-                run.abort()
+                generation.abort()
             else:
-                run.pause()
-                run.retractions += mode == "retract" and run.started
+                generation.pause()
+                generation.retractions += mode == "retract" and generation.started
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._paused = None
-        for run in self._running.values():
-            run.resume()
+        for generation in self._running.values():
+            generation.resume()
         self._dispatch()
 
     def flush_cache(self) -> bool:
-        """Forget the prefixes; False, and nothing is done, while something runs."""
+        """Drop the cached prefixes. Return False, and keep them, if a request is running."""
         if self._active and self._paused != "retract":
             return False
         self._caches.clear()
@@ -153,17 +152,19 @@ class EngineCore:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    async def answer(self, ask: Ask, http: web.Request, send: Send | None = None) -> Any:
+    async def answer(
+        self, request: EngineRequest, http: web.Request, send: Send | None = None
+    ) -> Any:
         """Return the body of the answer to one request, and pass each part of it to `send`.
 
         Raise `RefusedError` or `FaultedError`.
         """
         entry = LoggedRequest(
-            ask.rid,
-            ask.routing_key,
-            ask.input_ids,
-            ask.params,
-            headers=ask.headers,
+            request.rid,
+            request.routing_key,
+            request.input_ids,
+            request.params,
+            headers=request.headers,
             arrival=self._arrivals,
         )
         self._arrivals += 1
@@ -171,7 +172,7 @@ class EngineCore:
             self.log.append(entry)
         self._notify()
         try:
-            body = await self._admitted(entry, ask, http, send)
+            body = await self._admitted(entry, request, http, send)
             entry.status = 200
             return body
         except asyncio.CancelledError:
@@ -183,7 +184,7 @@ class EngineCore:
         except FaultedError as error:
             entry.status = error.response.status if error.response is not None else 0
             raise
-        except BaseException:  # a policy's own mistake: aiohttp logs it and answers 500
+        except BaseException:  # an error in the policy: aiohttp logs it and answers 500
             entry.status = 500
             raise
         finally:
@@ -192,55 +193,55 @@ class EngineCore:
             self._notify()
 
     async def _admitted(
-        self, entry: LoggedRequest, ask: Ask, http: web.Request, send: Send | None
+        self, entry: LoggedRequest, request: EngineRequest, http: web.Request, send: Send | None
     ) -> Any:
-        self._check(ask)
-        run = self._running[ask.rid] = Run()
+        self._check(request)
+        generation = self._running[request.rid] = Generation()
         try:
             seen = PolicyRequest(
-                ask.input_ids,
-                self.speaker.decode,
-                ask.routing_key,
-                self._calls[ask.routing_key],
+                request.input_ids,
+                self.sampler.decode,
+                request.routing_key,
+                self._calls[request.routing_key],
                 entry.arrival,
-                ask.params,
+                request.params,
             )
             fault = (self.faults(seen) if self.faults else None) or Fault()
             entry.faulted = fault != Fault()
             await inject(http, fault)
             try:
-                await self._start(run)
-            except RunAborted:
+                await self._start(generation)
+            except GenerationAborted:
                 entry.aborted, entry.finish_reason = True, "abort"
-                return queue_abort_body(ask, self.weight_version)
-            body = await self._sample(entry, seen, ask, fault, run, send)
+                return queue_abort_body(request, self.weight_version)
+            body = await self._sample(entry, seen, request, fault, generation, send)
             return fault.garble(body) if fault.garble is not None else body
         finally:
-            del self._running[ask.rid]
-            if run.started:
+            del self._running[request.rid]
+            if generation.started:
                 self._active -= 1
                 self._dispatch()
-            run.abort()
+            generation.abort()
 
-    def _check(self, ask: Ask) -> None:
-        if ask.rid in self._running:
-            raise refused(f"Duplicate request ID detected: {ask.rid}")
-        self.limits.check(len(ask.unchecked), ask.params)
+    def _check(self, request: EngineRequest) -> None:
+        if request.rid in self._running:
+            raise refused(f"Duplicate request ID detected: {request.rid}")
+        self.limits.check(len(request.unchecked), request.params)
         if (
-            int(ask.unchecked.min(initial=0)) < 0
-            or int(ask.unchecked.max(initial=0)) >= self.vocab_size
+            int(request.unchecked.min(initial=0)) < 0
+            or int(request.unchecked.max(initial=0)) >= self.vocab_size
         ):
             self.killed += 1
             raise RefusedError(500, "Internal Server Error")
 
-    async def _start(self, run: Run) -> None:
-        """Wait for a place among the running ones; raises `RunAborted`."""
+    async def _start(self, generation: Generation) -> None:
+        """Wait until the request may run. Raise `GenerationAborted`."""
         full = self._max_running is not None and self._active >= self._max_running
         if full and self._max_queued is not None and len(self._queue) >= self._max_queued:
             raise queue_full()
-        self._queue.append(run)
+        self._queue.append(generation)
         self._dispatch()
-        await run.wait_for_start()
+        await generation.wait_for_start()
 
     def _dispatch(self) -> None:
         while (
@@ -248,131 +249,147 @@ class EngineCore:
             and self._paused is None
             and (self._max_running is None or self._active < self._max_running)
         ):
-            run = self._queue.popleft()
-            if run.aborted:
+            generation = self._queue.popleft()
+            if generation.aborted:
                 continue
-            run.started = True
-            run.switch(self.weight_version)
+            generation.started = True
+            generation.switch(self.weight_version)
             self._active += 1
-            run.wake()
+            generation.wake()
 
     async def _sample(
         self,
         entry: LoggedRequest,
         seen: PolicyRequest,
-        ask: Ask,
+        request: EngineRequest,
         fault: Fault,
-        run: Run,
+        generation: Generation,
         send: Send | None,
     ) -> dict[str, Any]:
         began = time.perf_counter()
-        cache = self._caches[ask.extra_key]
-        entry.cached_tokens = self._cached(cache, entry, ask)
-        planned = Planned([], [], {}, "")
+        cache = self._caches[request.extra_key]
+        entry.cached_tokens = self._cached(cache, entry, request)
+        sampled = SampledReply([], [], {}, "")
         try:
-            reply = await self._reply(entry, seen, run)
-            rng = random.Random(f"{self._seed}/{ask.routing_key}/{seen.call}")
-            planned = self.speaker.plan(
-                self.speaker.said(reply, rng),
-                ask.params,
-                self.limits.max_new_tokens(len(entry.input_ids), ask.params),
+            reply = await self._reply(entry, seen, generation)
+            rng = random.Random(f"{self._seed}/{request.routing_key}/{seen.call}")
+            sampled = self.sampler.stop_at(
+                self.sampler.reply_ids(reply, rng),
+                request.params,
+                self.limits.max_new_tokens(len(entry.input_ids), request.params),
             )
             latency = self.latency(seen) if callable(self.latency) else self.latency
-            run.begin(len(planned.ids), latency, self.token_latency)
+            generation.begin(len(sampled.ids), latency, self.token_latency)
             if send is not None:
                 stops = [fault.abort_after, reply.hold_after if reply.hold is not None else None]
                 until = min((at for at in stops if at is not None), default=None)
-                await self._play_in_parts(ask, entry, planned, run, send, until=until)
-            await self._play(reply, fault, planned, run)
-            ids, finish, text = planned.ids, planned.finish, planned.text
-        except RunAborted:
-            ids = planned.ids[: run.sampled()]
+                await self._play_in_parts(request, entry, sampled, generation, send, until=until)
+            await self._play(reply, fault, sampled, generation)
+            ids, finish, text = sampled.ids, sampled.finish, sampled.text
+        except GenerationAborted:
+            ids = sampled.ids[: generation.sampled()]
             finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-            text = self.speaker.text(ids, ask.params)
+            text = self.sampler.text(ids, request.params)
             entry.aborted = True
-            self._remember_rest(entry, ids, planned.said)
+            self._remember_rest(entry, ids, sampled.reply_ids)
         # the last token has no KV yet
         cache.insert(np.concatenate([entry.input_ids, np.array(ids[:-1], dtype=np.int32)]))
         body = answer_body(
-            ask, entry, run, ids=ids, finish=finish, text=text, version=self.weight_version
+            request,
+            entry,
+            generation,
+            ids=ids,
+            finish=finish,
+            text=text,
+            version=self.weight_version,
         )
         body["meta_info"]["e2e_latency"] = time.perf_counter() - began
         return body
 
-    def _cached(self, cache: PrefixCache, entry: LoggedRequest, ask: Ask) -> int:
-        """The last token of a prompt is always computed, and so is every one whose logprob is
-        wanted.
+    def _cached(self, cache: PrefixCache, entry: LoggedRequest, request: EngineRequest) -> int:
+        """Return `cached_tokens`: the last prompt token is always computed, and so are those whose
+        logprob is requested.
         """
         most = len(entry.input_ids) - 1
-        if ask.return_logprob and ask.logprob_start_len >= 0:
-            most = min(most, ask.logprob_start_len)
+        if request.return_logprob and request.logprob_start_len >= 0:
+            most = min(most, request.logprob_start_len)
         return max(0, min(most, cache.match(entry.input_ids)))
 
-    async def _reply(self, entry: LoggedRequest, seen: PolicyRequest, run: Run) -> Reply:
+    async def _reply(
+        self, entry: LoggedRequest, seen: PolicyRequest, generation: Generation
+    ) -> Reply:
         sequence, rest = self._rests.pop(entry.routing_key, (b"", []))
         if rest and sequence == entry.input_ids.tobytes():
             return Reply(output_ids=rest)
         entry.call = seen.call
         self._calls[entry.routing_key] += 1
         said = self.policy(seen)
-        reply = await run.race(said) if inspect.isawaitable(said) else said
+        reply = await generation.race(said) if inspect.isawaitable(said) else said
         return reply if isinstance(reply, Reply) else Reply(reply)
 
-    def _remember_rest(self, entry: LoggedRequest, ids: list[int], said: list[int]) -> None:
-        if self._continue_aborted and said[len(ids) :]:
+    def _remember_rest(self, entry: LoggedRequest, ids: list[int], reply_ids: list[int]) -> None:
+        if self._continue_aborted and reply_ids[len(ids) :]:
             sequence = entry.input_ids.tobytes() + np.array(ids, dtype=np.int32).tobytes()
-            self._rests[entry.routing_key] = (sequence, said[len(ids) :])
+            self._rests[entry.routing_key] = (sequence, reply_ids[len(ids) :])
 
-    async def _play(self, reply: Reply, fault: Fault, planned: Planned, run: Run) -> None:
-        """Let the time pass in which the tokens are sampled; raises `RunAborted`."""
-        length = len(planned.ids)
+    async def _play(
+        self, reply: Reply, fault: Fault, sampled: SampledReply, generation: Generation
+    ) -> None:
+        """Wait while the tokens are sampled. Raise `GenerationAborted`."""
+        length = len(sampled.ids)
         if fault.weight_version is not None:
-            await run.stand_at(min(fault.switch_after, length))
+            await generation.hold_at(min(fault.switch_after, length))
             self.set_weight_version(fault.weight_version)
-            run.go_on()
+            generation.release()
         if reply.hold is not None:
-            await run.stand_at(min(reply.hold_after, length))
+            await generation.hold_at(min(reply.hold_after, length))
             self.held += 1
             self._notify()
             try:
-                await run.race(reply.hold.wait())
+                await generation.race(reply.hold.wait())
             finally:
                 self.held -= 1
-            run.go_on()
+            generation.release()
         if fault.abort_after is not None:
-            await run.stand_at(min(fault.abort_after, length))
-            run.abort()
-        await run.advance(length)
+            await generation.hold_at(min(fault.abort_after, length))
+            generation.abort()
+        await generation.advance(length)
 
     async def _play_in_parts(
         self,
-        ask: Ask,
+        request: EngineRequest,
         entry: LoggedRequest,
-        planned: Planned,
-        run: Run,
+        sampled: SampledReply,
+        generation: Generation,
         send: Send,
         *,
         until: int | None,
     ) -> None:
-        """Send what is sampled as it comes, and nothing of what an abort after `until` tokens
-        cuts.
+        """Send parts of the answer as they are sampled, but nothing after `until` tokens, where an
+        abort may cut it.
         """
-        step = max(1, int(ask.params.get("stream_interval") or 1))
-        end = len(planned.ids) if until is None else min(until, len(planned.ids))
+        step = max(1, int(request.params.get("stream_interval") or 1))
+        end = len(sampled.ids) if until is None else min(until, len(sampled.ids))
         for at in range(step, end, step):
-            await run.advance(at)
-            ids = planned.ids[:at]
-            text = self.speaker.text(ids, ask.params)
-            text = text if planned.text.startswith(text) else planned.text
+            await generation.advance(at)
+            ids = sampled.ids[:at]
+            text = self.sampler.text(ids, request.params)
+            text = text if sampled.text.startswith(text) else sampled.text
             body = answer_body(
-                ask, entry, run, ids=ids, finish=None, text=text, version=self.weight_version
+                request,
+                entry,
+                generation,
+                ids=ids,
+                finish=None,
+                text=text,
+                version=self.weight_version,
             )
             await send(orjson.dumps(body))
 
     def stop(self) -> None:
-        """End whatever runs."""
-        for run in list(self._running.values()):
-            run.abort()
+        """Abort everything."""
+        for generation in list(self._running.values()):
+            generation.abort()
 
     def _notify(self) -> None:
         waiters, self._waiters = self._waiters, []

@@ -1,7 +1,7 @@
 """`EmbeddedEngine`: a real HTTP server that speaks SGLang 0.5.23's `/generate` on the level of
 token ids, without weights.
 
-A public test double. A policy says what to say; everything else is as on the wire: the stop token
+A public test double. A policy decides the text; everything else is as in SGLang: the stop token
 is in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s
 with a partial output, errors have SGLang's own bodies. Invariants: it shares no code with our
 templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` holds every request
@@ -20,28 +20,34 @@ from toolroll.rollout.testing.control import control_routes
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.faults import FaultedError
 from toolroll.rollout.testing.openai_api import chat_completions
-from toolroll.rollout.testing.wire import Ask, RefusedError, json_response, read_generate, read_json
+from toolroll.rollout.testing.wire import (
+    EngineRequest,
+    RefusedError,
+    json_response,
+    read_generate,
+    read_json,
+)
 
 _SHUTDOWN = 0.5  # seconds that handlers get when the engine closes
 _BODY_LIMIT = 256 * 2**20
 
 
 class EmbeddedEngine(EngineCore):
-    """Serves on `host` (127.0.0.1) at `url` while its async context is open; an address that is
-    taken raises `OSError`.
+    """Serves at `url`, on `host` (127.0.0.1), while its async context is open. An address in use
+    raises `OSError`.
 
     `tokenizer`: any fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
     `stop_token_ids`: default, the tokenizer's end-of-sequence token. `latency`: seconds per
-    request; `token_latency`: seconds per token behind it. `split`: "random" samples other token
+    request; `token_latency`: seconds per token after that. `split`: "random" samples other token
     splits of the same text, the same ones for the same `seed`, routing key and call. `vocab_size`:
     default, the tokenizer's. `max_total_tokens`, `max_running`, `max_queued`: as the server's flags
-    of about these names; None is no limit. `continue_aborted`: a prompt that goes on behind an
-    aborted answer gets the rest of that answer, as a model would give it, without asking the
-    policy. `keep_log` off: `log` stays empty, for long benchmarks.
+    of about these names; None is no limit. `continue_aborted`: a prompt that continues an aborted
+    answer gets the rest of that answer, as from a model, without a call of the policy. `keep_log`
+    off: `log` stays empty, for long benchmarks.
 
     `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the
-    requests that stand at their reply's `hold` now. `healthy` can be set; it is what `/health`
-    says.
+    number of requests that are at their reply's `hold` now. `healthy` can be set: the answer of
+    `/health`.
     """
 
     _runner: web.AppRunner | None = None
@@ -76,7 +82,7 @@ class EmbeddedEngine(EngineCore):
             await self._runner.cleanup()
 
     async def kill(self) -> None:
-        """Die as a process does: every connection breaks, nothing is answered, the port is free."""
+        """Die like a process: every connection breaks, no request is answered, the port is free."""
         runner, self._runner = self._runner, None
         if runner is None or runner.server is None:
             return
@@ -92,15 +98,15 @@ class EmbeddedEngine(EngineCore):
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await read_json(request)
-            asks = read_generate(body, request.headers, self._encode)
+            parsed = read_generate(body, request.headers, self._encode)
         except RefusedError as error:
             return error.response()
-        if asks.stream:
-            return await self._stream(request, asks.asks[0])
+        if parsed.stream:
+            return await self._stream(request, parsed.requests[0])
         try:
-            if asks.single:
-                return json_response(await self.answer(asks.asks[0], request))
-            tasks = [asyncio.ensure_future(self.answer(ask, request)) for ask in asks.asks]
+            if parsed.single:
+                return json_response(await self.answer(parsed.requests[0], request))
+            tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
             try:
                 return json_response(await asyncio.gather(*tasks))
             finally:
@@ -115,10 +121,12 @@ class EmbeddedEngine(EngineCore):
         return await chat_completions(self, request)
 
     def _encode(self, text: str) -> list[int]:
-        """The prompt of a request's `text`: with what the tokenizer puts before it."""
-        return list(self.speaker.backend.encode(text).ids)
+        """Return the prompt of a request's `text`, with the tokenizer's special tokens."""
+        return list(self.sampler.backend.encode(text).ids)
 
-    async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, engine_request: EngineRequest
+    ) -> web.StreamResponse:
         """Server-sent events: cumulative answers, then `[DONE]`; errors are a 200 with an error
         in it.
         """
@@ -130,7 +138,7 @@ class EmbeddedEngine(EngineCore):
             await response.write(b"data: " + data + b"\n\n")
 
         try:
-            await send(orjson.dumps(await self.answer(ask, request, send)))
+            await send(orjson.dumps(await self.answer(engine_request, request, send)))
         except RefusedError as error:
             words = (
                 error.body["error"]["message"]

@@ -1,4 +1,4 @@
-"""What goes wrong at the embedded engine: faults, plans of them, and ways to spoil an answer."""
+"""Faults of the embedded engine: plans of them, and ways to corrupt an answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from toolroll.rollout.testing.policy import PolicyRequest
 class Fault:
     """What goes wrong with one request.
 
-    One of: an HTTP `status` with `body` and `headers` (status 200 with a body that is no JSON is a
+    One of: an HTTP `status` with `body` and `headers` (status 200 with a body that is not JSON is a
     malformed answer); the connection is dropped without an answer (`drop`); the answer comes `hang`
     seconds later; its JSON goes through `garble`; it is aborted after `abort_after` tokens; the
-    engine's weights change to `weight_version` after `switch_after` tokens. They combine where that
-    has a meaning.
+    engine's weights change to `weight_version` after `switch_after` tokens. They can be
+    combined.
     """
 
     status: int | None = None
@@ -38,7 +38,7 @@ FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 class FaultedError(Exception):
-    """An injected fault's answer; None where the connection was dropped."""
+    """An injected fault's answer; None if the connection was dropped."""
 
     def __init__(self, response: web.Response | None) -> None:
         super().__init__("injected fault")
@@ -53,7 +53,7 @@ def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
 
 
 async def inject(http: web.Request, fault: Fault) -> None:
-    """Do what comes before the answer; raises `FaultedError` where the fault is the answer."""
+    """Do what comes before the answer; raise `FaultedError` if the fault is the answer."""
     if fault.hang is not None:
         await asyncio.sleep(fault.hang)
     if fault.drop:

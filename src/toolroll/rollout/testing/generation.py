@@ -1,8 +1,8 @@
-"""`Run`: one answer in time: how many of its tokens are sampled by now, under which weights,
-paused, held or aborted.
+"""`Generation`: the progress of one answer: how many of its tokens are sampled by now, with which
+weights, and whether it is paused, held or aborted.
 
-Invariants: an answer without latency needs no clock and no task; a paused run makes no progress;
-after `abort` nothing advances, and `sampled()` says how far it came.
+Invariants: an answer without latency needs no clock and no task; a paused one makes no progress;
+after `abort` nothing advances, and `sampled()` returns how many tokens there are.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class RunAborted(Exception):
+class GenerationAborted(Exception):
     """The request was aborted while it was waiting."""
 
 
-class Run:
-    """Times are of the event loop's clock, in seconds."""
+class Generation:
+    """Times are in seconds of the event loop's clock."""
 
     def __init__(self) -> None:
         self.started = False
@@ -34,20 +34,20 @@ class Run:
         self._elapsed = 0.0
         self._since: float | None = None
         self._paused = False
-        self._stands_at: int | None = None
+        self._held_at: int | None = None
 
     # --- time -------------------------------------------------------------------------------------
 
     def begin(self, length: int, latency: float, per_token: float) -> None:
-        """From now on `length` tokens are sampled: after `latency`, one each `per_token`; where
-        that is 0, evenly within it.
+        """Start sampling `length` tokens: after `latency`, one each `per_token` seconds; if that is
+        0, evenly within `latency`.
         """
         self._length, self._latency, self._per_token = length, latency, per_token
         self._elapsed = 0.0
         self._since = None if self._paused else _now()
 
     async def advance(self, tokens: int) -> None:
-        """Wait until that many tokens are sampled; raises `RunAborted`."""
+        """Wait until that many tokens are sampled. Raise `GenerationAborted`."""
         target = self._due(tokens)
         while not self.aborted:
             self._wake.clear()
@@ -60,10 +60,10 @@ class Run:
                     await self._wake.wait()
             except TimeoutError:
                 continue
-        raise RunAborted
+        raise GenerationAborted
 
     async def race(self, awaitable: Awaitable[_T]) -> _T:
-        """What `awaitable` gives; raises `RunAborted` where an abort is faster."""
+        """Return the result of `awaitable`. Raise `GenerationAborted` if an abort is faster."""
         task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -71,31 +71,32 @@ class Run:
             if task.done():
                 result: _T = task.result()
                 return result
-            raise RunAborted
+            raise GenerationAborted
         finally:
             task.cancel()
             stopped.cancel()
 
     def sampled(self) -> int:
-        """The tokens that are sampled by now."""
+        """Return the number of tokens sampled by now."""
         spent = self._spent()
         if self._per_token > 0:
             by_time = int((spent - self._latency) / self._per_token)
         else:
             by_time = int(self._length * spent / self._latency) if self._latency > 0 else 0
-        limit = self._length if self._stands_at is None else self._stands_at
+        limit = self._length if self._held_at is None else self._held_at
         return min(limit, max(self._reached, by_time))
 
-    async def stand_at(self, tokens: int) -> None:
-        """Wait until `tokens` are sampled, and stay there until `go_on`, whatever the clock
-        says; raises `RunAborted`.
+    async def hold_at(self, tokens: int) -> None:
+        """Wait until `tokens` are sampled, and stay there until `release`.
+
+        Raise `GenerationAborted`.
         """
         await self.advance(tokens)
-        self._stands_at = tokens
+        self._held_at = tokens
 
-    def go_on(self) -> None:
-        """Leave the place of `stand_at`."""
-        self._stands_at = None
+    def release(self) -> None:
+        """Continue after `hold_at`."""
+        self._held_at = None
 
     def _due(self, tokens: int) -> float:
         if self._per_token > 0:
@@ -108,28 +109,28 @@ class Run:
     # --- what happens to it -----------------------------------------------------------------------
 
     def wake(self) -> None:
-        """It may start."""
+        """Wake `wait_for_start`."""
         self._wake.set()
 
     async def wait_for_start(self) -> None:
-        """Wait in the queue; raises `RunAborted`."""
+        """Wait in the queue. Raise `GenerationAborted`."""
         while not self.started:
             if self.aborted:
-                raise RunAborted
+                raise GenerationAborted
             self._wake.clear()
             await self._wake.wait()
 
     def abort(self) -> None:
-        """End it here."""
+        """Abort now."""
         if not self.aborted:
             self._freeze()
             self.aborted = True
             self._stopped.set()
             self._wake.set()
 
-    def ask_abort(self, *, paused: bool) -> None:
-        """What `/abort_request` does. SGLang loses an abort for a request that a pause holds,
-        and all later ones for it.
+    def request_abort(self, *, paused: bool) -> None:
+        """Do what `/abort_request` does: SGLang loses an abort of a paused request, and all later
+        ones for it.
         """
         if self._abort_sent:
             return
@@ -138,13 +139,13 @@ class Run:
             self.abort()
 
     def pause(self) -> None:
-        """No progress until `resume`."""
+        """Make no progress until `resume`."""
         self._freeze()
         self._paused = True
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         if self._paused:
             self._paused = False
             self._since = _now()
@@ -158,11 +159,11 @@ class Run:
     # --- weights ----------------------------------------------------------------------------------
 
     def switch(self, version: str) -> None:
-        """From this token on, `version` samples."""
+        """Sample with `version` from this token on."""
         self._versions.append((version, self.sampled()))
 
     def spans(self, length: int) -> list[dict[str, Any]]:
-        """SGLang's `weight_versions` over `length` tokens."""
+        """Return SGLang's `weight_versions` over `length` tokens."""
         ends = [at for _, at in self._versions[1:]] + [length]
         spans: list[dict[str, Any]] = []
         for (version, start), end in zip(self._versions, ends, strict=True):

@@ -15,12 +15,12 @@ class LoggedRequest:
     """One request and its answer, as sampled (before a fault's `garble`).
 
     `input_ids`: int32, as they came. `output_ids` and `logprobs`: one to one, the stop token
-    included. `status`: the HTTP status; 0 while there is no answer, and where there was none (a
+    included. `status`: the HTTP status; 0 while there is no answer, and if there was none (a
     dropped connection, a client that left). `arrival` and `finished`: places in the order of
     arrival and of the ends, from 0; `finished` is None while it runs. `matched`: the stop string or
     stop id. `weight_versions`: SGLang's spans. `headers`: names in lower case. `aborted`: by an
     abort, a pause, a fault or as the client left. `faulted`: a fault was injected. `call`: the
-    policy's number of it, None where no policy was asked.
+    policy's number of it, None if the policy was not called.
     """
 
     rid: str

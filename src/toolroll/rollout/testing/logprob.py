@@ -19,15 +19,15 @@ _SPREAD = 8.0
 
 
 def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: int) -> float:
-    """The logprob of `token_id` behind `prefix_ids`: in (-8.01, 0), in nats, exact in float32."""
+    """Return the logprob of `token_id` after `prefix_ids`, in nats: in (-8.01, 0), a float32."""
     return reference_logprobs(prefix_ids, (token_id,))[0]
 
 
 def reference_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
 ) -> list[float]:
-    """The logprobs of `ids`, one behind the other, after `prefix_ids`; O(prefix + ids), as the
-    hash goes on where it was.
+    """Return the logprobs of `ids`, each after those before it and `prefix_ids`; O(prefix + ids),
+    since the hash is incremental.
     """
     state = blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
     values = []

@@ -14,7 +14,13 @@ from jinja2 import TemplateError
 
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.faults import FaultedError
-from toolroll.rollout.testing.wire import Ask, RefusedError, invalid, json_response, read_json
+from toolroll.rollout.testing.wire import (
+    EngineRequest,
+    RefusedError,
+    invalid,
+    json_response,
+    read_json,
+)
 
 _SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_penalty")
 
@@ -25,7 +31,7 @@ async def chat_completions(engine: EngineCore, request: web.Request) -> web.Stre
     """
     try:
         body = await read_json(request)
-        answer = await engine.answer(_ask(engine, body, request), request)
+        answer = await engine.answer(_engine_request(engine, body, request), request)
     except RefusedError as error:
         return error.response()
     except FaultedError as error:
@@ -54,7 +60,9 @@ async def chat_completions(engine: EngineCore, request: web.Request) -> web.Stre
     )
 
 
-def _ask(engine: EngineCore, body: dict[str, Any], request: web.Request) -> Ask:
+def _engine_request(
+    engine: EngineCore, body: dict[str, Any], request: web.Request
+) -> EngineRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages must be a list, and not empty")
@@ -71,8 +79,8 @@ def _ask(engine: EngineCore, body: dict[str, Any], request: web.Request) -> Ask:
     # None: what the context holds
     params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")
     headers = {name.lower(): value for name, value in request.headers.items()}
-    prompt = np.array(engine.speaker.encode(text), dtype=np.int64)
-    return Ask(
+    prompt = np.array(engine.sampler.encode(text), dtype=np.int64)
+    return EngineRequest(
         uuid.uuid4().hex,
         prompt,
         params,

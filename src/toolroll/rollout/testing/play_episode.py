@@ -27,9 +27,9 @@ async def play_episode(
     """Play `task` through everything that a real run goes through: HTTP, tokens, chat template,
     parser, environment.
 
-    The model says `replies` (calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`),
-    then a farewell; without them, the task's reference actions, of which `ValueError` where there
-    are none.
+    The model's turns are `replies` (calls as
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), then a farewell. Default: the
+    task's reference actions; `ValueError` if there are none.
     """
     lines = (
         {session_id(factory.name, task.id, 0): list(replies)}

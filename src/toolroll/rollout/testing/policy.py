@@ -1,4 +1,4 @@
-"""What the embedded engine says: policies and their replies."""
+"""Policies of the embedded engine, and their replies."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class PolicyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What to say.
+    """One reply of a policy.
 
-    `output_ids` in the place of `text` gives exact ids (no stop token is added to them); without
+    `output_ids` instead of `text` gives exact ids (no stop token is added to them); without
     `stop` the text has no stop token and ends as if it were cut by length. `hold` stops the answer
     after `hold_after` tokens until the event is set: a request that is aborted, or whose weights
     change, at exactly that token needs no clock.
@@ -57,7 +57,7 @@ Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
 
 
 def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") -> Policy:
-    """A policy that says `replies[routing_key][call]`, and `default` where there is none."""
+    """Return a policy that replies `replies[routing_key][call]`, or `default` if there is none."""
 
     def say(request: PolicyRequest) -> str:
         lines = replies.get(request.routing_key, ())
@@ -67,5 +67,5 @@ def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") ->
 
 
 def echo(request: PolicyRequest) -> str:
-    """Answers every prompt with its number of tokens."""
+    """Reply to every prompt with its number of tokens."""
     return f"I have read {len(request.input_ids)} tokens."

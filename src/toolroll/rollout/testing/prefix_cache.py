@@ -27,7 +27,7 @@ class PrefixCache:
         self._root = _Node(np.zeros(0, dtype=np.int32))
 
     def match(self, ids: _Ids) -> int:
-        """How many of the first `ids` an earlier sequence begins with."""
+        """Return the length of the longest prefix of `ids` that an earlier sequence starts with."""
         node, at = self._root, 0
         while at < len(ids):
             child = node.children.get(int(ids[at]))

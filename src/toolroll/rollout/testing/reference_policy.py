@@ -1,9 +1,9 @@
-"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: what the
-demo's engine says.
+"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: that of the
+demo's engine.
 
-No weights are in it: it knows each task's solution and writes it as a model would (`<tool_call>`
-JSON), so that everything behind the engine can be seen at work. The mistakes make rewards differ: a
-wrong argument, a malformed call (mended in the next turn), and an early stop.
+It has no weights: it knows each task's solution and writes it as a model would (`<tool_call>`
+JSON), so that everything except the engine runs as in a real rollout. The mistakes make rewards
+differ: a wrong argument, a malformed call (corrected in the next turn), and an early stop.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def play_references(
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> dict[str, list[str]]:
-    """What to say in each episode (by its session id) of `tasks`: the reference actions, and with
-    the chance `mistakes` for each episode one mistake in them."""
+    """Return the replies of each episode (by its session id) of `tasks`: the reference actions,
+    with one mistake in an episode with probability `mistakes`."""
     lines: dict[str, list[str]] = {}
     for task in tasks:
         actions = factory.reference(task)
@@ -77,7 +77,7 @@ def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) 
 
 
 def _wrong(arguments: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """`arguments` with one value of the same type changed; a stray one where there is none."""
+    """Return `arguments` with one value of the same type changed; an extra one if it is empty."""
     changed = dict(arguments)
     if not changed:
         return {"unexpected": True}

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.generation import Run
+from toolroll.rollout.testing.generation import Generation
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprobs
-from toolroll.rollout.testing.wire import Ask
+from toolroll.rollout.testing.wire import EngineRequest
 
 
 def answer_body(
-    ask: Ask,
+    request: EngineRequest,
     entry: LoggedRequest,
-    run: Run,
+    generation: Generation,
     *,
     ids: list[int],
     finish: dict[str, Any] | None,
@@ -31,19 +31,19 @@ def answer_body(
 ) -> dict[str, Any]:
     """The answer with `ids`; `finish` None is a part of a stream. Writes the same into `entry`."""
     logprobs = reference_logprobs(entry.input_ids, ids)
-    spans = run.spans(len(ids))
+    spans = generation.spans(len(ids))
     entry.output_ids, entry.logprobs, entry.weight_versions = ids, logprobs, spans
     entry.finish_reason = "" if finish is None else str(finish["type"])
     entry.matched = None if finish is None else finish.get("matched")
     meta: dict[str, Any] = {
-        "id": ask.rid,
+        "id": request.rid,
         "finish_reason": finish,
         "prompt_tokens": len(entry.input_ids),
         "weight_version": version,
-        "num_retractions": run.retractions,
+        "num_retractions": generation.retractions,
     }
-    if ask.return_logprob:
-        meta["input_token_logprobs"] = _input_logprobs(entry.input_ids, ask.logprob_start_len)
+    if request.return_logprob:
+        meta["input_token_logprobs"] = _input_logprobs(entry.input_ids, request.logprob_start_len)
         meta["output_token_logprobs"] = [
             [value, index, None] for value, index in zip(logprobs, ids, strict=True)
         ]
@@ -58,7 +58,7 @@ def answer_body(
         "e2e_latency": 0.0,
         "response_sent_to_client_ts": time.time(),
     }
-    if ask.return_routed_experts:
+    if request.return_routed_experts:
         meta["routed_experts"] = _routed_experts([*entry.input_ids.tolist(), *ids])
     return {"text": text, "output_ids": ids, "meta_info": meta}
 
@@ -71,12 +71,12 @@ def _routed_experts(ids: list[int]) -> str:
     return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
 
 
-def queue_abort_body(ask: Ask, version: str) -> dict[str, Any]:
+def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
     """The answer to a request that was aborted before it ran: no prompt_tokens, no
     cached_tokens.
     """
     meta: dict[str, Any] = {
-        "id": ask.rid,
+        "id": request.rid,
         "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
         "weight_version": version,
         "num_retractions": 0,
@@ -84,7 +84,7 @@ def queue_abort_body(ask: Ask, version: str) -> dict[str, Any]:
         "weight_versions": [],
         "e2e_latency": 0.0,
     }
-    if ask.return_logprob:
+    if request.return_logprob:
         meta |= {
             "input_token_logprobs": [],
             "output_token_logprobs": [],
@@ -94,7 +94,7 @@ def queue_abort_body(ask: Ask, version: str) -> dict[str, Any]:
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """`[logprob, id, null]` from `start` on; the first one has no logprob. Nothing where `start`
+    """`[logprob, id, null]` from `start` on; the first one has no logprob. Empty if `start`
     is -1.
     """
     if not 0 <= start < len(prompt):

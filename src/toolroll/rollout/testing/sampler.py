@@ -1,8 +1,7 @@
-"""`Sampler`: from what a policy says to sampled ids, and from sampled ids to the text that SGLang
-sends.
+"""`Sampler`: turns a policy's reply into sampled ids, and sampled ids into text.
 
-Invariants: `output_ids` keep the stop token, `text` does not (unless told); a stop string cuts the
-text, never the ids; stops come in SGLang's order at each token: strings, then tokens, then the
+Invariants: `output_ids` keep the stop token, `text` does not (unless `no_stop_trim`); a stop string
+cuts the text, never the ids; stops are checked in SGLang's order at each token: strings, tokens,
 length.
 """
 
@@ -23,20 +22,20 @@ _REMEMBERED_TEXTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """An answer before anything happens to it. `said`: all ids of the reply, those behind a stop
-    or the length included.
+class SampledReply:
+    """An answer before faults and aborts. `reply_ids`: all ids of the reply, including those after
+    a stop or beyond the length limit.
     """
 
     ids: list[int]
-    said: list[int]
+    reply_ids: list[int]
     finish: dict[str, Any]
     text: str
 
 
 class Sampler:
-    """`tokenizer`: a fast one of `transformers`, or of `tokenizers` (then `stop_token_ids` must
-    be given).
+    """`tokenizer`: a fast one of `transformers`, or one of `tokenizers` (which needs
+    `stop_token_ids`).
     """
 
     def __init__(
@@ -52,25 +51,24 @@ class Sampler:
         stops = stop_token_ids if stop_token_ids is not None else [] if eos is None else [eos]
         if not stops:
             raise ValueError(
-                "the tokenizer names no end-of-sequence token: give the embedded engine "
-                "stop_token_ids"
+                "the tokenizer has no end-of-sequence token: pass stop_token_ids to EmbeddedEngine"
             )
         self.stops = frozenset(stops)
         self.stop_id: int = eos if eos is not None and eos in self.stops else min(self.stops)
         self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
         self._splitter = TokenSplitter(tokenizer) if split == "random" else None
-        # a benchmark says the same texts again and again
+        # benchmarks repeat the same texts
         self.encode = lru_cache(_REMEMBERED_TEXTS)(self._encode)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def said(self, reply: Reply, rng: random.Random) -> list[int]:
-        """All the ids of a reply."""
+    def reply_ids(self, reply: Reply, rng: random.Random) -> list[int]:
+        """Return all ids of a reply."""
         if reply.output_ids is not None:
             return [int(index) for index in reply.output_ids]
         ids = list(self.encode(reply.text))
@@ -78,8 +76,8 @@ class Sampler:
             ids = self._splitter.split(ids, rng)
         return [*ids, self.stop_id] if reply.stop else ids
 
-    def plan(self, said: list[int], params: Mapping[str, Any], limit: int) -> Planned:
-        """Where `said` ends, and why."""
+    def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
+        """Return the answer that `reply_ids` gives: where it stops, and why."""
         strings = (
             [params["stop"]]
             if isinstance(params.get("stop"), str)
@@ -90,33 +88,38 @@ class Sampler:
             if params.get("ignore_eos")
             else self.stops | set(params.get("stop_token_ids") or ())
         )
-        if strings and not any(string in self.decode(said[:limit]) for string in strings):
+        if strings and not any(string in self.decode(reply_ids[:limit]) for string in strings):
             strings = []
         # a token has at least one byte
         window = max((len(string.encode()) for string in strings), default=0) + 1
-        for at, index in enumerate(said[:limit]):
-            tail = self.decode(said[max(0, at + 1 - window) : at + 1]) if strings else ""
+        for at, index in enumerate(reply_ids[:limit]):
+            tail = self.decode(reply_ids[max(0, at + 1 - window) : at + 1]) if strings else ""
             matched = next((string for string in strings if string in tail), None)
-            ids = said[: at + 1] if matched is not None or index in stops else []
+            ids = reply_ids[: at + 1] if matched is not None or index in stops else []
             if matched is not None:
-                return Planned(
-                    ids, said, {"type": "stop", "matched": matched}, self._cut(ids, matched, params)
+                return SampledReply(
+                    ids,
+                    reply_ids,
+                    {"type": "stop", "matched": matched},
+                    self._cut(ids, matched, params),
                 )
             if index in stops:
                 shown = ids if params.get("no_stop_trim") else ids[:-1]
-                return Planned(
-                    ids, said, {"type": "stop", "matched": index}, self.text(shown, params)
+                return SampledReply(
+                    ids, reply_ids, {"type": "stop", "matched": index}, self.text(shown, params)
                 )
-        ids = said[:limit]
-        return Planned(ids, said, {"type": "length", "length": len(ids)}, self.text(ids, params))
+        ids = reply_ids[:limit]
+        return SampledReply(
+            ids, reply_ids, {"type": "length", "length": len(ids)}, self.text(ids, params)
+        )
 
     def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
-        """The text of `ids` as the request wants it shown."""
+        """Return the text of `ids` as `params` ask for it."""
         return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
 
     def _cut(self, ids: list[int], matched: str, params: Mapping[str, Any]) -> str:
         text = self.text(ids, params)
         at = text.find(matched)
-        if at < 0:  # the match lies in control tokens that are not shown
+        if at < 0:  # the match is in control tokens that are not shown
             return text
         return text[: at + len(matched)] if params.get("no_stop_trim") else text[:at]

@@ -48,7 +48,7 @@ async def serve(
     )
     try:
         async with engine:
-            logger.warning("the embedded engine serves at %s", engine.url)
+            logger.warning("the embedded engine is listening at %s", engine.url)
             await stop.wait()
     except OSError as error:
         raise UsageError(f"the embedded engine cannot listen on {host}:{port}: {error}") from error
@@ -82,7 +82,7 @@ def _read_script(text: str, path: Path) -> dict[str, list[str]]:
     try:
         lines = _lines(text)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"--script {path} is no script: {error!r}. {_SHAPES}") from error
+        raise UsageError(f"--script {path} is not a script: {error!r}. {_SHAPES}") from error
     return _checked(lines, path)
 
 
@@ -103,5 +103,5 @@ def _checked(lines: Any, path: Path) -> dict[str, list[str]]:
     if not all(
         isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
     ):
-        raise UsageError(f"--script {path} is no script. {_SHAPES}")
+        raise UsageError(f"--script {path} is not a script. {_SHAPES}")
     return dict(lines)

@@ -33,11 +33,11 @@ class TokenSplitter:
         }
 
     def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-        """`ids` split anew: at each place where an id begins, with the chance `rate`, any
-        vocabulary entry that fits is taken.
+        """Return another split of `ids`: at each start of an id, with probability `rate`, use any
+        vocabulary entry that fits.
 
-        Every split of the text has a chance. What does not decode to the same text (a decoder that
-        looks at neighbours) is given back as it was.
+        Every split of the text is possible. If the result does not decode to the same text (a
+        decoder that looks at neighbors), return `ids`.
         """
         out: list[int] = []
         run: list[int] = []
@@ -55,7 +55,7 @@ class TokenSplitter:
         return out if same else list(ids)
 
     def _walk(self, run: list[int], rng: random.Random, rate: float) -> list[int]:
-        """A run of ordinary ids, split anew."""
+        """Return another split of a run of ordinary ids."""
         pieces = [self._piece(index) or "" for index in run]
         text = "".join(pieces)
         begins: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""The request side of SGLang's `/generate`: what a body means, and what the server refuses, in its
-own words.
+"""The request side of SGLang's `/generate`: how a body is read, and what the server refuses, with
+its messages.
 
 Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the
 scheduler from its source).
@@ -28,7 +28,7 @@ KNOWN_PARAMS = (
 ).split()
 _DEFAULT_MAX_NEW_TOKENS = 128
 _UNBOUNDED = 1 << 30
-_INPUT_RESERVE = 5  # the scheduler keeps these behind the longest prompt
+_INPUT_RESERVE = 5  # the scheduler reserves these after the longest prompt
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the
     same as int32.
     """
@@ -97,7 +97,7 @@ class Limits:
         return self.request - _INPUT_RESERVE
 
     def check(self, prompt: int, params: Mapping[str, Any]) -> None:
-        """Refuse what does not fit."""
+        """Raise `RefusedError` if the request does not fit."""
         limit, wanted = self.context_length, params.get("max_new_tokens")
         if prompt >= limit:
             raise refused(
@@ -166,24 +166,24 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     try:
         data = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:
-        raise invalid(f"body is no JSON: {error}") from error
+        raise invalid(f"body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise invalid("body must be an object")
     return data
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
-    """What a body asks for: one object in answer, or a list."""
+class EngineRequests:
+    """The requests of one body. `single`: answered by one object, else by a list."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[EngineRequest, ...]
     single: bool
     stream: bool
 
 
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
-) -> Asks:
+) -> EngineRequests:
     """The prompts of a body; `encode` is for `text`. Raises `RefusedError`."""
     params = _read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
@@ -191,7 +191,7 @@ def read_generate(
     rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
     start = body.get("logprob_start_len")
     lower = {name.lower(): value for name, value in headers.items()}
-    base = Ask(
+    base = EngineRequest(
         rid="",
         unchecked=np.zeros(0, dtype=np.int64),
         params=params,
@@ -202,7 +202,7 @@ def read_generate(
         extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )
-    asks = tuple(
+    requests = tuple(
         replace(base, rid=rids[at] if n == 1 else uuid.uuid4().hex, unchecked=prompt)
         for at, prompt in enumerate(prompts)
         for _ in range(n)
@@ -211,7 +211,7 @@ def read_generate(
     stream = bool(body.get("stream"))
     if stream and not single:
         raise refused("the embedded engine streams single answers only: no batch and no n > 1")
-    return Asks(asks, single, stream)
+    return EngineRequests(requests, single, stream)
 
 
 def _read_params(value: Any) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """`AgentExecutor`: one sample of OpenRLHF, played by any program that speaks to
 `openai.AsyncOpenAI`.
 
-Invariants: no server, no port and no thread of its own: the agent's calls are answered in the
-caller's event loop; samples share nothing that one of them could change; an overflow truncates the
-sample and keeps its earlier turns.
+Invariants: there is no server, port or thread: the agent's calls are answered in the caller's event
+loop; samples share no mutable state; an overflow truncates the sample and keeps its earlier turns.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from toolroll.rollout.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an agent's run came to; `scores` (default: the reward) are what OpenRLHF filters by."""
+    """The outcome of an agent's run. OpenRLHF filters by `scores` (default: the reward)."""
 
     reward: float
     scores: float | None = None
@@ -59,8 +58,8 @@ class AgentExecutor:
         return 0.0
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """OpenRLHF takes one sequence a sample: of several (a sub-agent's, a fork's), the one that
-        trains most. What is left out is counted in `extra_logs`."""
+        """Return the sequence to train on, since OpenRLHF takes one per sample: the one with the
+        most trained tokens. The others (of sub-agents or forks) are counted in `extra_logs`."""
         return max(trajectories, key=lambda found: found.trained_tokens)
 
     async def execute(
@@ -74,11 +73,11 @@ class AgentExecutor:
         images: Any = None,
     ) -> dict[str, Any]:
         """OpenRLHF 0.11's call for one sample: its result dict. `rollout_log_probs` is None
-        where the trainer wants none.
+        if the trainer does not want them.
         """
         if images:
             raise UsageError(
-                "images are not supported: their tokens are not in the chat template's text"
+                "images are not supported: the chat template's text does not have their tokens"
             )
         template = self._template(hf_tokenizer)
         engine = VllmEngine(
@@ -98,7 +97,7 @@ class AgentExecutor:
             served.release()
         if not trajectories:
             raise RolloutError(
-                "run_agent ended without a single reply of the model: there is nothing to train"
+                "run_agent ended without a reply of the model: there is nothing to train on"
             )
         result = _result(self.choose(trajectories), trajectories, outcome, overflow=overflow)
         if sampling_params.logprobs is None:

@@ -1,7 +1,7 @@
 """`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `Model`.
 
-Invariants: it is called in the event loop that calls it and in no other; the trainer's sampling
-parameters are copied for each call, never changed; what vLLM cannot be told is refused by name.
+Invariants: the actor is called in the caller's event loop only; the trainer's sampling parameters
+are copied for each call, never changed; a parameter that vLLM does not have is refused by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine import ModelInfo
+from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray
 
@@ -30,8 +30,8 @@ _NAMES = {
     },
 }
 """SGLang's name -> vLLM's."""
-_PASSED_OVER = frozenset({"no_stop_trim"})
-"""How text is shown: the ids are the record, and vLLM's text is not looked at."""
+_IGNORED = frozenset({"no_stop_trim"})
+"""Ignored: it only changes the text, and vLLM's text is not used."""
 
 
 class LlmEngine(Protocol):
@@ -44,29 +44,33 @@ class LlmEngine(Protocol):
         ...
 
 
-class VllmEngine:
-    """`sampling_params`: the trainer's (vLLM's `SamplingParams`), for whatever a request leaves
-    open. `max_length`: prompt and answer together."""
+class VllmEngine(EngineClient):
+    """`sampling_params`: the trainer's (vLLM's `SamplingParams`), the defaults of a request.
+    `max_length`: prompt and answer together, in tokens."""
 
     def __init__(
         self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int
     ) -> None:
         self._engine = llm_engine
         self._params = sampling_params
-        self._facts = ModelInfo(context_length=max_length, vocab_size=vocab_size)
+        self._model_info = ModelInfo(context_length=max_length, vocab_size=vocab_size)
 
     @property
     def url(self) -> str:
-        """There is no address."""
+        """A name: there is no address."""
         return "openrlhf"
 
-    async def facts(self) -> ModelInfo:
-        """The budget of one sample, as the context."""
-        return self._facts
+    async def model_info(self) -> ModelInfo:
+        """Return the budget of one sample as the context length."""
+        return self._model_info
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One call. Raises `CompletionError` where a logprob is missing, `UsageError` for what
-        vLLM cannot be told.
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Return one turn.
+
+        Raise `CompletionError` if a logprob is missing, `UsageError` for a sampling parameter that
+        vLLM does not have.
         """
         params = self._sampling(request)
         began = perf_counter()
@@ -79,6 +83,8 @@ class VllmEngine:
         reason = str(output.finish_reason)
         if reason == "stop" and stop is None and len(ids):
             stop = int(ids[-1])  # vLLM names no reason for the end-of-sequence token itself
+        if progress is not None:
+            progress(ids.tolist())
         return Completion(
             output_ids=ids,
             logprobs=_logprobs(output.logprobs, ids),
@@ -94,20 +100,20 @@ class VllmEngine:
         )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """There is no HTTP."""
-        raise UsageError("OpenRLHF's engine has no address to post to: use generate")
+        """Raise `UsageError`: there is no HTTP."""
+        raise UsageError("OpenRLHF's engine has no HTTP address: call generate instead of post")
 
     async def aclose(self) -> None:
-        """The trainer's engine stays open."""
+        """Do nothing: the engine is the trainer's."""
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
         for name, value in request.sampling_params.items():
-            if name in _PASSED_OVER:
+            if name in _IGNORED:
                 continue
             if name not in _NAMES:
                 raise UsageError(
-                    f"{name!r} cannot be passed on to OpenRLHF's vLLM engine: leave it out"
+                    f"OpenRLHF's vLLM engine has no sampling parameter {name!r}: leave it out"
                 )
             setattr(params, _NAMES[name], value)
         params.n = 1
@@ -123,7 +129,7 @@ def _logprobs(given: Sequence[Mapping[int, Any]] | None, ids: np.ndarray[Any, An
     for at, (index, place) in enumerate(zip(ids.tolist(), given, strict=True)):
         if index not in place:
             raise CompletionError(
-                f"vLLM gave no logprob for the sampled token {index} at place {at}"
+                f"vLLM gave no logprob for the sampled token {index} at position {at}"
             )
         values.append(float(place[index].logprob))
     return np.array(values, dtype=np.float32)

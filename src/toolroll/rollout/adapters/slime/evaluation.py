@@ -1,7 +1,7 @@
-"""Evaluation datasets, played: what slime's `RolloutFnEvalOutput.data` holds.
+"""Play evaluation datasets: the `data` of slime's `RolloutFnEvalOutput`.
 
 Invariants: rewards, truncated and samples are equally long and hold graded episodes only; how many
-were aborted is a metric of its own, and a dataset of which nothing was graded is an error and no
+were aborted is a metric of its own, and a dataset without a graded episode is an error, not a
 number.
 """
 
@@ -28,8 +28,8 @@ async def evaluate(
     datasets = attribute(args, "eval_datasets", [])
     if not datasets:
         raise UsageError(
-            "there is nothing to evaluate: --eval-prompt-data NAME FILE names a file of `toolroll "
-            "tasks`"
+            "there is nothing to evaluate: set --eval-prompt-data NAME FILE, with a file from "
+            "`toolroll tasks`"
         )
     data: dict[str, dict[str, list[Any]]] = {}
     metrics: dict[str, float] = {}
@@ -74,7 +74,7 @@ def _error(sample: Any) -> Any:
 
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
-    """What slime's own evaluation would sample with."""
+    """Return the sampling parameters of slime's own evaluation."""
     names = (
         "temperature",
         "top_p",
@@ -93,11 +93,11 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
 
 
 def read_samples(dataset: Any) -> Sequence[Any]:
-    """The dataset's rows as slime's samples, `n_samples_per_eval_prompt` of each."""
+    """Return the dataset's rows as slime's samples, `n_samples_per_eval_prompt` of each."""
     make = import_module("slime.utils.types").Sample
     path = Path(dataset.path)
     if not path.is_file():
-        raise UsageError(f"evaluation {dataset.name}: there is no file {dataset.path}")
+        raise UsageError(f"evaluation {dataset.name}: {dataset.path} does not exist")
     samples: list[Any] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -116,5 +116,5 @@ def read_samples(dataset: Any) -> Sequence[Any]:
             }
             samples.append(make(index=len(samples), prompt=row[key], metadata=metadata))
     if not samples:
-        raise UsageError(f"evaluation {dataset.name}: {dataset.path} holds no tasks")
+        raise UsageError(f"evaluation {dataset.name}: {dataset.path} has no tasks")
     return samples

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(group: Iterable[Any]) -> Iterator[Any]:
-    """The samples of a group, those of forked episodes one by one."""
+    """Return the samples of a group, with forked episodes flattened."""
     for item in group:
         if isinstance(item, list):
             yield from leaves(item)
@@ -16,7 +16,7 @@ def leaves(group: Iterable[Any]) -> Iterator[Any]:
 
 
 def has_aborted(group: Iterable[Any]) -> bool:
-    """Whether an episode of the group has no reward."""
+    """Return True if an episode of the group has no reward."""
     return any(sample.reward is None or sample.status.name == "ABORTED" for sample in leaves(group))
 
 

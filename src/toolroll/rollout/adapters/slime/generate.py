@@ -1,8 +1,7 @@
 """`generate`: one sample's episode, for `--custom-generate-function-path`.
 
-slime names functions and hands over no object, so what they share (connections, tokenizer,
-certified template) is kept here, one `Player` for each event loop and settings: neither survives
-its loop.
+slime is configured with function names, not objects, so their shared state (connections, tokenizer,
+certified template) is kept here: one `Player` for each event loop and settings.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _players: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Player]] = Weak
 
 
 def player(args: Any) -> Player:
-    """The player of the running loop for what `args` says now."""
+    """Return the player of the running loop for the current `args`."""
     settings = read_settings(args)
     key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
     players = _players.setdefault(asyncio.get_running_loop(), {})
@@ -50,9 +49,9 @@ async def generate(
 ) -> Any:
     """Play the task whose index is `sample.prompt`; slime's and miles' custom generate function.
 
-    Returns a sample, or a list of samples that share one `rollout_id` where the chat template made
+    Return a sample, or a list of samples that share one `rollout_id` if the chat template made
     the episode fork. An episode that failed for a reason that the model did not cause is ABORTED:
-    no reward, a zero mask, `remove_sample`. Raises `UsageError` for settings that cannot work.
+    no reward, a zero mask, `remove_sample`. Raise `UsageError` for invalid settings.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)
@@ -60,8 +59,7 @@ async def generate(
     if (sample.response or sample.response_length) and not restart:
         raise UsageError(
             f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
-            f"episode cannot be continued in the "
-            "middle; pass it without one"
+            "episode cannot be continued; pass the sample without a response"
         )
     playing.stopped = _slime_stops(args)
     samples = await playing.play(sample, sampling_params)
@@ -71,8 +69,8 @@ async def generate(
 
 
 def unplayed(sample: Any) -> Any:
-    """The sample as if it had never been played: what a restart begins with. slime plays ABORTED
-    samples again.
+    """Return the sample as before it was played, for a restart: slime plays ABORTED samples
+    again.
     """
     sample.tokens, sample.response, sample.response_length = [], "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.reward = None, None, None
@@ -81,7 +79,7 @@ def unplayed(sample: Any) -> Any:
 
 
 def _slime_stops(args: Any) -> Callable[[], bool]:
-    """Whether slime's own loop is aborting its rollout; asked before each turn."""
+    """Return True if slime's own loop is aborting its rollout; checked before each turn."""
     module = sys.modules.get(_SLIME_LOOP)
     if module is None:  # another loop than slime's own calls: ours, or a trainer's of its kind
         return lambda: False

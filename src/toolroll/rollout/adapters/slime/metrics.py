@@ -1,7 +1,7 @@
-"""What a rollout came to, for slime's logger.
+"""Metrics of a rollout, for slime's logger.
 
-Invariants: every episode counts once, however many sequences it has; aborted episodes are counted
-and enter no mean.
+Invariants: every episode counts once, however many sequences it has; aborted episodes are counted,
+but are not in any mean.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def rollout_metrics(
 
 
 def staleness(samples: Iterable[Any]) -> dict[str, float]:
-    """How many weight updates the sampled spans lie behind the newest one seen; empty where
-    versions are no numbers.
+    """Return by how many weight updates the sampled spans are older than the newest one; empty
+    if versions are not numbers.
     """
     versions = [
         [int(version) for version in sample.weight_versions if str(version).isdigit()]

@@ -1,9 +1,9 @@
-"""`Player`: plays slime's samples: one per event loop and settings, with the model, the
-environments and the users behind them.
+"""`Player`: plays slime's samples. One per event loop and settings, with its model, environments
+and user simulators.
 
-Invariants: no turn is begun once the rollout is being stopped (slime aborts the engines until they
-are idle); an episode that a failure ended is played again a bounded number of times, and then says
-that it was aborted; the samples that came in are not changed.
+Invariants: no turn is started once the rollout is being stopped (slime aborts the engines until
+they are idle); an episode that failed is retried a bounded number of times, and is then reported as
+aborted; the given samples are not changed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ from toolroll.rollout.adapters.slime.settings import (
     concurrency,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, ModelInfo
-from toolroll.rollout.engine.resume import generate_resumed
-from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.engine import Engine, EngineConfig, Progress
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.model import EngineClient, Model
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
 from toolroll.rollout.template import ChatTemplate, certify
@@ -50,67 +47,34 @@ from toolroll.rollout.types import (
 logger = logging.getLogger(__name__)
 
 
-class StoppableEngine:
-    """`engine` (`EngineClient`), of which nothing more is asked once `stopped()`: the turn is
-    then an abort without tokens.
+class StoppableEngine(Engine):
+    """An `Engine` that is sent nothing more once `stopped()`: each further turn, or part of a
+    resumed one, is an abort without tokens.
     """
 
-    def __init__(
-        self, engine: EngineClient, stopped: Callable[[], bool], *, max_resumes: int
-    ) -> None:
-        self.inner = engine
-        self._stopped = stopped
-        self._max_resumes = max_resumes
-
-    @property
-    def url(self) -> str:
-        """The address."""
-        return self.inner.url
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """One turn; an abort by the engine is resumed while the rollout goes on."""
-        return await generate_resumed(
-            _Guarded(self.inner, self._stopped), request, max_resumes=self._max_resumes
-        )
-
-    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a body as it is."""
-        return await self.inner.post(url, payload)
-
-    async def facts(self) -> ModelInfo:
-        """Context length, vocabulary, weight version."""
-        return await self.inner.facts()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.inner.aclose()
-
-
-class _Guarded:
-    """What `StoppableEngine` resumes with: a resumed part is not begun either."""
-
-    def __init__(self, engine: EngineClient, stopped: Callable[[], bool]) -> None:
-        self._engine = engine
+    def __init__(self, config: EngineConfig, stopped: Callable[[], bool]) -> None:
+        super().__init__(config)
         self._stopped = stopped
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
+        """Return one turn; an abort without tokens once the rollout is being stopped."""
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
-        return await self._engine.generate(request)
+        return await super().generate(request, progress=progress)
 
 
 def certified(template: ChatTemplate) -> None:
-    """Log what somebody who trains with this template must know. Raises `UsageError` where its
-    tokens would be wrong.
+    """Log warnings about training with this template. Raise `UsageError` if its tokens would be
+    wrong.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
     if wrong:
         raise UsageError(
-            f"the chat template cannot be trained with, its tokens would be wrong "
+            f"this chat template cannot be used for training, its tokens would be wrong "
             f"({'; '.join(wrong)}): please report it"
         )
     if not report.exact:
@@ -119,8 +83,8 @@ def certified(template: ChatTemplate) -> None:
 
 
 class Player:
-    """Plays samples with `settings` on the model that `args` names; `stopped` may be set while
-    episodes are played.
+    """Plays samples with `settings` on the model that `args` names. `stopped` is called before each
+    turn; once it returns True, no further turn is started.
     """
 
     def __init__(
@@ -129,10 +93,9 @@ class Player:
         self.settings = settings
         self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
-        self.served = Model.from_args(rollout_args(args, settings))
-        self._engine = self.served.engine
-        self.served.engine = StoppableEngine(
-            self.served.engine, lambda: self.stopped(), max_resumes=settings.max_resumes
+        self.served = Model.from_args(
+            rollout_args(args, settings),
+            engine=lambda config: StoppableEngine(config, lambda: self.stopped()),
         )
         self._make_agent = agent_maker(settings.agent)
         self._seed = (
@@ -145,7 +108,7 @@ class Player:
         self._opening = asyncio.Lock()
 
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
-        """The sample's episode, as samples: one, or one for each sequence of an episode that
+        """Play the sample's episode. Return one sample, or one for each sequence if the episode
         forked.
         """
         await self._open()
@@ -193,13 +156,10 @@ class Player:
         async with self._opening:
             if self._options is not None:
                 return
-            if isinstance(self._engine, Engine):
-                allow = self.settings.allow_model_mismatch
-                template, name = self.served.template, self.served.name
-                for line in await check_identity(
-                    self._engine, template, name=name, allow_mismatch=allow
-                ):
-                    logger.warning("%s", line)
+            for line in await self.served.check_identity(
+                allow_mismatch=self.settings.allow_model_mismatch
+            ):
+                logger.warning("%s", line)
             await self.served.run_in_thread(certified, self.served.template)
             make = None
             if self.settings.user is not None:
@@ -208,26 +168,25 @@ class Player:
                 make = users.make
             elif self.settings.user_settings:
                 raise UsageError(
-                    "toolroll_user_settings is set, but toolroll_user does not say who plays the "
-                    "user (openai, say)"
+                    "toolroll_user_settings is set, but toolroll_user does not say which user "
+                    "simulator to use (such as openai)"
                 )
             self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
 
     async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
-        """The environment and the task that the sample names."""
+        """Return the environment and the task that the sample names."""
         metadata = sample.metadata or {}
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError(
                 "no environment is named: set toolroll_env, or write the tasks with `toolroll "
-                "tasks ENV` (metadata.env)"
+                "tasks ENV`, which sets metadata.env"
             )
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
                 factory = load_environment(name)
-                # A benchmark's package may be imported, and its database read, for the first time
-                # here.
+                # May import a benchmark's package and read its database.
                 self._tasks[name, split] = (
                     factory,
                     await self.served.run_in_thread(factory.tasks, split or factory.splits[0]),
@@ -237,7 +196,7 @@ class Player:
         if not 0 <= index < len(tasks):
             raise UsageError(
                 f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
-                f"sample asks for {index}"
+                f"sample's prompt is {index}"
             )
         return factory, tasks[index]
 
@@ -248,13 +207,13 @@ class Player:
 
 
 def task_index(prompt: Any) -> int:
-    """The task's index, which stands in the sample's prompt (`--input-key index`)."""
+    """Return the task's index: the sample's prompt (`--input-key index`)."""
     if isinstance(prompt, int) and not isinstance(prompt, bool):
         return prompt
     if isinstance(prompt, str) and prompt.strip().isdigit():
         return int(prompt)
     raise UsageError(
         f"a sample's prompt must be the task's index, not {str(prompt)[:60]!r}: write the tasks "
-        f"with `toolroll tasks ENV`, and run "
-        "with --input-key index and without --apply-chat-template"
+        f"with `toolroll tasks ENV`, and run with --input-key index and without "
+        "--apply-chat-template"
     )

@@ -1,11 +1,10 @@
-"""An episode as slime's `Sample`s: one for each training sequence, copies of the sample that was
-asked for.
+"""An episode as slime's `Sample`s: one for each training sequence, copied from the given sample.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a
 sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
 mask and `remove_sample`; an aborted episode has no reward (I9); `response_length` is at least 1;
-forks share one `rollout_id`; group fields are left as they were. slime's own type is never
-imported: copies are made of the sample that came in.
+forks share one `rollout_id`; group fields are unchanged. slime's own type is never
+imported: the given sample is copied.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def to_samples(
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
             raise UsageError(
-                "an episode forked, and its sample has neither rollout_id nor index to join the "
-                "sequences by"
+                "an episode forked, but its sample has neither rollout_id nor index: set one, to "
+                "group the sequences"
             )
         for sibling in filled:
             sibling.rollout_id = rollout_id
@@ -81,12 +80,12 @@ def _filled(
 def _response(
     trajectory: Trajectory | None, filler: int
 ) -> tuple[list[int], list[int], list[float]]:
-    """All tokens; mask and logprobs over the response. slime's loss cannot take an empty response:
-    where nothing was sampled, the prompt's last token stands for one, masked."""
+    """Return all tokens, and the mask and logprobs of the response. slime's loss fails for an empty
+    response: if nothing was sampled, the response is the prompt's last token, masked."""
     if trajectory is None or len(trajectory) < 2:
         return [filler, filler], [0], [0.0]
     cut = min(trajectory.prompt_length, len(trajectory) - 1)
-    # slime keeps 0.0 where nothing was sampled
+    # slime has 0.0 for tokens that were not sampled
     logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)
     return (
         trajectory.input_ids.tolist(),

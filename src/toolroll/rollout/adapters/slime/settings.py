@@ -189,7 +189,7 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
         context_length=settings.context_length or attribute(args, "rollout_max_context_len"),
         history=settings.history,
         verify=settings.verify,
-        max_resumes=0,
+        max_resumes=settings.max_resumes,
         max_observation_bytes=settings.max_observation_bytes,
         engine_timeout=settings.engine_timeout,
         pace_gc=settings.pace_gc,

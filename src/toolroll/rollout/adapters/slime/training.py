@@ -2,8 +2,8 @@
 `--eval-function-path`.
 
 Invariants: a group is trained on only if each of its episodes was graded; a group that failed is
-replaced by another one, and a row of failures ends the rollout with the last one's words; nothing
-is left running at the engine when it returns; an aborted episode enters no evaluation's mean.
+replaced by another one, and too many failures in a row end the rollout with the last error; no
+request is left running at the engine on return; aborted episodes are not in an evaluation's mean.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def close_rollout() -> None:
 
 
 class _Background:
-    """An event loop in a thread of its own, which lives as long as the process: connections
+    """An event loop in a separate thread, which lives as long as the process: connections
     belong to a loop.
     """
 
@@ -60,7 +60,7 @@ class _Background:
         threading.Thread(target=self.loop.run_forever, name="toolroll-slime", daemon=True).start()
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result; of several errors that episodes ended with at once, the first."""
+        """Return the result, or raise the first of several concurrent errors."""
         try:
             return asyncio.run_coroutine_threadsafe(main, self.loop).result()
         except* ToolrollError as group:
@@ -76,7 +76,7 @@ def _background() -> _Background:
 
 
 def train_sampling_params(args: Any) -> dict[str, Any]:
-    """What slime's own loop would sample with."""
+    """Return the sampling parameters of slime's own loop."""
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
@@ -88,13 +88,13 @@ def train_sampling_params(args: Any) -> dict[str, Any]:
 
 
 async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
-    """`rollout_batch_size` groups from `data_source`, and the metrics."""
+    """Return `rollout_batch_size` groups from `data_source`, and the metrics."""
     playing = player(args)
     check_supported(args, playing.settings, evaluation=False)
     if attribute(args, "group_rm", False):
         raise UsageError(
-            "--group-rm: rewards come from the environment here; use "
-            "--custom-generate-function-path for a group's own"
+            "--group-rm: rewards come from the environment; for a group reward model, use "
+            "--custom-generate-function-path"
         )
     batch = _Batch(args, playing, data_source)
     try:
@@ -147,8 +147,8 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel what is still played: its requests are aborted at the engine, and its groups go
-        back where slime wants them.
+        """Cancel the episodes in flight: abort their requests at the engine, and return their
+        groups if slime wants them.
         """
         for task in self._pending:
             task.cancel()
@@ -161,7 +161,7 @@ class _Batch:
 
     def _begin(self, groups: Sequence[list[Any]]) -> None:
         if not groups:
-            raise UsageError("the data source gave no more samples")
+            raise UsageError("the data source has no more samples")
         for group in groups:
             self._pending[asyncio.create_task(self._play(group))] = group
 
@@ -219,7 +219,7 @@ def _error(group: list[Any]) -> Any:
 
 
 async def _hooked(args: Any, made: Any) -> Any:
-    """slime's own hooks for finished samples, where the command line names some."""
+    """Call slime's own hooks for finished samples, if the command line names any."""
     if not attribute(args, "rollout_sample_hook_path"):
         return made
     return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(

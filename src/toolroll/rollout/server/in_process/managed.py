@@ -16,8 +16,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import EngineClient, Model, load_tokenizer
+from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
+from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
@@ -110,7 +110,7 @@ async def managed_session(
     `Engine` or a `Model` (which stay open). `tokenizer`: an object or a name; not used with a
     `Model`, nor are the parser and the template."""
     if isinstance(engine, Model):
-        served, owned = engine, None
+        served, owned = engine, False
     else:
         found = (
             load_tokenizer(tokenizer)
@@ -123,12 +123,11 @@ async def managed_session(
             kwargs=chat_template_kwargs,
             history="preserve" if history == "preserve" else "fork",
         )
-        config = (
-            EngineConfig(url=engine, vocab_size=len(found)) if isinstance(engine, str) else engine
-        )
-        owned = Engine(config) if isinstance(config, EngineConfig) else None
-        used: Any = owned if owned is not None else config
-        served = Model(used, template, get_parser(tool_parser, template.encoder.control))
+        if isinstance(engine, str):
+            engine = EngineConfig(url=engine, vocab_size=len(found))
+        owned = isinstance(engine, EngineConfig)
+        client = Engine(engine) if isinstance(engine, EngineConfig) else engine
+        served = Model(client, template, get_parser(tool_parser, template.encoder.control))
     try:
         async with Endpoint(served, settings) as endpoint:
             managed = ManagedSession(
@@ -139,7 +138,7 @@ async def managed_session(
             finally:
                 await managed.aclose()
     finally:
-        if owned is not None:
+        if owned:
             await served.aclose()
         elif served is not engine:
             served.release()

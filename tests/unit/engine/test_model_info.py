@@ -1,4 +1,4 @@
-"""`Engine`: facts, workers, health, plain posts and the configuration."""
+"""`Engine`: model info, workers, health, plain posts and the configuration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from support.http import http_server, says
 from toolroll.rollout.engine import EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError
 
-# --- facts, workers, health, post -----------------------------------------------------------------
+# --- model info, workers, health, post ------------------------------------------------------------
 
 
-async def test_facts_are_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
+async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
     async with embedded(tokenizer, context_length=2048) as (engine, _):
-        async with client(engine.url, facts=None, vocab_size=77) as calls:
-            told = await asyncio.gather(*(calls.facts() for _ in range(5)))
+        async with client(engine.url, model_info=None, vocab_size=77) as calls:
+            told = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert set(told) == {ModelInfo(2048, 77, "default", "embedded", 2042)}
-        async with client(engine.url, facts=None, context_length=512) as calls:
-            assert (await calls.facts()).context_length == 512
+        async with client(engine.url, model_info=None, context_length=512) as calls:
+            assert (await calls.model_info()).context_length == 512
 
 
 async def test_five_callers_ask_once() -> None:
@@ -34,23 +34,23 @@ async def test_five_callers_ask_once() -> None:
         asked.append(http.path)
         return web.Response(body=b'{"weight_version": "w"}')
 
-    async with http_server({"/model_info": info}) as url, client(url, facts=None) as calls:
-        await asyncio.gather(*(calls.facts() for _ in range(5)))
+    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
+        await asyncio.gather(*(calls.model_info() for _ in range(5)))
     assert asked == ["/model_info"]
 
 
-async def test_facts_where_nobody_tells_them() -> None:
-    async with http_server({}) as url, client(url, facts=None) as calls:
-        assert await calls.facts() == ModelInfo()
+async def test_model_info_if_nobody_tells_it() -> None:
+    async with http_server({}) as url, client(url, model_info=None) as calls:
+        assert await calls.model_info() == ModelInfo()
 
 
-async def test_facts_come_from_a_worker_behind_a_router(tokenizer: Any) -> None:
+async def test_model_info_comes_from_a_worker_behind_a_router(tokenizer: Any) -> None:
     async with (
         embedded(tokenizer, context_length=2048) as (engine, _),
         http_server({"/workers": says({"workers": [{"url": engine.url}]})}) as url,
-        client(url, facts=None) as calls,
+        client(url, model_info=None) as calls,
     ):
-        assert (await calls.facts()).context_length == 2048
+        assert (await calls.model_info()).context_length == 2048
 
 
 async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
@@ -78,13 +78,13 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
             return web.Response(status=status)
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
-    async with http_server({"/v1/models": cards}) as url, client(url, facts=None) as calls:
+    async with http_server({"/v1/models": cards}) as url, client(url, model_info=None) as calls:
         assert {
             found.context_length
-            for found in await asyncio.gather(*(calls.facts() for _ in range(5)))
+            for found in await asyncio.gather(*(calls.model_info() for _ in range(5)))
         } == {None}
         assert len(asked) == 1, "those who wait for one answer share it"
-        assert [(await calls.facts()).context_length for _ in range(3)] == [300] * 3
+        assert [(await calls.model_info()).context_length for _ in range(3)] == [300] * 3
     assert len(asked) == 2
 
 
@@ -99,18 +99,18 @@ async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(
             body = orjson.dumps({"workers": [{"url": engine.url}]})
             return web.Response(status=503) if len(asked) == 1 else web.Response(body=body)
 
-        async with http_server({"/workers": listed}) as url, client(url, facts=None) as calls:
-            assert (await calls.facts()).context_length is None
-            assert (await calls.facts()).context_length == 2048
+        async with http_server({"/workers": listed}) as url, client(url, model_info=None) as calls:
+            assert (await calls.model_info()).context_length is None
+            assert (await calls.model_info()).context_length == 2048
             assert await calls.workers() == [engine.url]
             assert len(asked) == 2
 
 
 async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -> None:
-    async with client("http://127.0.0.1:9", facts=None, connect_timeout=0.5) as calls:
+    async with client("http://127.0.0.1:9", model_info=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
-        assert await calls.facts() == ModelInfo()
-        assert calls._fleet._workers is None and calls._fleet._facts is None
+        assert await calls.model_info() == ModelInfo()
+        assert calls._control_plane._workers is None and calls._control_plane._model_info is None
 
 
 async def test_health(tokenizer: Any) -> None:
@@ -123,7 +123,7 @@ async def test_health(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("routes", "words"),
     [
-        ({}, "no /health: this is no SGLang engine or router"),
+        ({}, "no /health: this is not an SGLang engine or router"),
         (
             {"/health": says({"error": {"message": "starting"}}, status=503)},
             "answers 503: starting",

@@ -1,9 +1,10 @@
-"""`Fleet`: what is asked of an engine besides tokens: its workers, its model, its health, aborts.
+"""`ControlPlane`: the calls to an engine that sample nothing: its workers, its model, its health,
+aborts.
 
-Invariants: what could not be asked is asked again next time; no answer over a new connection is
-accepted before the engine was asked for its model once more, and one with another model is refused.
-An engine that does not tell its model is not checked. Of a router's workers, the first one is
-asked.
+Invariants: a question that failed is asked again next time; an answer over a new connection is
+accepted only after the engine was asked for its model again, and an answer of another model is
+refused. An engine that does not report its model is not checked. Behind a router, the first worker
+is asked.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ logger = logging.getLogger(__name__)
 _MAY_PASS = (408, 425, 429)
 
 
-class Fleet:
+class ControlPlane:
     """The engine at `config.url`, or the router there and its workers.
 
-    `facts`: those of the model; if None, the engine is asked for them.
+    `model_info`: of the served model; if None, the engine is asked for it.
     """
 
     def __init__(
-        self, config: EngineConfig, transport: Transport, *, facts: ModelInfo | None = None
+        self, config: EngineConfig, transport: Transport, *, model_info: ModelInfo | None = None
     ) -> None:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
-        self._facts = facts
+        self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._locks: dict[Literal["facts", "model"], asyncio.Lock] = {}
-        self._facts_asked = 0
-        self._facts_so_far = ModelInfo()
-        self._model = None if facts is None else facts.model_path
+        self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
+        self._info_asked = 0
+        self._info_so_far = ModelInfo()
+        self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
-        self._other_model = ""  # why its tokens are refused
+        self._other_model = ""  # the error message if its tokens are refused
         self._questions = self._last_answered = self._connections = 0
 
-    def _lock(self, of: Literal["facts", "model"]) -> asyncio.Lock:
+    def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
         """Return the lock for what is asked; a lock belongs to one event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -58,7 +59,7 @@ class Fleet:
 
     @property
     def routed(self) -> bool:
-        """Whether a router is known to stand between."""
+        """True if a router is known to be in between."""
         return self._workers is not None and self._workers != [self._config.url]
 
     async def workers(self) -> list[str]:
@@ -73,27 +74,27 @@ class Fleet:
                 if isinstance(entry, dict) and entry.get("url")
             ]
             if not told or (not urls and listed is not None):
-                return [url]  # nobody answered, or the router has no worker yet: ask again
+                return [url]  # no answer, or the router has no worker yet: ask again next time
             self._workers = urls or [url]
         return self._workers
 
-    async def facts(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Return context length, vocabulary and weight version.
 
-        They are the engine's if it tells them, else the configuration's.
+        A value that the engine does not report is the configuration's.
         """
-        if self._facts is None:
-            asked = self._facts_asked
-            async with self._lock("facts"):
-                if self._facts is None and self._facts_asked == asked:  # else another caller asked
-                    self._facts_so_far, told = await self._ask_facts()
-                    self._facts_asked += 1
-                    if told or self._facts_so_far.context_length is not None:
-                        self._facts = self._facts_so_far
-        return self._facts_so_far if self._facts is None else self._facts
+        if self._model_info is None:
+            asked = self._info_asked
+            async with self._lock("info"):  # meanwhile another caller may have asked
+                if self._model_info is None and self._info_asked == asked:
+                    self._info_so_far, told = await self._ask_model_info()
+                    self._info_asked += 1
+                    if told or self._info_so_far.context_length is not None:
+                        self._model_info = self._info_so_far
+        return self._info_so_far if self._model_info is None else self._model_info
 
-    async def _ask_facts(self) -> tuple[ModelInfo, bool]:
-        """Return the facts, and whether everybody answered who was asked for them."""
+    async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
+        """Return the model info, and True if all requests for it were answered."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
         info, told = await self._ask_model()
@@ -103,11 +104,11 @@ class Fleet:
             answer, told = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
             all_told = all_told and told
-        facts = read_model_info(*answers)
+        found = read_model_info(*answers)
         return replace(
-            facts,
-            context_length=self._config.context_length or facts.context_length,
-            vocab_size=self._config.vocab_size or facts.vocab_size,
+            found,
+            context_length=self._config.context_length or found.context_length,
+            vocab_size=self._config.vocab_size or found.vocab_size,
         ), all_told
 
     async def health(self) -> Health:
@@ -115,16 +116,16 @@ class Fleet:
         return await check_health(self._transport, self._config.url)
 
     async def probe(self) -> Health:
-        """Return the health during an outage. Raise `UsageError` if the model is another one."""
+        """Return the health during an outage. Raise `UsageError` if the model has changed."""
         health = await self.health()
         if not health.down and self._model is not None:
             await self._ask_model()
         return health
 
     async def check_model(self, connections: int) -> None:
-        """Ask the engine for its model, unless somebody has since so many connections were made.
+        """Ask the engine for its model if it was not asked since connection number `connections`.
 
-        One question serves all who wait. Raise `UsageError` if the model is not the first one.
+        All concurrent callers share one request. Raise `UsageError` if the model has changed.
         """
         questions = self._questions
         if self._connections < connections:
@@ -135,8 +136,9 @@ class Fleet:
             raise UsageError(self._other_model)
 
     async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
-        """Return the `/model_info`, and False if it may be had later. Raise as `check_model`
-        does.
+        """Return the `/model_info`, and False if a later request may succeed.
+
+        Raise as `check_model` does.
         """
         self._questions += 1
         question = self._questions
@@ -151,9 +153,9 @@ class Fleet:
         return info, told
 
     def _compare(self, info: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if `info` is another model's than the first one was.
+        """Raise `UsageError` if `info` is not of the model that was served before.
 
-        Another path with the same tokenizer is an update of the weights from a disk.
+        Another path with the same tokenizer is a weight update from disk.
         """
         path, tokenizer = read_model_info(info, {}, {}).model_path, info.get("tokenizer_path")
         if path is None:
@@ -162,8 +164,8 @@ class Fleet:
         self._other_model = ""
         if self._model not in (None, path) and not updated:
             words = (
-                f"the engine at {self._config.url} came back with another model: it serves "
-                f"{path!r}, and served {self._model!r} before"
+                f"the engine at {self._config.url} now serves another model: {path!r}, before "
+                f"{self._model!r}"
             )
             if not self._config.allow_model_mismatch:
                 self._other_model = words
@@ -172,7 +174,7 @@ class Fleet:
         self._model, self._tokenizer = path, tokenizer
 
     async def abort(self, rid: str) -> None:
-        """Abort one request at every worker; what fails is logged."""
+        """Abort one request at every worker. Log failures."""
         data = orjson.dumps({"rid": rid})
         for worker in await self.workers():
             url = f"{worker}/abort_request"
@@ -190,7 +192,7 @@ class Fleet:
     async def ask(self, url: str) -> tuple[Any, bool]:
         """Return the JSON at `url`, None if there is none.
 
-        The second value is False if that is a failure that may pass.
+        The second value is False if a later request may succeed.
         """
         return _read(url, await self._get(url))
 
@@ -203,7 +205,7 @@ class Fleet:
 
 
 def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return what `Fleet.ask` does."""
+    """Return what `ControlPlane.ask` does."""
     if answer is None:
         return None, False
     if answer.status != 200:

@@ -1,0 +1,59 @@
+"""`EngineClient`: what the rest of the package needs of an engine."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from toolroll.rollout.engine.health import Health
+from toolroll.rollout.engine.model_info import ModelInfo
+from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.types import Completion, GenerateRequest
+
+
+class EngineClient(Protocol):
+    """An engine that samples token ids. `Engine` is the one for SGLang.
+
+    Inherit from it to wrap another engine: the methods that are not abstract have an answer for
+    an engine without HTTP routes.
+    """
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address, or a name for error messages."""
+
+    @abstractmethod
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Return one turn. `progress` is called with all ids sampled so far, at least once."""
+
+    @abstractmethod
+    async def model_info(self) -> ModelInfo:
+        """Return context length, vocabulary and weight version."""
+
+    @abstractmethod
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post `payload` as it is, and return the JSON of the answer."""
+
+    async def get(self, url: str) -> Any:
+        """Return the JSON at `url`, None if there is none."""
+        return None
+
+    async def workers(self) -> list[str]:
+        """Return the addresses that answer SGLang's routes, such as `/tokenize`."""
+        return []
+
+    async def behind_router(self) -> bool:
+        """Return True if a router is in between, which drops some parameters without notice."""
+        return False
+
+    async def health(self) -> Health:
+        """Return whether the engine can answer, and if not, why."""
+        return Health(True)
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connections."""
