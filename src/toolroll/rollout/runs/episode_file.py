@@ -15,22 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import as_text, to_jsonable
-from toolroll.rollout.types import (
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Trajectory,
-    Turn,
-    WeightVersion,
-)
+from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
+from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
 
 Sync = Literal["always", "end"]
 
@@ -39,40 +31,6 @@ FILE_NAME = "episodes.jsonl"
 
 
 _GO_ON = "What is finished is kept; make room, and run the same command again to go on from there"
-
-
-class TurnRecord(BaseModel):
-    """One sampled span; positions count from the start of the sequence."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    start: int
-    stop: int
-    finish_reason: str
-    matched: int | str | None = None
-    weight_versions: list[tuple[str, int, int]] = []
-    sampling_params: dict[str, Any] = {}
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    latency: float = 0.0
-    excluded: str | None = None
-
-
-class TrajectoryRecord(BaseModel):
-    """One training sequence: three lists of equal length; logprobs null where the token was not
-    sampled.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float | None]
-    turns: list[TurnRecord]
-    prompt_length: int
-    source: Literal["engine", "transcript"] = "engine"
-    fork_reason: str | None = None
-    routed_experts: list[list[int]] | None = None
 
 
 class EpisodeRecord(BaseModel):
@@ -119,7 +77,7 @@ def to_line(episode: Episode) -> bytes:
         "prompt": result.prompt,
         "messages": result.messages,
         "tools": result.tools,
-        "trajectories": [_trajectory_data(trajectory) for trajectory in result.trajectories],
+        "trajectories": [to_json(one, arrays=True) for one in result.trajectories],
         "metrics": result.metrics,
         "info": result.info,
     }
@@ -133,34 +91,6 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 """OPT_NON_STR_KEYS would write 1 and "1" as one key."""
 
 
-def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
-    experts = trajectory.routed_experts
-    return ({} if experts is None else {"routed_experts": np.ascontiguousarray(experts)}) | {
-        "input_ids": np.ascontiguousarray(trajectory.input_ids),
-        "loss_mask": np.ascontiguousarray(trajectory.loss_mask),
-        "logprobs": np.ascontiguousarray(trajectory.logprobs),
-        "turns": [_turn_data(turn) for turn in trajectory.turns],
-        "prompt_length": trajectory.prompt_length,
-        "source": trajectory.source,
-        "fork_reason": trajectory.fork_reason,
-    }
-
-
-def _turn_data(turn: Turn) -> dict[str, Any]:
-    return {
-        "start": turn.start,
-        "stop": turn.stop,
-        "finish_reason": turn.finish_reason,
-        "matched": turn.matched,
-        "weight_versions": [(span.version, span.start, span.stop) for span in turn.weight_versions],
-        "sampling_params": dict(turn.sampling_params),
-        "prompt_tokens": turn.prompt_tokens,
-        "cached_tokens": turn.cached_tokens,
-        "latency": turn.latency,
-        "excluded": turn.excluded,
-    }
-
-
 def from_line(line: bytes) -> Episode:
     """The episode in one line. Raises `UsageError` for a line of another schema version,
     `pydantic.ValidationError` else.
@@ -172,7 +102,7 @@ def from_line(line: bytes) -> Episode:
             f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}"
         )
     record = EpisodeRecord.model_validate(data)
-    trajectories = tuple(_trajectory(item) for item in record.trajectories)
+    trajectories = tuple(map(from_json, record.trajectories))
     result = InteractionResult.of(
         trajectories,
         messages=record.messages,
@@ -193,30 +123,6 @@ def from_line(line: bytes) -> Episode:
         result,
         record.model,
     )
-
-
-def _trajectory(record: TrajectoryRecord) -> Trajectory:
-    logprobs = np.array(
-        [np.nan if value is None else value for value in record.logprobs], dtype=np.float32
-    )
-    return Trajectory(
-        np.array(record.input_ids, dtype=np.int32),
-        np.array(record.loss_mask, dtype=np.uint8),
-        logprobs,
-        tuple(_turn(turn) for turn in record.turns),
-        record.prompt_length,
-        record.source,
-        record.fork_reason,
-        routed_experts=None
-        if record.routed_experts is None
-        else np.array(record.routed_experts, dtype=np.int32),
-    )
-
-
-def _turn(record: TurnRecord) -> Turn:
-    data = record.model_dump()
-    data["weight_versions"] = tuple(WeightVersion(*span) for span in record.weight_versions)
-    return Turn(**data)
 
 
 class EpisodeStore:

@@ -7,14 +7,15 @@ that were not sampled are null.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
+from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import Episode, Status, Trajectory
 
+_TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -32,7 +33,7 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
 
 
 def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
-    result = episode.result
+    result, values = episode.result, to_json(part)
     return {
         "env": episode.env,
         "task_id": episode.task_id,
@@ -44,11 +45,7 @@ def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
         "reward": result.reward,
         "status": result.status.value,
         "stop_reason": str(result.stop_reason),
-        "input_ids": part.input_ids.tolist(),
-        "loss_mask": part.loss_mask.tolist(),
-        "logprobs": [None if math.isnan(value) else value for value in part.logprobs.tolist()],
-        "prompt_length": part.prompt_length,
-        "fork_reason": part.fork_reason,
+        **{name: values[name] for name in _TAKEN},
         "weight_versions": [
             {"version": span.version, "start": span.start, "stop": span.stop}
             for span in part.weight_versions
