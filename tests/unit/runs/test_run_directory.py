@@ -105,7 +105,7 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
     with (
-        pytest.raises(UsageError, match=r"no run.json says how they came about"),
+        pytest.raises(UsageError, match=r"no run.json with their settings"),
         RunDirectory(tmp_path, "pond", SETTINGS),
     ):
         pass

@@ -36,12 +36,13 @@ def report(
     seconds: float | None = None,
     expected: int | None = None,
     allow_unequal: bool = False,
+    provenance: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on
     the same tasks.
 
     `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a
-    finished run has.
+    finished run has. `provenance`: as in `run.json`.
     """
     warnings = _warnings(summary)
     if expected is not None and summary.episodes < expected:
@@ -72,6 +73,7 @@ def report(
         "warnings": warnings,
         "seconds": seconds,
         "settings": dict(settings or {}),
+        "provenance": [dict(entry) for entry in provenance],
     }
 
 

@@ -25,6 +25,7 @@ from toolroll.rollout.runs.episode_file import (
     cut_torn_line,
     read_episodes,
 )
+from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -39,8 +40,9 @@ class RunDirectory:
     called.
 
     `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of
-    an older version does not name. Raises `UsageError` where the folder was written with other
-    ones, or is being written by another process.
+    an older version does not name. `provenance`: see `toolroll.rollout.runs.provenance`; `run.json`
+    keeps the first, and appends what differs in a later run. Raise `UsageError` if the folder was
+    written with other settings, or is being written by another process.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RunDirectory:
         *,
         defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
+        provenance: Provenance | None = None,
     ) -> None:
         self.path = path
         self.env = env
@@ -60,6 +63,9 @@ class RunDirectory:
         """Aborted episodes of an earlier run that were taken out, to be played again."""
         self.repaired = 0
         """Bytes of a torn last line that were cut off."""
+        self.provenance: list[Provenance] = []
+        """The first run's provenance, then what differs in later runs that added to the folder."""
+        self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
@@ -123,16 +129,25 @@ class RunDirectory:
                     + "\n  ".join(different)
                     + "\nGive the same ones to go on, or another --out."
                 )
-            return
-        if any(episode.env == self.env for episode in _episodes(self.path)):
+        elif any(episode.env == self.env for episode in _episodes(self.path)):
             raise UsageError(
-                f"{self.path} has episodes of {self.env}, and no {SETTINGS_NAME} says how they "
-                f"came about: another --out"
+                f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
+                f"settings: choose another --out"
             )
-        write_whole(
-            file,
-            {"schema_version": SCHEMA_VERSION, "environments": known | {self.env: self._settings}},
-        )
+        written = _read_run_file(self.path).get("provenance", {})
+        self.provenance = list(written.get(self.env, ()))
+        if self._now is not None:
+            self.provenance = extended(self.provenance, self._now)
+        if self.env not in known or self.provenance != written.get(self.env, []):
+            provenance = {**written, self.env: self.provenance} if self.provenance else written
+            write_whole(
+                file,
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "environments": {self.env: self._settings} | known,
+                    "provenance": provenance,
+                },
+            )
 
     def _read_finished(self) -> int:
         """Take in what is finished; how many episodes were aborted."""
@@ -161,9 +176,14 @@ class RunDirectory:
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings in `run.json` by environment; {} where there is none. Raises `UsageError` for
-    a file that cannot be read.
+    """Return the settings in `run.json` by environment, {} if there is no such file.
+
+    Raise `UsageError` for a file that cannot be read.
     """
+    return dict(_read_run_file(path).get("environments", {}))
+
+
+def _read_run_file(path: Path) -> dict[str, Any]:
     file = path / SETTINGS_NAME
     if not file.is_file():
         return {}
@@ -174,10 +194,13 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
                 f"{file} has schema version {data['schema_version']!r}; this toolroll reads "
                 f"{SCHEMA_VERSION}"
             )
-        return dict(data["environments"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        return {
+            "environments": dict(data["environments"]),
+            "provenance": dict(data.get("provenance", {})),
+        }
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file} cannot be read ({error!r}): mend it, or choose another --out"
+            f"{file} cannot be read ({error!r}): repair it, or choose another --out"
         ) from error
 
 
