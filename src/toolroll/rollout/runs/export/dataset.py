@@ -1,8 +1,8 @@
-"""`write_dataset`: training samples as Parquet files in a folder that Hugging Face's
-`datasets.load_dataset(folder)` reads.
+"""`write_dataset`: training samples as a folder of Parquet files that `datasets.load_dataset`,
+`pyarrow.dataset`, pandas and polars read.
 
-Invariants: rows are those of `sample_rows`; memory holds the rows of one file; a folder that is
-there is never written into.
+Invariants: rows are those of `sample_rows`; memory holds the rows of one file; an existing folder
+is never written into; the folder holds Parquet files only, since some readers open every file in it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,14 @@ from toolroll.rollout.types import Episode
 
 ROWS_OF_A_FILE = 2000
 
-_CARD = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*.parquet
----
-Training samples written by toolroll: one row for each training sequence. `loss_mask` is 1 on what the model sampled, `logprobs` are
-null elsewhere; `messages` and `tools` are JSON text.
-"""  # noqa: E501
-
 
 def write_dataset(
     episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
 ) -> int:
-    """Write the samples of `episodes`; how many there are.
+    """Write the samples of `episodes` into the new `folder`, and return how many there are.
 
-    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there
-    is nothing that may be trained on: `datasets` reads no empty set.
+    Raise `UsageError` if pyarrow is missing, if `folder` exists or cannot be made, or if nothing
+    may be trained on: `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
@@ -66,7 +55,6 @@ def write_dataset(
                 count += len(batch)
             for number, part in enumerate(written):
                 part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
-            (folder / "README.md").write_text(_CARD, encoding="utf-8")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # it was made here
         raise
