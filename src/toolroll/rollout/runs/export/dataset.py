@@ -2,7 +2,7 @@
 `pyarrow.dataset`, pandas and polars read.
 
 Invariants: rows are those of `sample_rows`; memory holds the rows of one file; an existing folder
-is never written into; the folder holds Parquet files only, since some readers open every file in it.
+is never written into; the folder holds Parquet files only: some readers open every file in it.
 """
 
 from __future__ import annotations
