@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from toolroll.rollout.errors import (
     describe,
     message_of,
 )
+from toolroll.rollout.runs.callbacks import Callback, Callbacks
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -123,7 +124,13 @@ def session_id(env: str, task_id: str, sample: int) -> str:
 
 
 class Runner:
-    """Plays `factory`'s tasks; `make_agent()` gives the agent of one attempt at an episode."""
+    """Play `factory`'s tasks; `make_agent()` returns the agent for one attempt at an episode.
+
+    `callbacks` are called after each episode and at the end (docs/callbacks.md).
+
+        runner = Runner(load_environment("desk"), make_agent, RunSettings(samples=4))
+        await runner.run(runner.factory.tasks("test"), episodes.append)
+    """
 
     def __init__(
         self,
@@ -131,11 +138,13 @@ class Runner:
         make_agent: Callable[[], Agent],
         settings: RunSettings,
         options: EnvironmentOptions | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.factory = factory
         self.settings = settings
         self._make_agent = make_agent
         self._options = options or EnvironmentOptions()
+        self._callbacks = tuple(callbacks)
         self._failed_in_a_row = 0
 
     async def run(
@@ -145,13 +154,15 @@ class Runner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode
-        in, in the order of finishing.
+        """Play every (task, sample) that is not in `done`.
 
-        Raises `UsageError` as soon as one episode shows that the settings cannot work, and
+        `on_episode` receives each finished episode, in the order of finishing, and stores it: an
+        exception in it ends the run. The callbacks follow.
+
+        Raise `UsageError` as soon as one episode shows that the settings cannot work, and
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
-        not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
-        at the engine. So are they when this call is cancelled.
+        not answered for its `engine_timeout`. The other episodes are then cancelled and their
+        requests aborted at the engine, as they are if this call is cancelled.
         """
         for task in tasks:
             _check_id(task)
@@ -164,21 +175,27 @@ class Runner:
         rest = iter(todo)
         left = {(task.id, sample) for task, sample in todo}
 
-        def take(episode: Episode) -> None:
+        callbacks = Callbacks(self._callbacks, self.factory.name)
+
+        async def take(episode: Episode) -> None:
             on_episode(episode)
             left.discard((episode.task_id, episode.sample))
+            await callbacks.on_episode(episode)
 
-        with paced_garbage(enabled=self.settings.pace_gc):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.settings.concurrency, len(todo))):
-                    group.create_task(self._work(rest, take))
+        try:
+            with paced_garbage(enabled=self.settings.pace_gc):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self.settings.concurrency, len(todo))):
+                        group.create_task(self._work(rest, take))
+        finally:
+            await callbacks.on_summary()
         check_all_played(left)
 
     async def _work(
-        self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]
+        self, todo: Iterator[tuple[Task, int]], take: Callable[[Episode], Awaitable[None]]
     ) -> None:
         for task, sample in todo:
-            on_episode(await self.play(task, sample))
+            await take(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
         """One episode: its first attempt that infrastructure did not fail, else its last;
