@@ -104,14 +104,14 @@ def test_the_episode_file_is_opened_by_polars(tmp_path: Path) -> None:
 
 
 def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to be trained on"):
+    with pytest.raises(UsageError, match="nothing to train on"):
         write_dataset(exported()[2:], tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "set").mkdir()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_dataset(exported(), tmp_path / "set")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"file/set cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot create .*file/set: Not a directory"):
         write_dataset(exported(), tmp_path / "file" / "set")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Episode
@@ -41,42 +41,35 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one run, with the summary that they are given."""
+    """The callbacks of one run, with the summary that they receive. One call runs at a time, in the
+    order in which episodes were stored, so that the summary is the one of that episode."""
 
     def __init__(self, callbacks: Sequence[Callback], env: str) -> None:
         self._callbacks = callbacks
         self._summary = Summary(env)
+        self._turn = asyncio.Lock()
 
     async def on_episode(self, episode: Episode) -> None:
         """Call every callback with `episode`."""
-        if self._callbacks:
+        if not self._callbacks:
+            return
+        async with self._turn:
             self._summary.add(episode)
-            await self._call("on_episode", episode)
+            for callback in self._callbacks:
+                await _guarded(callback, partial(callback.on_episode, episode, self._summary))
 
     async def on_summary(self) -> None:
         """Call every callback with the summary."""
-        if self._callbacks:
-            await self._call("on_summary", None)
+        for callback in self._callbacks:
+            await _guarded(callback, partial(callback.on_summary, self._summary))
 
-    async def _call(
-        self, method: Literal["on_episode", "on_summary"], episode: Episode | None
-    ) -> None:
-        async def call(callback: Callback) -> None:
-            made = (
-                callback.on_summary(self._summary)
-                if episode is None
-                else callback.on_episode(episode, self._summary)
-            )
-            if inspect.isawaitable(made):
-                await made
 
-        # gather returns an exception of a callback, and raises a cancellation of the run
-        ends = await asyncio.gather(*map(call, self._callbacks), return_exceptions=True)
-        for callback, end in zip(self._callbacks, ends, strict=True):
-            if end is not None:
-                logger.error(
-                    "%s.%s failed; the run continues and no episode is lost",
-                    type(callback).__name__,
-                    method,
-                    exc_info=end,
-                )
+async def _guarded(callback: Callback, call: Callable[[], Awaitable[None] | None]) -> None:
+    try:
+        made = call()
+        if inspect.isawaitable(made):
+            await made
+    except Exception:  # the callback's border: it must not end the run
+        logger.exception(
+            "%s failed; the run continues and no episode is lost", type(callback).__name__
+        )

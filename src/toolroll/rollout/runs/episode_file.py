@@ -1,9 +1,8 @@
-"""The episode file: one JSON object a line, written so that a killed run loses at most the line in
-flight.
+"""The episode file: one JSON object per line. A killed run loses at most the line being written.
 
-Invariants: a line is written whole and flushed before the next episode is taken in; a torn last
-line is found and cut off when the file is opened again; what is read back equals what was written,
-arrays and NaN included (NaN is null in JSON).
+Invariants: a line is written completely and flushed before the next episode is accepted; a torn
+last line is removed when the file is reopened; reading returns what was written, arrays and NaN
+included (NaN is null in JSON).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
 
 
-_GO_ON = "What is finished is kept; make room, and run the same command again to go on from there"
+_RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
 
 class EpisodeRecord(BaseModel):
@@ -58,7 +57,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON; what JSON cannot hold becomes text
+    """Return the episode as one line of JSON. What JSON cannot hold becomes text
     (`to_jsonable`).
     """
     result = episode.result
@@ -92,8 +91,10 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def from_line(line: bytes) -> Episode:
-    """The episode in one line. Raises `UsageError` for a line of another schema version,
-    `pydantic.ValidationError` else.
+    """Return the episode in one line.
+
+    Raise `UsageError` if the line has another schema version, and `pydantic.ValidationError` if it
+    is not a valid episode.
     """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -128,9 +129,8 @@ def from_line(line: bytes) -> Episode:
 class EpisodeStore:
     """`episodes.jsonl` in `folder`, opened for appending. A context manager.
 
-    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes
-    the place of the opened file. After an error of the disk nothing more is written: a line after
-    a torn one could not be read.
+    `sync`: call fsync after each line, or at the end. `file`: used instead of the opened file.
+    After a disk error nothing more is written: a line after a torn one could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
@@ -144,16 +144,16 @@ class EpisodeStore:
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
-        """Write one episode, flushed to the operating system: a killed process loses nothing that
-        was appended.
+        """Write one episode and flush it to the operating system: it survives a kill of this
+        process.
 
         Raise `UsageError` if that fails.
         """
         line = to_line(episode)
         if self._failed:
-            raise UsageError(f"{self.path} cannot be written any more. {_GO_ON}")
+            raise UsageError(f"{self.path} can no longer be written. {_RESUME}")
         try:
-            with writing(self.path, _GO_ON):
+            with writing(self.path, _RESUME):
                 self._file.write(line)
                 self._file.flush()
                 if self._sync == "always":
@@ -165,7 +165,7 @@ class EpisodeStore:
     def close(self) -> None:
         """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
         try:
-            with writing(self.path, _GO_ON):
+            with writing(self.path, _RESUME):
                 try:
                     self._file.flush()
                     os.fsync(self._file.fileno())
@@ -188,17 +188,17 @@ class EpisodeStore:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Cut a last line without a newline off `path`; how many bytes that were."""
+    """Remove a last line without a newline from `path`, and return its number of bytes."""
     if not path.exists():
         return 0
     size = path.stat().st_size
     with path.open("rb+") as file:
-        keep = _behind_last_newline(file, size)
+        keep = _after_last_newline(file, size)
         file.truncate(keep)
     return size - keep
 
 
-def _behind_last_newline(file: Any, size: int) -> int:
+def _after_last_newline(file: Any, size: int) -> int:
     block = 1 << 16
     end = size
     while end > 0:
@@ -214,8 +214,8 @@ def _behind_last_newline(file: Any, size: int) -> int:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Return the episodes of a file, or of the folder that holds it.
 
-    A torn last line is passed over, and so is a line that is there already; any other bad line
-    raises `UsageError` with its number.
+    Ignore a torn last line and repeated lines. Raise `UsageError` with the line's number for any
+    other bad line.
     """
     file = path / FILE_NAME if path.is_dir() else path
     seen: set[bytes] = set()
@@ -228,5 +228,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
             try:
                 yield from_line(line)
             except ValueError as error:
-                # no JSON, or no episode (pydantic's ValidationError is one)
-                raise UsageError(f"{file}, line {number}, is no episode: {error}") from error
+                # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
+                raise UsageError(
+                    f"{file}, line {number}, is not a valid episode: {error}"
+                ) from error

@@ -31,24 +31,23 @@ def write_dataset(
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
-        raise UsageError(f"{folder} is there already")
+        raise UsageError(f"{folder} already exists")
     rows: Iterator[dict[str, Any]] = sample_rows(episodes)
     first = next(rows, None)
     if first is None:
         raise UsageError(
-            "there is nothing to be trained on in this run: no graded episode with tokens of the "
-            "engine"
+            "the run has nothing to train on: no graded episode with tokens that the engine sampled"
         )
     data = folder / "data"
     try:
         data.mkdir(parents=True)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
     rows = chain([first], rows)
     written: list[Path] = []
     count = 0
     try:
-        with writing(folder, "What was written of it is removed"):
+        with writing(folder, "The incomplete folder is removed"):
             while batch := list(islice(rows, rows_of_a_file)):
                 written.append(data / f"part-{len(written):05d}.parquet")
                 parquet.write_table(table_of(batch, schema), written[-1])
@@ -62,7 +61,7 @@ def write_dataset(
 
 
 def _arrow() -> tuple[Any, Any, Any]:
-    """pyarrow's Parquet module, the schema of the rows, and what makes a table of them."""
+    """Return pyarrow's Parquet module, the schema, and a function from rows to a table."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,7 +1,7 @@
 """`sample_rows`: the training samples of a run, one row for each training sequence.
 
-Invariants: what may not be trained on is not there: aborted episodes, sequences without a trained
-token, transcripts, baselines; the lists of a row are aligned to `input_ids`; logprobs of tokens
+Invariants: aborted episodes, sequences without a trained token, transcripts and baselines are left
+out; the lists of a row are aligned to `input_ids`; logprobs of tokens
 that were not sampled are null.
 """
 
@@ -20,7 +20,7 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
+    """Return rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
     episode to episode.
     """
     for episode in episodes:
