@@ -1,12 +1,17 @@
-"""`datasets` reads the training samples that toolroll exports as Parquet."""
+"""Other programs open what toolroll writes: datasets, pyarrow, pandas and polars the Parquet
+samples, pandas and polars `episodes.jsonl`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
+import pyarrow.dataset
 import pytest
 from support.results import episode, exported, trajectory
 from typer.testing import CliRunner
@@ -14,6 +19,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export import write_dataset
+from toolroll.rollout.runs.export.samples import sample_rows
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 
@@ -51,15 +57,61 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     ) == (4, None, "rewritten", 6)
 
 
+def opened_by_pyarrow(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.dataset.dataset(folder).to_table().to_pylist()
+    return rows
+
+
+def opened_by_pandas(folder: Path) -> list[dict[str, Any]]:
+    frame = pandas.read_parquet(folder, dtype_backend="pyarrow")
+    rows: list[dict[str, Any]] = pyarrow.Table.from_pandas(frame).to_pylist()
+    return rows
+
+
+def opened_by_polars(folder: Path) -> list[dict[str, Any]]:
+    polars = pytest.importorskip("polars")
+    rows: list[dict[str, Any]] = polars.read_parquet(folder).to_dicts()
+    assert polars.scan_parquet(folder).collect().to_dicts() == rows
+    return rows
+
+
+@pytest.mark.parametrize("read", [opened_by_pyarrow, opened_by_pandas, opened_by_polars])
+def test_the_folder_is_opened_by(
+    read: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    write_dataset(exported(), tmp_path / "set", rows_of_a_file=2)
+    assert read(tmp_path / "set") == list(sample_rows(exported()))
+
+
+def test_the_episode_file_is_opened_by_pandas(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, "pond", {}) as folder:
+        for sample in range(2):
+            folder.append(episode("t-0", sample))
+    frame = pandas.read_json(tmp_path / "episodes.jsonl", lines=True)
+    assert frame["sample"].tolist() == [0, 1]
+    assert frame["trajectories"][0][0]["input_ids"] == trajectory().input_ids.tolist()
+
+
+def test_the_episode_file_is_opened_by_polars(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    with RunDirectory(tmp_path, "pond", {}) as folder:
+        for sample in range(2):
+            folder.append(episode("t-0", sample))
+    frame = polars.read_ndjson(tmp_path / "episodes.jsonl", infer_schema_length=None)
+    assert frame["sample"].to_list() == [0, 1]
+    found = frame["trajectories"][0].to_list()[0]
+    assert found["input_ids"] == trajectory().input_ids.tolist()
+
+
 def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to be trained on"):
+    with pytest.raises(UsageError, match="nothing to train on"):
         write_dataset(exported()[2:], tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "set").mkdir()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_dataset(exported(), tmp_path / "set")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"file/set cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot create .*file/set: Not a directory"):
         write_dataset(exported(), tmp_path / "file" / "set")
 
 

@@ -94,7 +94,7 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     await asyncio.to_thread(cluster.remove_node, node)
     outcome = await running
     assert 15 <= before < 33 * SAMPLES, "it died in mid-run"
-    assert "is gone (attempt 1)" in caplog.text, "a worker was on it, and played"
+    assert "died (attempt 1)" in caplog.text, "a worker was on it, and played"
     assert outcome.summary.episodes == 33 * SAMPLES
     assert outcome.report["aborted"] == 0
     whole = contents(read_episodes(tmp_path / "here"))

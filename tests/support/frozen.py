@@ -180,11 +180,12 @@ async def episodes(folder: Path) -> Items:
 
 def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
-        times = ("latency", "seconds", "cached_tokens")
+        # `constrained` follows from the sampling parameters; older files do not have it
+        left_out = ("latency", "seconds", "cached_tokens", "constrained")
         return {
             key: _steady_record(kept)
             for key, kept in value.items()
-            if not any(word in key for word in times)
+            if not any(word in key for word in left_out)
         }
     return [_steady_record(one) for one in value] if isinstance(value, list) else value
 

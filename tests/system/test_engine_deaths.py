@@ -142,7 +142,7 @@ def test_one_that_does_not_ends_the_run_which_can_be_resumed(
         first.send_signal(signal.SIGKILL)
         assert run.ended() == 2, run.errors
     assert len([line for line in run.errors if line.startswith("toolroll: ")]) == 1
-    assert run.says("has not answered for 0.5 s") and run.says("goes on from there.")
+    assert run.says("has not answered for 0.5 s") and run.says("continues from there.")
     assert len(run.errors) <= 1 + processes, run.errors
     assert 10 <= lines(tmp_path) < EPISODES
     with engine(port):

@@ -67,8 +67,8 @@ def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("afile", "--out afile: there is a file of that name"),
-        ("afile/x", "--out afile/x: the folder cannot be made"),
+        ("afile", "--out afile is a file"),
+        ("afile/x", "--out afile/x: cannot create the folder"),
     ],
 )
 def test_a_folder_that_cannot_be_made(
@@ -106,7 +106,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
     assert f"the engine at {mortal.url} does not answer (" in waiting
     last = complaint(capsys)
     assert f"the engine at {mortal.url} has not answered for 0.01 s" in last
-    assert last.endswith("the same command goes on from there.")
+    assert last.endswith("the same command continues from there.")
     kept = list(read_episodes(tmp_path))
     assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}
 

@@ -87,7 +87,7 @@ def refused(
             [*RUN, "--config", "unknown.yaml"],
             "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?",
         ),
-        (["demo", "--out", "afile"], "--out afile: there is a file of that name"),
+        (["demo", "--out", "afile"], "--out afile is a file"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
         (

@@ -309,7 +309,7 @@ async def test_an_engine_that_is_killed_for_good_ends_the_run_which_goes_on_late
     errors = raised.value.exceptions
     assert {type(error) for error in errors} == {RunStoppedError}
     assert "has not answered for 100 s" in str(errors[0])
-    assert "the same command goes on from there" in str(errors[0])
+    assert "the same command continues from there" in str(errors[0])
     assert sum(pauses) == pytest.approx(100, abs=1)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     assert 0 < len(episodes) < 60

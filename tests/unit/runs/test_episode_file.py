@@ -91,7 +91,7 @@ def test_a_broken_line_inside_is_never_passed_over(tmp_path: Path) -> None:
     file = write(tmp_path, 0, 1)
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(lines[0][: len(lines[0]) // 2] + b"\n" + lines[1])
-    with pytest.raises(UsageError, match="line 1, is no episode"):
+    with pytest.raises(UsageError, match="line 1, is not a valid episode"):
         list(read_episodes(tmp_path))
 
 

@@ -109,7 +109,7 @@ def test_unequal_samples_are_refused_unless_told() -> None:
 
 def test_nothing_gives_nothing() -> None:
     for empty in ({}, {"a": []}):
-        with pytest.raises(ValueError, match="no graded task"):
+        with pytest.raises(ValueError, match="no task is graded"):
             pass_estimates(empty)
     with pytest.raises(ValueError, match="k = 3 needs at least 3"):
         pass_hat_k([[1.0, 1.0]], 3)

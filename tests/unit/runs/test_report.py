@@ -47,7 +47,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_steps": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and count in no reward: engine_error 1, user_error 1",
-        "1 tasks have no graded episode and are in no rate: t-3",
+        "1 tasks have no graded episode and count in no rate: t-3",
     ]
 
 
@@ -60,8 +60,8 @@ def test_attempts_that_were_played_again_are_told() -> None:
     assert found["reruns"] == 3
     [warning] = found["warnings"]
     assert warning.startswith(
-        "attempts that failed outside the model (engine, environment, user, time limit), and were "
-        "played again: 3;"
+        "attempts that failed outside the model (engine, environment, user, time limit) and were "
+        "retried: 3;"
     )
 
 

@@ -37,7 +37,7 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
 def test_nothing_stands_there_twice(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
-        with pytest.raises(UsageError, match=r"task t-0, sample 0 stands in .* already"):
+        with pytest.raises(UsageError, match=r"task t-0, sample 0 is already in "):
             folder.append(episode())
 
 
@@ -96,7 +96,7 @@ def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: 
         pass
     for settings in (new | {"strategy": "react"}, new | {"seed": 0}):
         folder = RunDirectory(tmp_path, "pond", settings, defaults={"strategy": "llm", "seed": 0})
-        with pytest.raises(UsageError, match="was begun with other settings"), folder:
+        with pytest.raises(UsageError, match="was started with other settings"), folder:
             pass
 
 
@@ -105,7 +105,7 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
     with (
-        pytest.raises(UsageError, match=r"no run.json says how they came about"),
+        pytest.raises(UsageError, match=r"no run.json with their settings"),
         RunDirectory(tmp_path, "pond", SETTINGS),
     ):
         pass

@@ -228,7 +228,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         monkeypatch.setattr(owner, name, property(call) if isinstance(owner, type) else call)
         return call
 
-    watched(app, "trajectory_body", app.trajectory_body)
+    watched(app, "to_json", app.to_json)
     watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
     for owner in (responses, streaming):
         for name in ("chat_logprobs", "text_logprobs"):
@@ -248,7 +248,7 @@ async def test_what_a_long_session_came_to_is_written_in_a_thread(
         assert (
             traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
         )
-        assert written == [("trajectory_body", on_the_loop), ("body", on_the_loop)]
+        assert written == [("to_json", on_the_loop), ("body", on_the_loop)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

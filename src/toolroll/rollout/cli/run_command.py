@@ -19,6 +19,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import report, write_summary
@@ -60,11 +61,17 @@ async def play(plan: Plan, console: Console) -> Outcome:
     SIGTERM end it early.
     """
     env, out = plan.config.env, plan.config.out
+    now = await provenance(plan)
     if out is None:
         summary = Summary(env)
-        return await _play(plan, console, summary, summary.add, frozenset())
+        return await _play(plan, console, summary, summary.add, frozenset(), [now])
     with RunDirectory(
-        out, env, plan.identity, defaults=RunConfig.defaults(), sync=plan.config.sync
+        out,
+        env,
+        plan.identity,
+        defaults=RunConfig.defaults(),
+        sync=plan.config.sync,
+        provenance=now,
     ) as folder:
         if folder.done:
             console.print(
@@ -78,7 +85,9 @@ async def play(plan: Plan, console: Console) -> Outcome:
                 highlight=False,
                 soft_wrap=True,
             )
-        outcome = await _play(plan, console, folder.summary, folder.append, folder.done)
+        outcome = await _play(
+            plan, console, folder.summary, folder.append, folder.done, folder.provenance
+        )
         write_summary(out, {env: outcome.report})
         return outcome
 
@@ -89,6 +98,7 @@ async def _play(
     summary: Summary,
     keep: Callable[[Episode], None],
     done: Collection[EpisodeKey],
+    history: Sequence[Provenance],
 ) -> Outcome:
     config = plan.config
     runner = runner_of(plan)
@@ -128,6 +138,7 @@ async def _play(
         seconds=display.seconds,
         expected=plan.total,
         allow_unequal=config.allow_unequal,
+        provenance=history,
     )
     return Outcome(summary, found, display.seconds, stopped, failure)
 

@@ -28,6 +28,7 @@ class ModelInfo:
     max_input_length: int | None = None
     deterministic: bool = False
     """True if a `sampling_seed` reproduces the tokens (--enable-deterministic-inference)."""
+    sglang_version: str | None = None
 
     @property
     def sampled_limit(self) -> int | None:
@@ -63,6 +64,7 @@ def read_model_info(
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
         max_input_length=_integer(server_info.get("max_req_input_len")),
         deterministic=server_info.get("enable_deterministic_inference") is True,
+        sglang_version=_text(server_info.get("version")),
     )
 
 

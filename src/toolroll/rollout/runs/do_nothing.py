@@ -1,7 +1,7 @@
-"""The do-nothing floor: what an agent scores that says goodbye and calls nothing.
+"""The do-nothing baseline: the score of an agent that says goodbye and calls no tool.
 
-On some benchmarks that is a good part of the tasks (tau-bench airline: 19 of 50), and training
-finds it; so it stands beside each result.
+On some benchmarks it solves many tasks (tau-bench airline: 19 of 50), and training finds that
+policy, so it is reported next to each result.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _CONCURRENCY = 8
 
 
 class LeavingUser:
-    """A user who greets, and leaves at the first answer (`###STOP###`, tau-bench's marker)."""
+    """A user who greets, and leaves after the first reply (`###STOP###`, tau-bench's marker)."""
 
     def adopt_tools(self, tools: Sequence[Tool], call: Callable[..., str]) -> None:
-        """Tools are not touched."""
+        """Ignore the tools."""
 
     async def reset(self, instruction: str) -> str:
-        """A greeting."""
+        """Return a greeting."""
         return "Hello."
 
     async def step(self, content: str) -> str:
-        """The end."""
+        """End the conversation."""
         return "###STOP###"
 
     def metrics(self) -> Mapping[str, float]:
-        """Nothing is counted."""
+        """Return no metrics."""
         return {}
 
     async def close(self) -> None:
@@ -49,7 +49,7 @@ async def play_floor(
     pace_gc: bool = True,
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """Play one do-nothing episode of each task; no engine is asked. `limits`: the agent's
+    """Play one do-nothing episode of each task, without an engine. `limits`: the agent's
     settings.
     """
     summary = Summary(factory.name)

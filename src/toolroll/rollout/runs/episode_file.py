@@ -1,9 +1,8 @@
-"""The episode file: one JSON object a line, written so that a killed run loses at most the line in
-flight.
+"""The episode file: one JSON object per line. A killed run loses at most the line being written.
 
-Invariants: a line is written whole and flushed before the next episode is taken in; a torn last
-line is found and cut off when the file is opened again; what is read back equals what was written,
-arrays and NaN included (NaN is null in JSON).
+Invariants: a line is written completely and flushed before the next episode is accepted; a torn
+last line is removed when the file is reopened; reading returns what was written, arrays and NaN
+included (NaN is null in JSON).
 """
 
 from __future__ import annotations
@@ -15,22 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import as_text, to_jsonable
-from toolroll.rollout.types import (
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Trajectory,
-    Turn,
-    WeightVersion,
-)
+from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
+from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
 
 Sync = Literal["always", "end"]
 
@@ -38,41 +29,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
 
 
-_GO_ON = "What is finished is kept; make room, and run the same command again to go on from there"
-
-
-class TurnRecord(BaseModel):
-    """One sampled span; positions count from the start of the sequence."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    start: int
-    stop: int
-    finish_reason: str
-    matched: int | str | None = None
-    weight_versions: list[tuple[str, int, int]] = []
-    sampling_params: dict[str, Any] = {}
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    latency: float = 0.0
-    excluded: str | None = None
-
-
-class TrajectoryRecord(BaseModel):
-    """One training sequence: three lists of equal length; logprobs null where the token was not
-    sampled.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float | None]
-    turns: list[TurnRecord]
-    prompt_length: int
-    source: Literal["engine", "transcript"] = "engine"
-    fork_reason: str | None = None
-    routed_experts: list[list[int]] | None = None
+_RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
 
 class EpisodeRecord(BaseModel):
@@ -100,7 +57,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON; what JSON cannot hold becomes text
+    """Return the episode as one line of JSON. What JSON cannot hold becomes text
     (`to_jsonable`).
     """
     result = episode.result
@@ -119,7 +76,7 @@ def to_line(episode: Episode) -> bytes:
         "prompt": result.prompt,
         "messages": result.messages,
         "tools": result.tools,
-        "trajectories": [_trajectory_data(trajectory) for trajectory in result.trajectories],
+        "trajectories": [to_json(one, arrays=True) for one in result.trajectories],
         "metrics": result.metrics,
         "info": result.info,
     }
@@ -133,37 +90,11 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 """OPT_NON_STR_KEYS would write 1 and "1" as one key."""
 
 
-def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
-    experts = trajectory.routed_experts
-    return ({} if experts is None else {"routed_experts": np.ascontiguousarray(experts)}) | {
-        "input_ids": np.ascontiguousarray(trajectory.input_ids),
-        "loss_mask": np.ascontiguousarray(trajectory.loss_mask),
-        "logprobs": np.ascontiguousarray(trajectory.logprobs),
-        "turns": [_turn_data(turn) for turn in trajectory.turns],
-        "prompt_length": trajectory.prompt_length,
-        "source": trajectory.source,
-        "fork_reason": trajectory.fork_reason,
-    }
-
-
-def _turn_data(turn: Turn) -> dict[str, Any]:
-    return {
-        "start": turn.start,
-        "stop": turn.stop,
-        "finish_reason": turn.finish_reason,
-        "matched": turn.matched,
-        "weight_versions": [(span.version, span.start, span.stop) for span in turn.weight_versions],
-        "sampling_params": dict(turn.sampling_params),
-        "prompt_tokens": turn.prompt_tokens,
-        "cached_tokens": turn.cached_tokens,
-        "latency": turn.latency,
-        "excluded": turn.excluded,
-    }
-
-
 def from_line(line: bytes) -> Episode:
-    """The episode in one line. Raises `UsageError` for a line of another schema version,
-    `pydantic.ValidationError` else.
+    """Return the episode in one line.
+
+    Raise `UsageError` if the line has another schema version, and `pydantic.ValidationError` if it
+    is not a valid episode.
     """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -172,7 +103,7 @@ def from_line(line: bytes) -> Episode:
             f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}"
         )
     record = EpisodeRecord.model_validate(data)
-    trajectories = tuple(_trajectory(item) for item in record.trajectories)
+    trajectories = tuple(map(from_json, record.trajectories))
     result = InteractionResult.of(
         trajectories,
         messages=record.messages,
@@ -195,36 +126,11 @@ def from_line(line: bytes) -> Episode:
     )
 
 
-def _trajectory(record: TrajectoryRecord) -> Trajectory:
-    logprobs = np.array(
-        [np.nan if value is None else value for value in record.logprobs], dtype=np.float32
-    )
-    return Trajectory(
-        np.array(record.input_ids, dtype=np.int32),
-        np.array(record.loss_mask, dtype=np.uint8),
-        logprobs,
-        tuple(_turn(turn) for turn in record.turns),
-        record.prompt_length,
-        record.source,
-        record.fork_reason,
-        routed_experts=None
-        if record.routed_experts is None
-        else np.array(record.routed_experts, dtype=np.int32),
-    )
-
-
-def _turn(record: TurnRecord) -> Turn:
-    data = record.model_dump()
-    data["weight_versions"] = tuple(WeightVersion(*span) for span in record.weight_versions)
-    return Turn(**data)
-
-
 class EpisodeStore:
     """`episodes.jsonl` in `folder`, opened for appending. A context manager.
 
-    `sync`: when lines are written through to the disk, after each one or at the end. `file`: takes
-    the place of the opened file. After an error of the disk nothing more is written: a line after
-    a torn one could not be read.
+    `sync`: call fsync after each line, or at the end. `file`: used instead of the opened file.
+    After a disk error nothing more is written: a line after a torn one could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
@@ -238,16 +144,16 @@ class EpisodeStore:
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
-        """Write one episode, flushed to the operating system: a killed process loses nothing that
-        was appended.
+        """Write one episode and flush it to the operating system: it survives a kill of this
+        process.
 
         Raise `UsageError` if that fails.
         """
         line = to_line(episode)
         if self._failed:
-            raise UsageError(f"{self.path} cannot be written any more. {_GO_ON}")
+            raise UsageError(f"{self.path} can no longer be written. {_RESUME}")
         try:
-            with writing(self.path, _GO_ON):
+            with writing(self.path, _RESUME):
                 self._file.write(line)
                 self._file.flush()
                 if self._sync == "always":
@@ -259,7 +165,7 @@ class EpisodeStore:
     def close(self) -> None:
         """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
         try:
-            with writing(self.path, _GO_ON):
+            with writing(self.path, _RESUME):
                 try:
                     self._file.flush()
                     os.fsync(self._file.fileno())
@@ -282,17 +188,17 @@ class EpisodeStore:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Cut a last line without a newline off `path`; how many bytes that were."""
+    """Remove a last line without a newline from `path`, and return its number of bytes."""
     if not path.exists():
         return 0
     size = path.stat().st_size
     with path.open("rb+") as file:
-        keep = _behind_last_newline(file, size)
+        keep = _after_last_newline(file, size)
         file.truncate(keep)
     return size - keep
 
 
-def _behind_last_newline(file: Any, size: int) -> int:
+def _after_last_newline(file: Any, size: int) -> int:
     block = 1 << 16
     end = size
     while end > 0:
@@ -308,8 +214,8 @@ def _behind_last_newline(file: Any, size: int) -> int:
 def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Return the episodes of a file, or of the folder that holds it.
 
-    A torn last line is passed over, and so is a line that is there already; any other bad line
-    raises `UsageError` with its number.
+    Ignore a torn last line and repeated lines. Raise `UsageError` with the line's number for any
+    other bad line.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
@@ -323,5 +229,7 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
             try:
                 yield from_line(line)
             except ValueError as error:
-                # no JSON, or no episode (pydantic's ValidationError is one)
-                raise UsageError(f"{file}, line {number}, is no episode: {error}") from error
+                # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
+                raise UsageError(
+                    f"{file}, line {number}, is not a valid episode: {error}"
+                ) from error

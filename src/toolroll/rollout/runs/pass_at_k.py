@@ -2,7 +2,7 @@
 
 Invariants: the estimates are those of n samples of each task, C(n, k) ways to choose among them;
 intervals come from resampling tasks (a benchmark's tasks are what varies; samples of one task are
-no independent draws); the same rewards give the same interval.
+not independent draws); the same rewards give the same interval.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Tasks have different numbers of graded samples, so that pass@k and pass^k would weigh them
+    """Raised if tasks have different numbers of graded samples: pass@k and pass^k would weigh them
     differently.
     """
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """The mean of one number for each task, with its bootstrap interval. Raises `ValueError`
-    where there is none.
+    """Return the mean over tasks with its bootstrap interval. Raise `ValueError` if `values` is
+    empty.
     """
     if not values:
-        raise ValueError("there is no graded task")
+        raise ValueError("no task is graded")
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(_SEED)
     means = np.empty(RESAMPLES)
@@ -84,20 +84,20 @@ def pass_estimates(
     """`{"pass@k": {k: Estimate}, "pass^k": {k: Estimate}}` for every k up to the fewest samples of
     a task.
 
-    Raises `UnequalSamplesError` where tasks have different numbers of graded samples, unless
-    `allow_unequal`; `ValueError` where there is no graded task.
+    Raise `UnequalSamplesError` if tasks have different numbers of graded samples, unless
+    `allow_unequal`, and `ValueError` if no task is graded.
     """
     tasks = [list(found) for found in rewards.values() if len(found)]
     if not tasks:
-        raise ValueError("there is no graded task")
+        raise ValueError("no task is graded")
     counts = sorted({len(found) for found in tasks})
     if len(counts) > 1 and not allow_unequal:
         few = sum(len(found) < counts[-1] for found in tasks)
         raise UnequalSamplesError(
             f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of "
             f"{len(tasks)} have fewer than {counts[-1]}): "
-            "play the missing ones (the same command goes on), or say --allow-unequal to take each "
-            "task with the samples it has"
+            "play the missing ones (the same command continues the run), or use --allow-unequal "
+            "to take each task with the samples it has"
         )
     steps = range(1, counts[0] + 1)
     return {
@@ -122,7 +122,7 @@ def _by_task(
     rewards: Sequence[Sequence[float]], k: int, estimate: Callable[[int, int, int], float]
 ) -> list[float]:
     if not rewards:
-        raise ValueError("there is no graded task")
+        raise ValueError("no task is graded")
     values = []
     for task in rewards:
         if len(task) < k or k < 1:

@@ -1,11 +1,9 @@
-"""`ProcessRunner`: the episodes of a run spread over processes of this machine, for where one event
-loop is not enough.
+"""`ProcessRunner`: distribute the episodes of a run over processes of this machine.
 
-Each process has an event loop, an engine client, a template and environments of its own; finished
-episodes come back to the one that began the run, which alone writes. Invariants: as in
-`play_on_workers`; a process that died is started anew; the processes end with the one that began
-them, however it ends, as soon as what blocks them lets them, and what they asked of the engine is
-aborted there first (SIGKILL of the processes themselves aside).
+Each process has its own event loop, engine client, template and environments. It sends finished
+episodes to the parent process, which alone writes. Invariants: as in `play_on_workers`; a process
+that died is restarted; the processes end with their parent, however it ends, once blocking calls
+return, and first abort their requests at the engine (unless they are killed with SIGKILL).
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
-"""Opens what one process plays with: of the number of its episodes at once, and of a stack that
-closes it. It is pickled: a function of a module, or a `functools.partial` of one."""
+"""Called in the worker with its concurrency and an exit stack; returns its runner and tasks. It is
+pickled: a module-level function, or a `functools.partial` of one."""
 
 _GRACE, _LATE = 10.0, 1.0
 _LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
@@ -48,9 +46,7 @@ _QUIET = (signal.SIGINT, signal.SIGTERM)
 
 
 class ProcessRunner:
-    """Plays a run in `processes` processes, with `concurrency` episodes at once in all of them
-    together.
-    """
+    """Play a run in `processes` processes, with `concurrency` concurrent episodes in total."""
 
     def __init__(self, open_: Open, *, processes: int, concurrency: int, samples: int) -> None:
         self._open = open_
@@ -64,7 +60,7 @@ class ProcessRunner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """As `Runner.run`; raises `RolloutError` where processes keep dying."""
+        """Play as `Runner.run` does. Raise `RolloutError` if processes keep dying."""
         todo = remaining(tasks, self._samples, done)
         players = [_Process(self._open, share) for share in self._shares[: len(todo)]]
         try:
@@ -74,8 +70,8 @@ class ProcessRunner:
 
 
 class _Process:
-    """One of the processes, seen from the one that began them. It is started at its first
-    episode, and anew where it died.
+    """A worker process, as its parent sees it: started for its first episode, and restarted if it
+    died.
     """
 
     def __init__(self, open_: Open, share: int) -> None:
@@ -88,7 +84,7 @@ class _Process:
         )
 
     async def play(self, key: EpisodeKey) -> Episode:
-        """One episode."""
+        """Play one episode."""
         if self._life is None or self._life.done():
             self._writer = asyncio.get_running_loop().create_future()
             self._life = asyncio.create_task(self._live(self._writer))
@@ -102,16 +98,16 @@ class _Process:
             self._waiting.pop(key, None)
 
     async def close(self) -> None:
-        """End it: it cancels what it plays, and is given a time to tell the engine."""
+        """End the process: it cancels its episodes and gets some time to abort their requests."""
         if self._life is not None:
-            # that it could not be started was told to whoever played
+            # if it could not be started, `play` has raised that
             with contextlib.suppress(Exception):
                 (await asyncio.shield(self._writer)).close()
             await self._life
 
     async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
-        """One process, from its start to its end, which is seen by waiting for it: what it has
-        forked may keep its socket open.
+        """Run one process from its start to its end. Wait for the process, not for its socket: what
+        it has forked may keep the socket open.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -134,18 +130,18 @@ class _Process:
             process.kill()
             ours.close()
             if not started.done():
-                started.set_exception(RolloutError(f"nothing can be said to process {process.pid}"))
+                started.set_exception(RolloutError(f"process {process.pid} cannot be reached"))
         await ended
-        gone = WorkerDiedError(f"process {process.pid} has ended with exit code {process.exitcode}")
+        gone = WorkerDiedError(f"process {process.pid} ended with exit code {process.exitcode}")
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
-        # where somebody else has reaped it, it seems to be running for ever
+        # if another thread already reaped it, `close()` believes it is still running
         with contextlib.suppress(ValueError):
             process.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in what comes, until nothing more can."""
+        """Handle messages until the connection ends."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 key, outcome = await _receive(reader)
@@ -187,8 +183,8 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
 
 
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
-    """The process. Its own children get the signals as usual: neither a mask nor an ignored
-    signal may be left to them.
+    """Run the worker process. Its own children must get signals as usual: they must not inherit a
+    mask or an ignored signal.
     """
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
@@ -197,7 +193,7 @@ def _main(open_: Open, share: int, channel: socket.socket) -> None:
 
 
 async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
-    """Play what is asked for, until nobody is there any more."""
+    """Play the requested episodes until the parent closes the connection."""
     reader, writer = await asyncio.open_connection(sock=channel, limit=_LIMIT)
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_opened(open_, share, stack))
@@ -229,7 +225,7 @@ async def _answer(
         runner, tasks = await asyncio.shield(opening)
         outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
     except asyncio.CancelledError:
-        # heard only if nobody wanted that
+        # only delivered if the parent did not request the cancellation
         _send(writer, (key, RolloutError("the episode was cancelled in its process")))
         raise
     except UsageError as error:
@@ -244,8 +240,8 @@ async def _answer(
 
 
 def _plain(episode: Episode) -> Episode:
-    """The episode with everything that an environment put into it as the episode file will have it:
-    what is none of ours may be impossible to send, or to take in on the other side."""
+    """Return the episode with the environment's values as the episode file will have them: foreign
+    objects may be impossible to pickle or unpickle."""
     result = episode.result
     sent = replace(
         result,
@@ -261,15 +257,15 @@ def _plain(episode: Episode) -> Episode:
 def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
     try:
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001 - silence would be waited for for ever
+    except Exception as error:  # noqa: BLE001 - without an answer the parent would wait forever
         data = pickle.dumps(
             (message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}"))
         )
-    if not writer.is_closing():  # else the other side is gone, which is said where this one reads
+    if not writer.is_closing():  # else the parent is gone, and the reader reports that
         writer.write(_LENGTH.pack(len(data)) + data)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    # from a process of our own, over a pair of sockets
+    # from our own process, over a socket pair
     return pickle.loads(await reader.readexactly(length))

@@ -1,9 +1,9 @@
-"""`RayRunner`: the episodes of a run spread over a Ray cluster.
+"""`RayRunner`: distribute the episodes of a run over a Ray cluster.
 
-Each worker is an actor with an engine client, a template and environments of its own, and plays its
-share of the concurrency; episodes come back as lines of the episode file, which the driver alone
-writes. Invariants: as in `play_on_workers`; workers come back on what is left of the cluster; a
-cancelled run cancels what is running, and with it the requests at the engine.
+Each worker is an actor with its own engine client, template and environments, and plays its share
+of the concurrency. It returns episodes as lines of the episode file, which only the driver writes.
+Invariants: as in `play_on_workers`; dead workers restart on the remaining nodes; a cancelled run
+cancels the running episodes and their requests at the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRACE, _TURNS_OF_GRACE = 5.0, 50
 
 
 class Worker:
-    """What an actor is. `settings`: those of `worker_settings`."""
+    """The class of the actors. `settings`: from `worker_settings`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -41,7 +41,7 @@ class Worker:
         self._playing = 0
 
     async def play(self, task_id: str, sample: int) -> bytes:
-        """One episode, as a line of the episode file."""
+        """Play one episode and return it as a line of the episode file."""
         runner = await self._open()
         self._playing += 1
         try:
@@ -50,9 +50,7 @@ class Worker:
             self._playing -= 1
 
     async def close(self) -> None:
-        """Close the connections, once the episodes that are being cancelled have told the
-        engine.
-        """
+        """Close the connections after the cancelled episodes have aborted their requests."""
         for _ in range(_TURNS_OF_GRACE):
             if not self._playing:
                 break
@@ -68,9 +66,11 @@ class Worker:
 
 
 class RayRunner:
-    """Plays a run on the cluster at `config.ray` (`local`: one on this machine) with
-    `config.ray_workers` workers. Raises `UsageError` where ray is not installed or no cluster is
-    there."""
+    """Play a run on the cluster at `config.ray` (`local`: one on this machine) with
+    `config.ray_workers` workers.
+
+    Raise `UsageError` if ray is not installed or the cluster cannot be reached.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class RayRunner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """As `Runner.run`; raises `RolloutError` where workers keep dying."""
+        """Play as `Runner.run` does. Raise `RolloutError` if workers keep dying."""
         todo = remaining(tasks, self._config.samples, done)
         if not todo:
             return
@@ -116,12 +116,12 @@ class RayRunner:
             )
         except (ConnectionError, ValueError) as error:
             raise UsageError(
-                f"--ray {self._config.ray}: there is no Ray cluster: {error}"
+                f"--ray {self._config.ray}: cannot connect to a Ray cluster: {error}"
             ) from error
 
 
 class _Actor:
-    """A worker, seen from the driver. Ray starts it anew where it died."""
+    """A worker, as the driver sees it. Ray restarts it if it died."""
 
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share
@@ -132,7 +132,7 @@ class _Actor:
         self.worker = actor.remote(worker_settings(config, share))
 
     async def play(self, key: EpisodeKey) -> Episode:
-        """One episode."""
+        """Play one episode."""
         reference = self.worker.play.remote(*key)
         try:
             return from_line(await reference)
@@ -146,7 +146,7 @@ class _Actor:
 
 
 def _cause(error: Any) -> Exception:
-    """What was raised in the worker, as far as it is one of ours."""
+    """Return the error raised in the worker, wrapped unless it is one of toolroll's."""
     cause = error.cause
     return (
         cause

@@ -1,7 +1,7 @@
 """`summary.json`: everything that a table in a paper needs, from a `Summary`.
 
-Invariants: what was excluded is counted and warned of; a number that cannot be given without bias
-is null, and `warnings` says why; the same episodes give the same file.
+Invariants: excluded episodes are counted, with a warning; a number that cannot be computed without
+bias is null, and `warnings` gives the reason; the same episodes give the same numbers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def report(
     seconds: float | None = None,
     expected: int | None = None,
     allow_unequal: bool = False,
+    provenance: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """One environment's part of `summary.json`. `floor`: what an agent that does nothing came to on
-    the same tasks.
+    """Return one environment's part of `summary.json`. `floor`: the result of the do-nothing agent
+    on the same tasks.
 
-    `seconds`: the wall time of the last run that added episodes. `expected`: how many episodes a
-    finished run has.
+    `seconds`: the wall time of the last run that added episodes. `expected`: number of episodes of
+    a finished run. `provenance`: as in `run.json`.
     """
     warnings = _warnings(summary)
     if expected is not None and summary.episodes < expected:
@@ -72,11 +73,12 @@ def report(
         "warnings": warnings,
         "seconds": seconds,
         "settings": dict(settings or {}),
+        "provenance": [dict(entry) for entry in provenance],
     }
 
 
 def usage(summary: Summary) -> dict[str, Any]:
-    """Turns, tokens, calls and latencies."""
+    """Return turns, tokens, calls and latencies."""
     totals = summary.totals
     attempts = int(totals["tool_calls"])
     return {
@@ -114,27 +116,25 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
-    """For each tool: calls executed, how many gave an error, and the rate; null where the
-    environment does not say.
+    """Return, for each tool, the executed calls, the errors and the error rate; null if the
+    environment does not report errors by tool.
     """
     calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
-    told = bool(errors) or not summary.totals["tool_errors"]
+    known = bool(errors) or not summary.totals["tool_errors"]
     return {
         name: {
             "calls": count,
             "errors": errors.get(name, 0),
             "error_rate": errors.get(name, 0) / count,
         }
-        if told
+        if known
         else {"calls": count, "errors": None, "error_rate": None}
         for name, count in sorted(calls.items())
     }
 
 
 def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Each task's graded rewards, in the order of their samples, and how many of its episodes
-    were aborted.
-    """
+    """Return each task's graded rewards, in sample order, and its number of aborted episodes."""
     rewards = summary.rewards
     names = sorted({*rewards, *summary.aborted}, key=_natural)
     return {
@@ -143,7 +143,7 @@ def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
 
 
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Write `summary.json`, whole or not at all; other environments' parts in it are kept."""
+    """Replace `summary.json` atomically, and keep the parts of other environments."""
     path = folder / FILE_NAME
     known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
     data = {
@@ -173,15 +173,14 @@ def _warnings(summary: Summary) -> list[str]:
         )
     if reruns := int(summary.totals["reruns"]):
         found.append(
-            f"attempts that failed outside the model (engine, environment, user, time limit), and "
-            f"were played again: {reruns}; the "
-            "log says why. Where the model's own actions make an environment fail, that chooses "
-            "among samples (--reruns 0)"
+            f"attempts that failed outside the model (engine, environment, user, time limit) and "
+            f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
+            "environment fail, retries bias the samples (--reruns 0 turns them off)"
         )
     lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
         found.append(
-            f"{len(lost)} tasks have no graded episode and are in no rate: "
+            f"{len(lost)} tasks have no graded episode and count in no rate: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
     if summary.mismatches:
@@ -239,7 +238,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _natural(name: str) -> tuple[object, ...]:
-    """`task-10` behind `task-9`."""
+    """Return a key that sorts `task-10` after `task-9`."""
     digits = ""
     parts: list[tuple[int, object]] = []
     for char in [*name, ""]:

@@ -1,9 +1,9 @@
-"""`RunDirectory`: a run on disk, which can be killed at any moment and goes on where it stopped.
+"""`RunDirectory`: a run on disk, which can be killed at any moment and resumed.
 
 `episodes.jsonl` has one line for each finished (environment, task, sample), `run.json` the settings
-that the episodes follow from. Invariants: one process at a time writes into a folder; no episode is
-lost and none stands there twice; an aborted episode makes room for another attempt; settings that
-would give other episodes are refused, with the difference.
+that determine the episodes. Invariants: one process at a time writes into a folder; no episode is
+lost or stored twice; an aborted episode is replaced by another attempt; settings that would give
+other episodes are refused, with the difference.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from toolroll.rollout.runs.episode_file import (
     cut_torn_line,
     read_episodes,
 )
+from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -35,12 +36,15 @@ SCHEMA_VERSION = 1
 
 
 class RunDirectory:
-    """One environment's part of the folder `path`. A context manager, inside which `append` may be
-    called.
+    """One environment's part of the folder `path`. A context manager: call `append` inside it.
 
-    `settings`: plain data, all that the episodes follow from; `defaults` stand for what a folder of
-    an older version does not name. Raises `UsageError` where the folder was written with other
-    ones, or is being written by another process.
+    `settings`: plain data, everything that determines the episodes. `defaults`: values for settings
+    that a folder of an older version does not name. `provenance`: from
+    `toolroll.rollout.runs.provenance`; `run.json` keeps the first, and appends what differs in a
+    later run.
+
+    Raise `UsageError` if the folder was
+    written with other settings, or is being written by another process.
     """
 
     def __init__(
@@ -51,15 +55,19 @@ class RunDirectory:
         *,
         defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
+        provenance: Provenance | None = None,
     ) -> None:
         self.path = path
         self.env = env
         self.summary = Summary(env)
-        """What is there, and what is appended."""
+        """Covers the stored and the appended episodes."""
         self.dropped = 0
-        """Aborted episodes of an earlier run that were taken out, to be played again."""
+        """Number of aborted episodes of an earlier run that were removed, to be retried."""
         self.repaired = 0
-        """Bytes of a torn last line that were cut off."""
+        """Number of bytes of a torn last line that were removed."""
+        self.provenance: list[Provenance] = []
+        """The first run's provenance, then what differs in later runs that added to the folder."""
+        self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
@@ -68,7 +76,7 @@ class RunDirectory:
 
     @property
     def done(self) -> frozenset[EpisodeKey]:
-        """What need not be played."""
+        """Return the finished episodes."""
         return frozenset(self._done)
 
     def append(self, episode: Episode) -> None:
@@ -77,8 +85,8 @@ class RunDirectory:
         key = (episode.task_id, episode.sample)
         if key in self._done:
             raise UsageError(
-                f"{episode.env}: task {episode.task_id}, sample {episode.sample} stands in "
-                f"{self.path} already"
+                f"{episode.env}: task {episode.task_id}, sample {episode.sample} is already "
+                f"in {self.path}"
             )
         self._store.append(episode)
         self._done.add(key)
@@ -112,30 +120,39 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the settings with those of the folder, or write them down."""
+        """Compare the settings with those of the folder, or store them."""
         file = self.path / SETTINGS_NAME
         known = read_settings(self.path)
         if self.env in known:
             different = difference(self._defaults | known[self.env], self._settings)
             if different:
                 raise UsageError(
-                    f"{self.path} was begun with other settings for {self.env}:\n  "
+                    f"{self.path} was started with other settings for {self.env}:\n  "
                     + "\n  ".join(different)
-                    + "\nGive the same ones to go on, or another --out."
+                    + "\nUse the same settings to continue, or choose another --out."
                 )
-            return
-        if any(episode.env == self.env for episode in _episodes(self.path)):
+        elif any(episode.env == self.env for episode in _episodes(self.path)):
             raise UsageError(
-                f"{self.path} has episodes of {self.env}, and no {SETTINGS_NAME} says how they "
-                f"came about: another --out"
+                f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
+                f"settings: choose another --out"
             )
-        write_whole(
-            file,
-            {"schema_version": SCHEMA_VERSION, "environments": known | {self.env: self._settings}},
-        )
+        written = _read_run_file(self.path).get("provenance", {})
+        self.provenance = list(written.get(self.env, ()))
+        if self._now is not None:
+            self.provenance = extended(self.provenance, self._now)
+        if self.env not in known or self.provenance != written.get(self.env, []):
+            provenance = {**written, self.env: self.provenance} if self.provenance else written
+            write_whole(
+                file,
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "environments": {self.env: self._settings} | known,
+                    "provenance": provenance,
+                },
+            )
 
     def _read_finished(self) -> int:
-        """Take in what is finished; how many episodes were aborted."""
+        """Read the finished episodes, and return the number of aborted ones."""
         aborted = 0
         for episode in _episodes(self.path):
             if episode.env != self.env:
@@ -149,7 +166,7 @@ class RunDirectory:
         return aborted
 
     def _drop_aborted(self) -> None:
-        """Write the file without them; the old one stays until the new one is whole."""
+        """Rewrite the file without them; the old file remains until the new one is complete."""
         file = self.path / FILE_NAME
         with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:
             for line in lines:
@@ -161,9 +178,14 @@ class RunDirectory:
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings in `run.json` by environment; {} where there is none. Raises `UsageError` for
-    a file that cannot be read.
+    """Return the settings in `run.json` by environment, {} if there is no such file.
+
+    Raise `UsageError` for a file that cannot be read.
     """
+    return dict(_read_run_file(path).get("environments", {}))
+
+
+def _read_run_file(path: Path) -> dict[str, Any]:
     file = path / SETTINGS_NAME
     if not file.is_file():
         return {}
@@ -174,15 +196,18 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
                 f"{file} has schema version {data['schema_version']!r}; this toolroll reads "
                 f"{SCHEMA_VERSION}"
             )
-        return dict(data["environments"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        return {
+            "environments": dict(data["environments"]),
+            "provenance": dict(data.get("provenance", {})),
+        }
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file} cannot be read ({error!r}): mend it, or choose another --out"
+            f"{file} cannot be read ({error!r}): repair it, or choose another --out"
         ) from error
 
 
 def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that differs: `name: there X, now Y`."""
+    """Return one line for each setting that differs: `name: there X, now Y`."""
     names = sorted({*known, *given})
     return [
         f"{name}: there {_shown(known, name)}, now {_shown(given, name)}"
@@ -192,7 +217,7 @@ def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """Return the settings after a round trip through JSON."""
     found: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
     return found
 
@@ -202,24 +227,20 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder that --out names. Raises `UsageError` where that cannot be, or where
-    nothing can be written into it.
-    """
+    """Make the folder that --out names. Raise `UsageError` if it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise UsageError(
-            f"--out {path}: there is a file of that name; a folder is needed"
-        ) from error
+        raise UsageError(f"--out {path} is a file; choose a folder") from error
     except OSError as error:
-        raise UsageError(f"--out {path}: the folder cannot be made ({error.strerror})") from error
+        raise UsageError(f"--out {path}: cannot create the folder ({error.strerror})") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {path}: nothing can be written into that folder")
+        raise UsageError(f"--out {path}: the folder is not writable")
 
 
 def lock(path: Path) -> int:
-    """Take the folder for this process, until the returned descriptor is closed or the process
-    ends, however it ends.
+    """Lock the folder for this process until the returned descriptor is closed or the process
+    ends.
     """
     descriptor = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
@@ -233,7 +254,7 @@ def lock(path: Path) -> int:
 
 
 def write_whole(file: Path, data: Any) -> None:
-    """Write JSON into `file`: the old one or the new one is there, whatever happens."""
+    """Replace `file` atomically with `data` as JSON."""
     with written_whole(file) as out:
         out.write(
             orjson.dumps(

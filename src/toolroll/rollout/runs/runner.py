@@ -1,9 +1,9 @@
-"""`Runner`: plays (task, sample) pairs of one environment, many at once, in one event loop.
+"""`Runner`: play (task, sample) pairs of one environment concurrently, in one event loop.
 
-Invariants: one episode's failure never touches another's (I7); a cancelled run leaves no request
-behind at the engine and gives out no unfinished episode; the seed of an episode follows from the
-run's seed, its task and its sample, not from the order of play; an episode that infrastructure
-failed is played again under the same seed and session, and only its last attempt is given out.
+Invariants: a failing episode never affects another (I7); a cancelled run leaves no request at the
+engine and returns no unfinished episode; the seed of an episode depends on the run's seed, its task
+and its sample, not on the order of play; an episode that fails for infrastructure reasons is
+retried with the same seed and session, and only its last attempt is returned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from toolroll.rollout.errors import (
     describe,
     message_of,
 )
+from toolroll.rollout.runs.callbacks import Callback, Callbacks
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -43,7 +44,7 @@ from toolroll.rollout.types import (
 logger = logging.getLogger(__name__)
 
 EpisodeKey = tuple[str, int]
-"""Task id and sample: what an episode of one environment is known by."""
+"""Task id and sample: the key of an episode within one environment."""
 
 RERUN = frozenset(
     {
@@ -54,15 +55,17 @@ RERUN = frozenset(
         StopReason.TIME_LIMIT,
     }
 )
-"""What another attempt may mend. `token_error` and `internal_error` would come again."""
+"""Failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
 class RunStoppedError(RolloutError):
-    """Infrastructure failed so many episodes in a row that the run gave up; what was finished is
-    kept. `failure`: the last error as an episode's `info` has it."""
+    """Raised if too many episodes in a row failed for infrastructure reasons.
+
+    Finished episodes are kept. `failure`: the last error, as in an episode's `info`.
+    """
 
     def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -71,15 +74,15 @@ class RunStoppedError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run plays: `samples` of each task, `concurrency` episodes at once, at most
-    `max_num_steps` turns each.
+    """Play `samples` episodes of each task, `concurrency` at once, with at most `max_num_steps`
+    turns each.
 
-    `episode_timeout`: seconds that one attempt at an episode may take. `reruns`: how often an
-    episode that infrastructure failed is played again, after a pause that doubles from
-    `rerun_pause` seconds. `give_up_after`: so many failed episodes in a row, reruns included, end
-    the run. `sampling_seed`: each episode's seed is sent to the engine (SGLang heeds it under
-    --enable-deterministic-inference). `pace_gc`: let Python's garbage collector come seldom while
-    the run goes on.
+    `episode_timeout`: limit of one attempt at an episode, in seconds. `reruns`: maximum number of
+    retries of an episode that failed for infrastructure reasons, after a pause that starts at
+    `rerun_pause` seconds and doubles. `give_up_after`: stop the run after this many failed attempts
+    in a row, retries included. `sampling_seed`: send each episode's seed to the engine (SGLang uses
+    it with --enable-deterministic-inference). `pace_gc`: run Python's garbage collector rarely
+    during the run.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -112,18 +115,24 @@ class RunSettings:
 
 
 def episode_seed(seed: int, task_id: str, sample: int) -> int:
-    """The seed of one episode, in [0, 2^31)."""
+    """Return the seed of one episode, in [0, 2^31)."""
     digest = hashlib.blake2b(f"{seed}/{task_id}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 2**31
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
-    """The routing key of one episode."""
+    """Return the routing key of one episode."""
     return f"{env}/{task_id}#{sample}"
 
 
 class Runner:
-    """Plays `factory`'s tasks; `make_agent()` gives the agent of one attempt at an episode."""
+    """Play `factory`'s tasks; `make_agent()` returns the agent for one attempt at an episode.
+
+    `callbacks` are called after each episode and at the end (docs/callbacks.md).
+
+        runner = Runner(load_environment("desk"), make_agent, RunSettings(samples=4))
+        await runner.run(runner.factory.tasks("test"), episodes.append)
+    """
 
     def __init__(
         self,
@@ -131,11 +140,13 @@ class Runner:
         make_agent: Callable[[], Agent],
         settings: RunSettings,
         options: EnvironmentOptions | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.factory = factory
         self.settings = settings
         self._make_agent = make_agent
         self._options = options or EnvironmentOptions()
+        self._callbacks = tuple(callbacks)
         self._failed_in_a_row = 0
 
     async def run(
@@ -145,13 +156,15 @@ class Runner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """Play every (task, sample) that is not in `done`; `on_episode` takes each finished episode
-        in, in the order of finishing.
+        """Play every (task, sample) that is not in `done`.
 
-        Raises `UsageError` as soon as one episode shows that the settings cannot work, and
+        `on_episode` receives each finished episode, in the order of finishing, and stores it: an
+        exception in it ends the run. The callbacks follow.
+
+        Raise `UsageError` as soon as one episode shows that the settings cannot work, and
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
-        not answered for its `engine_timeout`; the others are cancelled, and their requests aborted
-        at the engine. So are they when this call is cancelled.
+        not answered for its `engine_timeout`. The other episodes are then cancelled and their
+        requests aborted at the engine, as they are if this call is cancelled.
         """
         for task in tasks:
             _check_id(task)
@@ -164,25 +177,31 @@ class Runner:
         rest = iter(todo)
         left = {(task.id, sample) for task, sample in todo}
 
-        def take(episode: Episode) -> None:
+        callbacks = Callbacks(self._callbacks, self.factory.name)
+
+        async def take(episode: Episode) -> None:
             on_episode(episode)
             left.discard((episode.task_id, episode.sample))
+            await callbacks.on_episode(episode)
 
-        with paced_garbage(enabled=self.settings.pace_gc):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.settings.concurrency, len(todo))):
-                    group.create_task(self._work(rest, take))
+        try:
+            with paced_garbage(enabled=self.settings.pace_gc):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self.settings.concurrency, len(todo))):
+                        group.create_task(self._work(rest, take))
+        finally:
+            await callbacks.on_summary()
         check_all_played(left)
 
     async def _work(
-        self, todo: Iterator[tuple[Task, int]], on_episode: Callable[[Episode], None]
+        self, todo: Iterator[tuple[Task, int]], take: Callable[[Episode], Awaitable[None]]
     ) -> None:
         for task, sample in todo:
-            on_episode(await self.play(task, sample))
+            await take(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
-        """One episode: its first attempt that infrastructure did not fail, else its last;
-        `metrics["reruns"]` counts the others.
+        """Play one episode and return its first attempt without an infrastructure failure, else
+        its last attempt. `metrics["reruns"]` counts the retries.
         """
         settings = self.settings
         pause = settings.rerun_pause
@@ -193,7 +212,7 @@ class Runner:
             if episode.result.stop_reason not in RERUN or attempt == settings.reruns:
                 return episode
             logger.info(
-                "episode %s is played again: %s",
+                "retry episode %s: %s",
                 session_id(episode.env, task.id, sample),
                 episode.result.stop_reason,
             )
@@ -207,12 +226,12 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                with pausable(limit), guarded():  # what cancels the task cancels no worker
+                with pausable(limit), guarded():  # cancelling the task does not cancel a worker
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
             result = _failed(
                 StopReason.ENVIRONMENT_ERROR,
-                EnvironmentFailure("the episode's task was cancelled from within"),
+                EnvironmentFailure("the episode cancelled its own task"),
             )
         except TimeoutError:
             if not limit.expired():
@@ -246,10 +265,10 @@ class Runner:
                     session_id=session_id(name, task.id, sample),
                 )
                 return _checked(result)
-        except EngineUnreachableError as error:  # it is no failure of this episode
+        except EngineUnreachableError as error:  # not a failure of this episode
             raise RunStoppedError(
-                f"{error}. What was finished is kept; with that server back, the same command goes "
-                f"on from there.",
+                f"{error}. Finished episodes are kept; once that server is back, the same command "
+                f"continues from there.",
                 describe(error),
             ) from error
         except UsageError:
@@ -271,7 +290,7 @@ class Runner:
             return _failed(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
-        """Count failures in a row; raises `RunStoppedError`."""
+        """Count failures in a row. Raise `RunStoppedError` if there are too many."""
         if episode.result.status is not Status.ABORTED:
             self._failed_in_a_row = 0
             return
@@ -282,14 +301,14 @@ class Runner:
             raise RunStoppedError(
                 f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with "
                 f"{episode.result.stop_reason}: "
-                f"{error.get('message', 'no more is known')}. What was finished is kept; the same "
-                f"command goes on from there.",
+                f"{error.get('message', 'no further details')}. Finished episodes are kept; the "
+                f"same command continues from there.",
                 error,
             )
 
 
 def _check_id(task: Task) -> None:
-    """Raise `UsageError` for a task's id that the episode file cannot give back."""
+    """Raise `UsageError` if the episode file could not restore the task's id."""
     if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
         raise UsageError(
             f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
@@ -297,23 +316,23 @@ def _check_id(task: Task) -> None:
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
-    """Return what an agent returned, as the episode file can hold it.
+    """Return an agent's result in a form that the episode file can hold.
 
-    Raise `TypeError` or `ValueError` if it cannot be one's result.
+    Raise `TypeError` or `ValueError` if it is not a valid result.
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
     given, result.reward = result.reward, finite(result.reward)
     if given is not None and result.reward is None:
         raise ValueError(
-            f"asolve gave the reward {shown(given)}: it must be a finite number, or None for none"
+            f"asolve returned the reward {shown(given)}: it must be a finite number, or None"
         )
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
     if any(step is not None and finite(step) is None for step in result.step_rewards):
         raise ValueError(
-            f"asolve gave the step rewards {shown(result.step_rewards)}: they must be finite"
+            f"asolve returned the step rewards {shown(result.step_rewards)}: they must be finite"
         )
     numbers = {name: finite(value) for name, value in result.metrics.items()}
     wrong = [
@@ -327,19 +346,19 @@ def _checked(result: InteractionResult) -> InteractionResult:
 
 
 def check_all_played(left: Collection[EpisodeKey]) -> None:
-    """Raise `RolloutError` if episodes are `left` at the end of a run: none is lost silently."""
+    """Raise `RolloutError` if episodes are `left` at the end: none may be lost silently."""
     if left:
         task_id, sample = min(left)
         raise RolloutError(
             f"the run ended although {len(left)} episodes were not played, "
             f"the first one task {task_id}, sample {sample}: "
-            "whatever played them was cancelled. What is finished is kept; run again to play the "
-            "others."
+            "the tasks that played them were cancelled. Finished episodes are kept; run again to "
+            "play the others."
         )
 
 
 def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
-    """The result of an episode of which nothing is left: no sample, no reward."""
+    """Return the result of a failed episode: no tokens, no reward."""
     info = {"error": describe(error)}
     return InteractionResult.of(
         (), messages=[], stop_reason=reason, prompt="", reward=None, info=info

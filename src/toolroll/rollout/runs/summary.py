@@ -1,7 +1,7 @@
-"""`Summary`: what a run came to, summed up episode by episode.
+"""`Summary`: the result of a run, added up episode by episode.
 
-Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is shown
-apart (I9).
+Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is counted
+separately (I9).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolroll.rollout.types import Episode, Status
 
 @dataclass(slots=True)
 class Summary:
-    """Sums over episodes, taken in one by one: a live display reads it while a run goes on."""
+    """Sums over episodes, added one by one: a live display reads it during a run."""
 
     env: str = ""
     episodes: int = 0
@@ -35,7 +35,7 @@ class Summary:
     trainable: bool = True
 
     def add(self, episode: Episode) -> None:
-        """Take one episode in."""
+        """Add one episode."""
         result = episode.result
         self.episodes += 1
         self.statuses[result.status.value] += 1
@@ -70,27 +70,27 @@ class Summary:
         }
 
     def mean(self, name: str) -> float:
-        """The mean of a metric over the episodes."""
+        """Return the mean of a metric over the episodes."""
         return self.totals[name] / self.episodes if self.episodes else 0.0
 
     @property
     def mean_reward(self) -> float | None:
-        """Over the graded episodes, None where there are none."""
+        """Return the mean over the graded episodes, None if there are none."""
         return self.reward / self.graded if self.graded else None
 
     @property
     def pass_rate(self) -> float | None:
-        """The share of graded episodes that passed."""
+        """Return the share of graded episodes that passed."""
         return self.passed / self.graded if self.graded else None
 
     @property
     def cached_share(self) -> float:
-        """Which share of all prompt tokens came from the engine's prefix cache."""
+        """Return the share of all prompt tokens that came from the engine's prefix cache."""
         prompts = self.totals["prompt_tokens"]
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
     def named(self, prefix: str) -> dict[str, int]:
-        """The totals of `prefix/NAME`, by name."""
+        """Return the totals of `prefix/NAME`, by name."""
         return {
             name[len(prefix) + 1 :]: int(count)
             for name, count in self.totals.items()
@@ -99,12 +99,12 @@ class Summary:
 
     @property
     def mismatches(self) -> dict[str, int]:
-        """Verification mismatches by kind."""
+        """Return verification mismatches by kind."""
         return self.named("token_mismatches")
 
 
 def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
-    """A summary for each environment."""
+    """Return a summary for each environment."""
     summaries: dict[str, Summary] = {}
     for episode in episodes:
         summaries.setdefault(episode.env, Summary(episode.env)).add(episode)

@@ -1,7 +1,7 @@
-"""Episodes dealt out to players of other processes, here or on a cluster.
+"""Distribute episodes over worker processes, on this machine or a cluster.
 
-Invariants: an episode whose player is gone is given out again, and taken in once; players that go
-again and again end the run.
+Invariants: an episode whose worker died is assigned again and stored once; workers that keep dying
+end the run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from toolroll.rollout.types import Episode, Task
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 10
-"""How many players may go under one episode before the run is given up."""
-_PAUSE = 0.5  # seconds before an episode whose player is gone is given out again
+"""Give up the run after this many workers died while playing the same episode."""
+_PAUSE = 0.5  # seconds before an episode whose worker died is assigned again
 
 
 class WorkerDiedError(RolloutError):
-    """The process that played has ended without a word: killed, or out of memory."""
+    """Raised if a worker process ended without a result: killed, or out of memory."""
 
 
 class Worker(Protocol):
@@ -37,9 +37,7 @@ class Worker(Protocol):
 def remaining(
     tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]
 ) -> list[EpisodeKey]:
-    """What is to be played, in the order of play: the first sample of all tasks, then the
-    second.
-    """
+    """Return the episodes to play, in order: the first sample of all tasks, then the second."""
     return [
         (task.id, sample)
         for sample in range(samples)
@@ -49,7 +47,7 @@ def remaining(
 
 
 def split_concurrency(concurrency: int, players: int) -> list[int]:
-    """How many episodes each player has at once; no player has none."""
+    """Return the number of concurrent episodes of each worker, at least one."""
     players = min(players, concurrency)
     return [concurrency // players + (number < concurrency % players) for number in range(players)]
 
@@ -59,9 +57,9 @@ async def play_on_workers(
     players: Iterable[tuple[Worker, int]],
     on_episode: Callable[[Episode], None],
 ) -> None:
-    """Play `todo`; each player comes with the number of its episodes at once.
+    """Play `todo` on `players`, pairs of a worker and its number of concurrent episodes.
 
-    Raise `RolloutError` if players keep dying.
+    Raise `RolloutError` if workers keep dying.
     """
     keys = list(todo)
     rest, left = iter(keys), set(keys)
@@ -90,7 +88,7 @@ async def _play(player: Worker, key: EpisodeKey) -> Episode:
             return await player.play(key)
         except WorkerDiedError as error:
             logger.warning(
-                "the worker of %s, sample %d is gone (attempt %d): %s", *key, attempt, error
+                "the worker of %s, sample %d died (attempt %d): %s", *key, attempt, error
             )
         if attempt < ATTEMPTS:
             await asyncio.sleep(_PAUSE * attempt)

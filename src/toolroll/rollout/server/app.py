@@ -34,11 +34,12 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
 from toolroll.rollout.server.received import LONG, receive
-from toolroll.rollout.server.responses import Traced, trajectory_body
+from toolroll.rollout.server.responses import Traced
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Tool
 
@@ -367,7 +368,7 @@ class EndpointServer:
         }
         large = sum(len(one.input_ids) for one in found) > LONG
         return await _json_of_size(
-            lambda: {**state, "trajectories": list(map(trajectory_body, found))}, large=large
+            lambda: {**state, "trajectories": list(map(to_json, found))}, large=large
         )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:

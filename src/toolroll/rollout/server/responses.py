@@ -4,8 +4,7 @@ they align with `token_ids`)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import orjson
 from toolroll.rollout.server.received import LONG
 from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.types import Completion, IdArray, Trajectory
+from toolroll.rollout.types import Completion, IdArray
 
 
 def chat_body(
@@ -168,35 +167,6 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 # --- training data --------------------------------------------------------------------------------
 
 
-def trajectory_body(found: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as JSON; logprobs of what was not sampled are null."""
-    return {
-        "input_ids": found.input_ids.tolist(),
-        "loss_mask": found.loss_mask.tolist(),
-        "logprobs": [None if math.isnan(value) else value for value in found.logprobs.tolist()],
-        "prompt_length": found.prompt_length,
-        "source": found.source,
-        "fork_reason": found.fork_reason,
-        "turns": [
-            {
-                "start": turn.start,
-                "stop": turn.stop,
-                "finish_reason": turn.finish_reason,
-                "matched": turn.matched,
-                "excluded": turn.excluded,
-                "constrained": constrained_by(turn.sampling_params),
-                "sampling_params": dict(turn.sampling_params),
-                "weight_versions": [
-                    [span.version, span.start, span.stop] for span in turn.weight_versions
-                ],
-                "prompt_tokens": turn.prompt_tokens,
-                "cached_tokens": turn.cached_tokens,
-            }
-            for turn in found.turns
-        ],
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Traced:
     """An answer as it was sampled, from exactly `prompt_ids`."""
@@ -218,11 +188,3 @@ class Traced:
             "finish_reason": self.completion.finish_reason,
             "excluded": self.excluded,
         }
-
-
-def constrained_by(params: Mapping[str, Any]) -> str | None:
-    """Which sampling parameter constrained the distribution."""
-    return next(
-        (name for name in ("ebnf", "json_schema", "regex", "structural_tag") if params.get(name)),
-        None,
-    )

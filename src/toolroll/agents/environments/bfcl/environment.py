@@ -193,6 +193,7 @@ class BfclFactory:
     """One category by name."""
 
     splits: tuple[str, ...] = (SPLIT,)
+    packages = ("bfcl-eval",)
 
     def __init__(self, category: str, description: str) -> None:
         self.category = category

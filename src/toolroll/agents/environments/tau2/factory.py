@@ -22,6 +22,8 @@ _THREADS = 2  # copies and hashes hold the interpreter: more threads are no fast
 class Tau2Factory:
     """One domain."""
 
+    packages = ("inspect-evals",)
+
     def __init__(self, domain: str, splits: tuple[str, ...], description: str) -> None:
         self.name = f"tau2/{domain}"
         self.description = description

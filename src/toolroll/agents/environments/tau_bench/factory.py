@@ -25,6 +25,8 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 class TauBenchFactory:
     """One domain. `package` is the import name of tau-bench."""
 
+    packages = ("tau_bench",)
+
     def __init__(
         self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench"
     ) -> None:

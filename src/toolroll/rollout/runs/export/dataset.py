@@ -1,8 +1,8 @@
-"""`write_dataset`: training samples as Parquet files in a folder that Hugging Face's
-`datasets.load_dataset(folder)` reads.
+"""`write_dataset`: training samples as a folder of Parquet files that `datasets.load_dataset`,
+`pyarrow.dataset`, pandas and polars read.
 
-Invariants: rows are those of `sample_rows`; memory holds the rows of one file; a folder that is
-there is never written into.
+Invariants: rows are those of `sample_rows`; memory holds the rows of one file; an existing folder
+is never written into; the folder holds Parquet files only: some readers open every file in it.
 """
 
 from __future__ import annotations
@@ -20,53 +20,40 @@ from toolroll.rollout.types import Episode
 
 ROWS_OF_A_FILE = 2000
 
-_CARD = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*.parquet
----
-Training samples written by toolroll: one row for each training sequence. `loss_mask` is 1 on what the model sampled, `logprobs` are
-null elsewhere; `messages` and `tools` are JSON text.
-"""  # noqa: E501
-
 
 def write_dataset(
     episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
 ) -> int:
-    """Write the samples of `episodes`; how many there are.
+    """Write the samples of `episodes` into the new `folder`, and return how many there are.
 
-    Needs pyarrow. `UsageError` where that is missing, `folder` is there or cannot be made, or there
-    is nothing that may be trained on: `datasets` reads no empty set.
+    Raise `UsageError` if pyarrow is missing, if `folder` exists or cannot be made, or if nothing
+    may be trained on: `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
-        raise UsageError(f"{folder} is there already")
+        raise UsageError(f"{folder} already exists")
     rows: Iterator[dict[str, Any]] = sample_rows(episodes)
     first = next(rows, None)
     if first is None:
         raise UsageError(
-            "there is nothing to be trained on in this run: no graded episode with tokens of the "
-            "engine"
+            "the run has nothing to train on: no graded episode with tokens that the engine sampled"
         )
     data = folder / "data"
     try:
         data.mkdir(parents=True)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
     rows = chain([first], rows)
     written: list[Path] = []
     count = 0
     try:
-        with writing(folder, "What was written of it is removed"):
+        with writing(folder, "The incomplete folder is removed"):
             while batch := list(islice(rows, rows_of_a_file)):
                 written.append(data / f"part-{len(written):05d}.parquet")
                 parquet.write_table(table_of(batch, schema), written[-1])
                 count += len(batch)
             for number, part in enumerate(written):
                 part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
-            (folder / "README.md").write_text(_CARD, encoding="utf-8")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # it was made here
         raise
@@ -74,7 +61,7 @@ def write_dataset(
 
 
 def _arrow() -> tuple[Any, Any, Any]:
-    """pyarrow's Parquet module, the schema of the rows, and what makes a table of them."""
+    """Return pyarrow's Parquet module, the schema, and a function from rows to a table."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,25 +1,26 @@
 """`sample_rows`: the training samples of a run, one row for each training sequence.
 
-Invariants: what may not be trained on is not there: aborted episodes, sequences without a trained
-token, transcripts, baselines; the lists of a row are aligned to `input_ids`; logprobs of tokens
+Invariants: aborted episodes, sequences without a trained token, transcripts and baselines are left
+out; the lists of a row are aligned to `input_ids`; logprobs of tokens
 that were not sampled are null.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
+from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import Episode, Status, Trajectory
 
+_TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
+    """Return rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
     episode to episode.
     """
     for episode in episodes:
@@ -32,7 +33,7 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
 
 
 def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
-    result = episode.result
+    result, values = episode.result, to_json(part)
     return {
         "env": episode.env,
         "task_id": episode.task_id,
@@ -44,11 +45,7 @@ def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
         "reward": result.reward,
         "status": result.status.value,
         "stop_reason": str(result.stop_reason),
-        "input_ids": part.input_ids.tolist(),
-        "loss_mask": part.loss_mask.tolist(),
-        "logprobs": [None if math.isnan(value) else value for value in part.logprobs.tolist()],
-        "prompt_length": part.prompt_length,
-        "fork_reason": part.fork_reason,
+        **{name: values[name] for name in _TAKEN},
         "weight_versions": [
             {"version": span.version, "start": span.start, "stop": span.stop}
             for span in part.weight_versions

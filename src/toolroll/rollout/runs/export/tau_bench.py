@@ -1,7 +1,7 @@
-"""`tau_bench_results`: a run as tau-bench writes its own, so that its code reads it.
+"""`tau_bench_results`: a run in tau-bench's own format.
 
 Invariant: tau-bench takes the number of trials from the file and counts a missing one as a failure,
-so only tasks are written that have every trial; the others are named.
+so only tasks with every trial are written; the others are listed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from toolroll.rollout.types import Episode, Status
 
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
-    """tau-bench's `EnvRunResult`s of one environment's episodes, ordered by trial and task; and
-    the tasks that are left out.
+    """Return tau-bench's `EnvRunResult`s of one environment's episodes, ordered by trial and task,
+    and the tasks that are left out.
     """
     graded = [
         found

@@ -1,0 +1,75 @@
+"""`Callback`: code of your own that a `Runner` calls after each episode and at the end of a run.
+
+Invariants: an episode is stored before any callback sees it; an exception in a callback is logged
+and changes neither the run nor the other callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+class Callback:
+    """Override one method or both; each may be a coroutine function.
+
+    The event loop that plays the episodes runs them: a callback that blocks delays every episode.
+
+        class PrintReward(Callback):
+            def on_episode(self, episode: Episode, summary: Summary) -> None:
+                sys.stdout.write(f"{episode.task_id}: {episode.result.reward}\\n")
+
+        Runner(factory, make_agent, settings, callbacks=[PrintReward()])
+    """
+
+    def on_episode(self, episode: Episode, summary: Summary) -> Awaitable[None] | None:
+        """Handle one finished episode, aborted ones included.
+
+        `summary` covers the episodes of this `Runner.run`, this one included.
+        """
+
+    def on_summary(self, summary: Summary) -> Awaitable[None] | None:
+        """Handle the end of a run, also if an error or a cancellation ended it."""
+
+
+class Callbacks:
+    """The callbacks of one run, with the summary that they receive. One call runs at a time, in the
+    order in which episodes were stored, so that the summary is the one of that episode."""
+
+    def __init__(self, callbacks: Sequence[Callback], env: str) -> None:
+        self._callbacks = callbacks
+        self._summary = Summary(env)
+        self._turn = asyncio.Lock()
+
+    async def on_episode(self, episode: Episode) -> None:
+        """Call every callback with `episode`."""
+        if not self._callbacks:
+            return
+        async with self._turn:
+            self._summary.add(episode)
+            for callback in self._callbacks:
+                await _guarded(callback, partial(callback.on_episode, episode, self._summary))
+
+    async def on_summary(self) -> None:
+        """Call every callback with the summary."""
+        for callback in self._callbacks:
+            await _guarded(callback, partial(callback.on_summary, self._summary))
+
+
+async def _guarded(callback: Callback, call: Callable[[], Awaitable[None] | None]) -> None:
+    try:
+        made = call()
+        if inspect.isawaitable(made):
+            await made
+    except Exception:  # the callback's border: it must not end the run
+        logger.exception(
+            "%s failed; the run continues and no episode is lost", type(callback).__name__
+        )

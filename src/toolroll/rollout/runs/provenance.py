@@ -1,0 +1,141 @@
+"""`provenance`: which software, model and command produced a run.
+
+Invariants: no password of an address and no key is in it; nothing in it can make a run fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.registry import GROUP
+from toolroll.rollout.runs.setup import Plan
+from toolroll.rollout.types import EnvironmentFactory
+
+Provenance = dict[str, Any]
+
+_CREDENTIALS = re.compile(r"(://)[^/?#\s\"']*@")
+_KEY = re.compile(
+    r"((?:api[-_]?key|access[-_]?key|token|secret|password|authorization)[\"']?\s*[=:]\s*[\"']?)"
+    r"[^\"'&\s,}]+(?: [^\"'&\s,}]+)?",
+    re.IGNORECASE,
+)
+
+
+async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Provenance:
+    """Return versions, model and command of a run as plain JSON; what is unknown is null.
+
+    `command`: default, that of this process.
+    """
+    found: Provenance = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [without_secrets(word) for word in (sys.argv if command is None else command)],
+        "python": sys.version.split()[0],
+        "toolroll": package_version("toolroll"),
+        "commit": commit(),
+        "transformers": package_version("transformers"),
+        "benchmark": benchmark_packages(plan.factory),
+    }
+    served = plan.served
+    if served is None:
+        return found
+    facts = await served.engine.model_info()
+    hashes = await served.run_in_thread(template_hashes, served)
+    return found | {
+        "sglang": facts.sglang_version,
+        "engine_model_path": facts.model_path,
+        "weight_version": facts.weight_version,
+        **hashes,
+    }
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with `***` for the user and password of addresses, and for values of keys."""
+    return _KEY.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Return toolroll's commit, with "-dirty" if tracked files differ from it.
+
+    None if it runs neither from a checkout nor from an installation by repository address.
+    """
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists():
+        return _installed_commit()
+    ask = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _installed_commit() -> str | None:
+    try:
+        text = distribution("toolroll").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    commit_id: str | None = orjson.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    return commit_id
+
+
+def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
+    """Return versions by name: the package that registers the environment, and `packages` of the
+    factory, the distributions that it reads.
+    """
+    names = {
+        entry.dist.name
+        for entry in entry_points(group=GROUP)
+        if entry.name == factory.name and entry.dist is not None
+    } | set(getattr(factory, "packages", ()))
+    return {name: package_version(name) for name in sorted(names - {"toolroll"})}
+
+
+def template_hashes(served: Model) -> dict[str, str]:
+    """Return SHA-256 hashes of the chat template's text and of the tokenizer."""
+    tokenizer = served.template.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = (
+        orjson.dumps(sorted(tokenizer.get_vocab().items()))
+        if backend is None
+        else backend.to_str().encode()
+    )
+    return {
+        "template_sha256": hashlib.sha256(served.template.renderer.source.encode()).hexdigest(),
+        "tokenizer_sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]:
+    """Return `history` with the entries of `now` that differ from what it says; the first one is
+    whole. A later date alone is not a difference.
+    """
+    known: Mapping[str, Any] = {}
+    for entry in history:
+        known = {**known, **entry}
+    changed = {
+        name: value
+        for name, value in now.items()
+        if name != "date" and (name not in known or known[name] != value)
+    }
+    if not history:
+        return [now]
+    return [*history, {"date": now["date"], **changed}] if changed else list(history)

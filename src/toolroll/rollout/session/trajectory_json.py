@@ -1,0 +1,119 @@
+"""The JSON form of a trajectory: in `episodes.jsonl`, in the endpoint's `/trajectories`, and the
+values of an exported row. docs/trajectory-format.md describes each field.
+
+Invariants: `from_json(to_json(x))` equals `x`, except `spans`, which only the page of a baseline
+needs; a logprob of a token that was not sampled is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from toolroll.rollout.types import Trajectory, Turn, WeightVersion
+
+CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
+"""Sampling parameters that constrain the distribution."""
+
+
+class TurnRecord(BaseModel):
+    """One sampled span [start, stop); positions count from the start of the sequence."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: int
+    stop: int
+    finish_reason: str
+    matched: int | str | None = None
+    weight_versions: list[tuple[str, int, int]] = []
+    sampling_params: dict[str, Any] = {}
+    constrained: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    latency: float = 0.0
+    excluded: str | None = None
+
+
+class TrajectoryRecord(BaseModel):
+    """One training sequence: three lists of equal length."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float | None]
+    turns: list[TurnRecord]
+    prompt_length: int
+    source: Literal["engine", "transcript"] = "engine"
+    fork_reason: str | None = None
+    routed_experts: list[list[int]] | None = None
+
+
+def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
+    """Return the trajectory in the form of `TrajectoryRecord`, as plain data.
+
+    With `arrays`, lists stay numpy arrays: orjson writes them faster, a NaN as null, and a logprob
+    with the fewest digits that give the same float32.
+    """
+    of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
+    experts = trajectory.routed_experts
+    return ({} if experts is None else {"routed_experts": of(experts)}) | {
+        "input_ids": of(trajectory.input_ids),
+        "loss_mask": of(trajectory.loss_mask),
+        "logprobs": of(trajectory.logprobs),
+        "prompt_length": trajectory.prompt_length,
+        "source": trajectory.source,
+        "fork_reason": trajectory.fork_reason,
+        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+    }
+
+
+def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
+    """Return the trajectory that `to_json` was given.
+
+    Raise `pydantic.ValidationError` if `data` has another form.
+    """
+    record = TrajectoryRecord.model_validate(data)
+    experts = record.routed_experts
+    return Trajectory(
+        np.array(record.input_ids, dtype=np.int32),
+        np.array(record.loss_mask, dtype=np.uint8),
+        np.array([np.nan if x is None else x for x in record.logprobs], dtype=np.float32),
+        tuple(_turn_from_json(turn) for turn in record.turns),
+        record.prompt_length,
+        record.source,
+        record.fork_reason,
+        routed_experts=None if experts is None else np.array(experts, dtype=np.int32),
+    )
+
+
+def _plain(values: Any) -> list[Any]:
+    """Return nested lists, with None for NaN."""
+    plain: list[Any] = values.tolist()
+    return [None if value != value else value for value in plain]
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
+    params = dict(turn.sampling_params)
+    return {
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish_reason": turn.finish_reason,
+        "matched": turn.matched,
+        "weight_versions": [[span.version, span.start, span.stop] for span in turn.weight_versions],
+        "sampling_params": params,
+        "constrained": next((name for name in CONSTRAINTS if params.get(name)), None),
+        "prompt_tokens": turn.prompt_tokens,
+        "cached_tokens": turn.cached_tokens,
+        "latency": turn.latency,
+        "excluded": turn.excluded,
+    }
+
+
+def _turn_from_json(record: TurnRecord) -> Turn:
+    data = record.model_dump(exclude={"constrained"})
+    data["weight_versions"] = tuple(WeightVersion(*span) for span in record.weight_versions)
+    return Turn(**data)

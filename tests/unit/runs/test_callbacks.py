@@ -1,0 +1,153 @@
+"""Callbacks of a runner: each sees every episode, and none can harm the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.episodes import agent, serving
+from support.ponds import PondFactory, look
+from support.source import ROOT
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.callbacks import Callback
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.types import Episode
+
+SETTINGS = RunSettings({"temperature": 1.0, "max_new_tokens": 256}, samples=2, concurrency=3)
+
+
+async def play(
+    tokenizer: Any, callbacks: Sequence[Callback], on_episode: Any = lambda episode: None
+) -> None:
+    factory = PondFactory(3)
+    async with serving(tokenizer, look) as (_, served):
+        runner = Runner(factory, lambda: agent(served), SETTINGS, callbacks=callbacks)
+        await runner.run(factory.tasks("test"), on_episode)
+
+
+class Counts(Callback):
+    """What it was called with: names of episodes, and how many the summary had."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.at_once: list[int] = []
+        self.ends: list[int] = []
+
+    def on_episode(self, episode: Episode, summary: Summary) -> None:
+        self.seen.append((episode.task_id, episode.sample))
+        self.at_once.append(summary.episodes)
+
+    def on_summary(self, summary: Summary) -> None:
+        self.ends.append(summary.episodes)
+
+
+class AsyncCounts(Counts):
+    async def on_episode(self, episode: Episode, summary: Summary) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().on_episode(episode, summary)
+
+    async def on_summary(self, summary: Summary) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().on_summary(summary)
+
+
+class Failing(Callback):
+    def on_episode(self, episode: Episode, summary: Summary) -> None:
+        raise ZeroDivisionError("of the callback")
+
+    async def on_summary(self, summary: Summary) -> None:
+        raise KeyError("also async")
+
+
+async def test_each_sees_every_episode_after_it_is_stored(tokenizer: Any) -> None:
+    stored: list[tuple[str, int]] = []
+    counts, later = Counts(), AsyncCounts()
+    await play(
+        tokenizer, [later, counts], lambda episode: stored.append((episode.task_id, episode.sample))
+    )
+    assert counts.seen == stored
+    assert sorted(stored) == [(f"t-{n}", s) for n in range(3) for s in (0, 1)]
+    assert counts.at_once == [1, 2, 3, 4, 5, 6]
+    assert later.seen == stored
+    assert later.at_once == counts.at_once
+    assert counts.ends == later.ends == [6]
+
+
+async def test_a_failing_callback_is_reported_and_loses_nothing(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored: list[Episode] = []
+    counts = Counts()
+    with caplog.at_level(logging.ERROR):
+        await play(tokenizer, [Failing(), counts], stored.append)
+    assert len(stored) == len(counts.seen) == 6
+    said = [record for record in caplog.records if "Failing failed" in record.getMessage()]
+    assert len(said) == 7
+    assert said[0].exc_info is not None
+    assert isinstance(said[0].exc_info[1], ZeroDivisionError)
+    assert said[-1].exc_info is not None
+    assert isinstance(said[-1].exc_info[1], KeyError)
+
+
+async def test_the_end_of_a_run_that_fails_is_reported_too(tokenizer: Any) -> None:
+    counts = Counts()
+
+    def full(episode: Episode) -> None:
+        raise UsageError("the disk is full")
+
+    with pytest.RaisesGroup(UsageError, allow_unwrapped=True, flatten_subgroups=True):
+        await play(tokenizer, [counts], full)
+    assert (counts.seen, counts.ends) == ([], [0])
+
+
+class Recorder:
+    """A stand-in for `SummaryWriter` and for a run of W&B."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.lines: list[Any] = []
+        self.summary: dict[str, Any] = {}
+        self.closed = 0
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.lines.append((tag, float(scalar_value), global_step))
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        self.lines.append((data, step))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    finish = close
+
+
+async def test_the_documented_examples_work(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"torch.utils.tensorboard": ("SummaryWriter", Recorder), "wandb": ("init", Recorder)}
+    for name, (attribute, value) in modules.items():
+        module = ModuleType(name)
+        setattr(module, attribute, value)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("torch", "torch.utils"):  # the real ones take seconds to import
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    text = (ROOT / "docs" / "callbacks.md").read_text()
+    factory = PondFactory(3)
+    async with serving(tokenizer, look) as (_, served):
+        names: dict[str, Any] = {"factory": factory, "make_agent": lambda: agent(served)}
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, "callbacks.md", "exec", dont_inherit=True), names)
+        await names["runner"].run(factory.tasks("test"), lambda episode: None)
+    board, online = (callback for callback in names["runner"]._callbacks)
+    rewards = [line[2] for line in board.writer.lines if line[0] == "episode/reward"]
+    assert rewards == list(range(1, 13))
+    assert board.writer.lines[-1] == ("run/pass_rate", online.run.summary["pass_rate"], 12)
+    assert [step for _, step in online.run.lines] == list(range(1, 13))
+    assert (board.writer.closed, online.run.closed) == (1, 1)
