@@ -109,7 +109,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
 
 
 def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_path: Path) -> None:
-    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-do-nothing")
     fewer = run(engine, "--tasks", "1,6", "--out", tmp_path)
     assert rows(fewer)["episodes"] == "6"
     assert rows(fewer)["do-nothing floor"] == "0/6"
@@ -118,16 +118,16 @@ def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_pat
 def test_a_run_goes_on_grows_and_refuses_other_settings(
     engine: EmbeddedEngine, tmp_path: Path
 ) -> None:
-    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-do-nothing")
     first = (tmp_path / "episodes.jsonl").read_bytes()
     (tmp_path / "episodes.jsonl").write_bytes(first[:-100])
     before = len(engine.log)
-    again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-floor")
+    again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-do-nothing")
     assert "desk: 4 episodes are in" in again.stdout
     assert len({entry.routing_key for entry in engine.log[before:]}) == 1, (
         "only the torn one is played again"
     )
-    grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-floor")
+    grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-do-nothing")
     assert rows(grown)["episodes"] == "12"
     assert rows(grown)["do-nothing floor"] == "-"
     keys = [(found.task_id, found.sample) for found in read_episodes(tmp_path)]
@@ -189,7 +189,14 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(
         )
     )
     result = run(
-        engine, "--tasks", "0", "--chat-template", counting, "--out", tmp_path / "out", "--no-floor"
+        engine,
+        "--tasks",
+        "0",
+        "--chat-template",
+        counting,
+        "--out",
+        tmp_path / "out",
+        "--no-do-nothing",
     )
     assert "The chat template does not append tool results to what was served:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout

@@ -48,7 +48,7 @@ def run(engine: EmbeddedEngine, *arguments: object) -> Result:
         "hermes",
         "--tasks",
         f"0-{TASKS - 1}",
-        "--no-floor",
+        "--no-do-nothing",
     ]
     return CliRunner().invoke(app, [*given, *map(str, arguments)], env={"COLUMNS": "200"})
 
