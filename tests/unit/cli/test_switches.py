@@ -79,7 +79,7 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
 def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     result = run(engine, "--sync", "sometimes")
     assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == "--sync: Input should be 'always' or 'end'"
+    assert str(result.exception) == "--sync: must be 'always' or 'end'"
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,16 @@ def refused(
             ["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"],
             "--engine: the engine's address must begin with http://",
         ),
+        (
+            [*RUN, "--engine", "http://127.0.0.1:9/v1/"],
+            "the engine's own ends before /v1: http://127.0.0.1:9\n",
+        ),
         ([*RUN, "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
-        (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
+        (
+            ["serve", "--model", "embedded", "--history", "foo"],
+            "--history: must be 'fork' or",
+        ),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (

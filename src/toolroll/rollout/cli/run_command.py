@@ -73,6 +73,13 @@ async def play(plan: Plan, console: Console) -> Outcome:
                 highlight=False,
                 soft_wrap=True,
             )
+        if _has_others(folder.done, plan):
+            console.print(
+                f"{env}: the table covers every episode in {out}, also of tasks and samples that "
+                "this command does not name",
+                highlight=False,
+                soft_wrap=True,
+            )
         if folder.dropped:
             console.print(
                 f"{env}: {folder.dropped} aborted episodes are played again",
@@ -82,6 +89,12 @@ async def play(plan: Plan, console: Console) -> Outcome:
         outcome = await _play(plan, console, folder.summary, folder.append, folder.done)
         write_summary(out, {env: outcome.report})
         return outcome
+
+
+def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
+    """Return whether an episode of `done` is of a task or sample that `plan` does not have."""
+    tasks = {task.id for task in plan.tasks}
+    return any(task not in tasks or sample >= plan.config.samples for task, sample in done)
 
 
 async def _play(

@@ -13,6 +13,7 @@ from rich.console import Console
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runs.usage_errors import named
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import run
 
 if TYPE_CHECKING:
@@ -178,14 +179,12 @@ def _valid(kind: Any, **values: Any) -> Any:
         return kind(**values)
     except ValidationError as error:
         raise UsageError(
-            "; ".join(_said(found["loc"], found["msg"]) for found in error.errors())
+            "; ".join(_said(name, words) for name, words in complaints(error))
         ) from error
 
 
-def _said(loc: tuple[int | str, ...], message: str) -> str:
-    """What is wrong, under the name of its flag."""
-    words = message.removeprefix("Value error, ")
-    if not loc:
+def _said(name: str, words: str) -> str:
+    """Return what is wrong, with the name of the option."""
+    if not name:
         return words
-    name = str(loc[0])
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

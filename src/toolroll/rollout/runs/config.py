@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.config import JsonDict
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.usage_errors import complaints
+from toolroll.rollout.runtime.complaints import complaints
 
 _MODEL: JsonDict = {"panel": "Model and engine"}
 _PLAYED: JsonDict = {"panel": "What is played"}
