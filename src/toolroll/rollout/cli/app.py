@@ -97,7 +97,10 @@ app.command(name="run")(
 
 @app.command()
 def envs() -> None:
-    """List the environments, and what to install for one that is missing."""
+    """List the environments, and what to install for one that is missing.
+
+    Example: toolroll envs
+    """
     from toolroll.rollout.cli.display import show_environments
     from toolroll.rollout.runs.registry import environment_names, find_environment
 
@@ -115,6 +118,8 @@ def tasks(
 ) -> None:
     """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
     data.
+
+    Example: toolroll tasks desk --out tasks.jsonl
     """
     from toolroll.rollout.cli.tasks import task_lines, write_lines
 
@@ -141,8 +146,10 @@ def check_template(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where
-    they cannot be exact.
+    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 if they
+    cannot be exact.
+
+    Example: toolroll check-template Qwen/Qwen3-8B
     """
     from toolroll.rollout.cli.check_template import report, show
 
@@ -167,6 +174,8 @@ def view(
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
     It needs no network.
+
+    Example: toolroll view out/demo
     """
     from toolroll.rollout.cli.view import view as view_run
 
@@ -195,6 +204,8 @@ def export(
 ) -> None:
     """Write a run in another format: training samples as a Parquet data set, or results as
     tau-bench writes them.
+
+    Example: toolroll export out/desk --out out/desk-parquet
     """
     from toolroll.rollout.cli.export import export as export_run
 
@@ -234,7 +245,10 @@ def engine(
     context_length: Annotated[int, typer.Option()] = 32768,
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
 ) -> None:
-    """Serve the embedded engine: SGLang's /generate without weights, for trying things out."""
+    """Serve the embedded engine: SGLang's /generate without weights, for trying things out.
+
+    Example: toolroll engine --port 30000
+    """
     from toolroll.rollout.testing.serve import serve
 
     _run(
@@ -257,6 +271,8 @@ def demo(
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted:
     no weights are needed.
+
+    Example: toolroll demo --out out/demo
     """
     from toolroll.rollout.cli.demo import run_demo
 

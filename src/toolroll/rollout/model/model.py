@@ -233,10 +233,10 @@ def load_tokenizer(name: str | None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split())
         raise UsageError(
-            f"no tokenizer can be loaded from {name!r}: {reason} If this machine is offline, give "
-            f"the tokenizer's folder."
+            f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
+            f"the tokenizer's folder)"
         ) from error
 
 
