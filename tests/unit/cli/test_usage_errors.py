@@ -71,6 +71,7 @@ def refused(
             "the engine's own ends before /v1: http://127.0.0.1:9\n",
         ),
         ([*RUN, "--parser", "foo"], "--parser: "),
+        ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (
             ["serve", "--model", "embedded", "--history", "foo"],

@@ -103,7 +103,7 @@ def serve(
     ] = 3,
     verify: Annotated[
         str,
-        typer.Option(metavar="[off|sample|always]", help="which sequences transformers checks"),
+        typer.Option(metavar="[off|sample|always]", help="when sequences are checked"),
     ] = "sample",
     seed: Annotated[
         str,

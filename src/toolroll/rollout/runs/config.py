@@ -137,7 +137,8 @@ class RunConfig(BaseModel):
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
-        description="Which finished sequences are checked by transformers.",
+        description="When sequences are checked by transformers: never, when an episode has "
+        "ended, or also after every turn.",
         json_schema_extra=_AGENT,
     )
     temperature: float = Field(
