@@ -66,7 +66,7 @@ def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
         parser="hermes",
         samples=SAMPLES,
         concurrency=8,
-        floor=False,
+        do_nothing=False,
         out=out,
         **more,
     )

@@ -104,7 +104,7 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
             "desk",
             "--model",
             "embedded",
-            "--endpoint",
+            "--baseline-url",
             server.url.removesuffix("/v1"),
             "--tasks",
             "0-1",

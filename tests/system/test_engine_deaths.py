@@ -57,7 +57,16 @@ class Run:
 
     def __init__(self, port: int, out: Path, *options: str) -> None:
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-c", MAIN, "run", "desk", "--model", "embedded", "--no-floor"]
+        command = [
+            sys.executable,
+            "-c",
+            MAIN,
+            "run",
+            "desk",
+            "--model",
+            "embedded",
+            "--no-do-nothing",
+        ]
         command += [
             "--samples",
             str(SAMPLES),

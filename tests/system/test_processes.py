@@ -191,7 +191,7 @@ def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
         parser="hermes",
         samples=SAMPLES,
         concurrency=8,
-        floor=False,
+        do_nothing=False,
         out=out,
         **more,
     )
@@ -249,7 +249,7 @@ def command(engine: EmbeddedEngine, out: Path) -> list[str]:
         "2",
         "--concurrency",
         "6",
-        "--no-floor",
+        "--no-do-nothing",
         "--out",
         str(out),
     ]

@@ -42,7 +42,7 @@ from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.engine.transport import NETWORK_ERRORS
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
-from toolroll.rollout.runs.usage_errors import complaints
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.types import Message
 
 _NOT_RETRIED = frozenset({501, 505})

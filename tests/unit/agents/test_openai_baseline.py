@@ -229,7 +229,7 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
         arguments = [
             "run",
             "desk",
-            "--endpoint",
+            "--baseline-url",
             f"{engine.url}/v1",
             "--model",
             "any",

@@ -16,7 +16,7 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 from toolroll.rollout.types import Status
 
-RUN = ["run", "desk", "--model", "embedded", "--no-floor"]
+RUN = ["run", "desk", "--model", "embedded", "--no-do-nothing"]
 DEAD = "http://127.0.0.1:9/v1"
 
 
@@ -45,9 +45,10 @@ def complaint(captured: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--endpoint", DEAD], f"--endpoint: nothing answers at {DEAD} (no connection to"),
+        (["--baseline-url", DEAD], f"--baseline-url: nothing answers at {DEAD} (no connection to"),
+        (["--endpoint", DEAD], f"--baseline-url: nothing answers at {DEAD} ("),
         (["--user-url", DEAD, "--user-model", "m"], f"--user-url: nothing answers at {DEAD} ("),
-        (["--endpoint", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
+        (["--baseline-url", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
         (["--engine", "http://me:secret@127.0.0.1:9"], "nothing answers at http://127.0.0.1:9 ("),
     ],
 )
@@ -81,7 +82,7 @@ def test_a_folder_that_cannot_be_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("afile").write_text("")
-    assert toolroll(monkeypatch, *RUN, "--endpoint", endpoint, "--out", out) == 2
+    assert toolroll(monkeypatch, *RUN, "--baseline-url", endpoint, "--out", out) == 2
     assert words in complaint(capsys)
 
 

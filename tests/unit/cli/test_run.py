@@ -89,7 +89,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(
         **written["pass_hat_k"]["2"]
     )
-    assert table["do-nothing floor"] == "0/10"
+    assert table["do-nothing baseline"] == "0/10"
     assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
     assert (written["trainable"], written["episodes"], written["aborted"], written["warnings"]) == (
         True,
@@ -109,27 +109,30 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
 
 
 def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_path: Path) -> None:
-    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-do-nothing")
     fewer = run(engine, "--tasks", "1,6", "--out", tmp_path)
     assert rows(fewer)["episodes"] == "6"
-    assert rows(fewer)["do-nothing floor"] == "0/6"
+    assert "the table covers every episode in" in fewer.stdout
+    same = run(engine, "--tasks", "0-4,6", "--out", tmp_path, "--no-do-nothing")
+    assert "the table covers" not in same.stdout
+    assert rows(fewer)["do-nothing baseline"] == "0/6"
 
 
 def test_a_run_goes_on_grows_and_refuses_other_settings(
     engine: EmbeddedEngine, tmp_path: Path
 ) -> None:
-    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-floor")
+    run(engine, "--tasks", "0-4", "--out", tmp_path, "--no-do-nothing")
     first = (tmp_path / "episodes.jsonl").read_bytes()
     (tmp_path / "episodes.jsonl").write_bytes(first[:-100])
     before = len(engine.log)
-    again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-floor")
+    again = run(engine, "--tasks", "0-4", "--out", tmp_path, "--concurrency", 2, "--no-do-nothing")
     assert "desk: 4 episodes are in" in again.stdout
     assert len({entry.routing_key for entry in engine.log[before:]}) == 1, (
         "only the torn one is played again"
     )
-    grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-floor")
+    grown = run(engine, "--tasks", "0-5", "--samples", 2, "--out", tmp_path, "--no-do-nothing")
     assert rows(grown)["episodes"] == "12"
-    assert rows(grown)["do-nothing floor"] == "-"
+    assert rows(grown)["do-nothing baseline"] == "-"
     keys = [(found.task_id, found.sample) for found in read_episodes(tmp_path)]
     assert len(keys) == len(set(keys)) == 12
     with pytest.raises(UsageError, match=r"temperature: there 1.0, now 0.5\n"):
@@ -146,7 +149,7 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
         (["run", "desk", "--model", "embedded", "--engine", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (
             ["run", "desk", "--model", "embedded", "--samples", "0"],
-            "--samples: Input should be greater than or equal to 1",
+            "--samples: must be at least 1",
         ),
     ],
 )
@@ -175,7 +178,7 @@ def test_settings_come_from_a_file_and_the_command_line_overrules_it(
     )
     result = toolroll("run", "desk", "--config", file, "--samples", 1)
     assert rows(result)["episodes"] == "3"
-    assert rows(result)["do-nothing floor"] == "-"
+    assert rows(result)["do-nothing baseline"] == "-"
 
 
 def test_a_template_that_is_not_exact_is_said_before_the_run(
@@ -189,7 +192,14 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(
         )
     )
     result = run(
-        engine, "--tasks", "0", "--chat-template", counting, "--out", tmp_path / "out", "--no-floor"
+        engine,
+        "--tasks",
+        "0",
+        "--chat-template",
+        counting,
+        "--out",
+        tmp_path / "out",
+        "--no-do-nothing",
     )
     assert "The chat template does not append tool results to what was served:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout

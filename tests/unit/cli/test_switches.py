@@ -48,7 +48,7 @@ def run(engine: EmbeddedEngine, *arguments: object) -> Result:
         "hermes",
         "--tasks",
         f"0-{TASKS - 1}",
-        "--no-floor",
+        "--no-do-nothing",
     ]
     return CliRunner().invoke(app, [*given, *map(str, arguments)], env={"COLUMNS": "200"})
 
@@ -79,7 +79,7 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
 def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     result = run(engine, "--sync", "sometimes")
     assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == "--sync: Input should be 'always' or 'end'"
+    assert str(result.exception) == "--sync: must be 'always' or 'end'"
 
 
 @pytest.mark.parametrize(

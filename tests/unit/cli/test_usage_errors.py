@@ -12,20 +12,21 @@ from support.results import episode
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason, status_of
 
 SHOWN = {
-    "--model": "required",
-    "--engine": "default http://127.0.0.1:30000",
-    "--samples": "default 1",
-    "--concurrency": "default 64",
-    "--temperature": "default 1.0",
-    "--parser": "default auto",
-    "--max-steps": "default 30",
-    "--verify": "default sample",
+    "--model": "Required",
+    "--engine": "Default: http://127.0.0.1:30000",
+    "--samples": "Default: 1",
+    "--concurrency": "Default: 64",
+    "--temperature": "Default: 1.",
+    "--parser": "Default: auto",
+    "--max-steps": "Default: 30",
+    "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]
 
@@ -65,9 +66,17 @@ def refused(
             ["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"],
             "--engine: the engine's address must begin with http://",
         ),
+        (
+            [*RUN, "--engine", "http://127.0.0.1:9/v1/"],
+            "the engine's own ends before /v1: http://127.0.0.1:9\n",
+        ),
         ([*RUN, "--parser", "foo"], "--parser: "),
+        ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
-        (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
+        (
+            ["serve", "--model", "embedded", "--history", "foo"],
+            "--history: must be 'fork' or",
+        ),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (
@@ -121,12 +130,15 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
 def test_help_shows_the_defaults_and_the_version_is_told() -> None:
     told = (
         CliRunner()
-        .invoke(app, ["run", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+        .invoke(app, ["run", "--help"], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
         .output
     )
     lines = {
-        name: next(line for line in told.splitlines() if f" {name} " in line) for name in SHOWN
+        name: next(line for line in told.splitlines() if f"│ {name} " in line) for name in SHOWN
     }
     assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
+    for name in RunConfig.model_fields:
+        assert name == "env" or f" --{name.replace('_', '-')} " in told
+    assert "--endpoint" not in told and "--floor" not in told, "old names are accepted, not shown"
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")

@@ -43,8 +43,9 @@ def test_a_tokenizer_is_named_by_folder_or_as_the_embedded_one(tmp_path: Path) -
     assert len(load_tokenizer("embedded")) == len(load_tokenizer(str(embedded_tokenizer_path())))
     with pytest.raises(UsageError, match="no tokenizer is named"):
         load_tokenizer(None)
-    with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
+    with pytest.raises(UsageError, match="no tokenizer can be loaded from") as raised:
         load_tokenizer(str(tmp_path))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_in_words() -> None:

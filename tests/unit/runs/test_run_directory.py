@@ -88,6 +88,13 @@ def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None
     assert difference({"a": 1}, {"a": 1, "b": None}) == []
 
 
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\): name a new"):
+        RunDirectory(tmp_path, "pond", {}).__enter__()
+    assert [found.name for found in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", {"seed": 1}):
         pass

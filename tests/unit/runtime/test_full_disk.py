@@ -210,7 +210,7 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
             "--parser",
             "hermes",
         ]
-        command += ["--tasks", "0-9", "--no-floor", "--out", str(out)]
+        command += ["--tasks", "0-9", "--no-do-nothing", "--out", str(out)]
         assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
         kept = [content(found) for found in read_episodes(out)]
         assert 0 < len(kept) < 10

@@ -8,57 +8,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
+from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
-from toolroll.rollout.runs.config import RunConfig, default, json_object, load_config
+from toolroll.rollout.runs.config import OLD_NAMES, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
-_Processes = Annotated[
-    int | None,
-    typer.Option(
-        help=f"of this machine; each plays its share of --concurrency; default "
-        f"{default('processes')}"
-    ),
-]
-_EngineTimeout = Annotated[
-    float | None,
-    typer.Option(
-        help=f"seconds to wait for a server that does not answer at all; default "
-        f"{default('engine_timeout'):g}"
-    ),
-]
-_Sync = Annotated[
-    str | None,
-    typer.Option(
-        help=f"when episodes are forced to the disk: always (each one) or end; default "
-        f"{default('sync')}"
-    ),
-]
-_Bytes = Annotated[
-    int | None,
-    typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}"),
-]
-_Mismatch = Annotated[
-    bool | None,
-    typer.Option(
-        "--allow-model-mismatch", help="only warn if the engine serves another model than --model"
-    ),
-]
-
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
-    add_completion=False,
 )
 console = Console()
 app.command(name="serve")(serve_endpoint)
@@ -94,159 +63,44 @@ def _root(
     """Token-exact multi-turn tool rollouts for SGLang."""
 
 
-@app.command()
-def run(
-    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
-    engine: Annotated[
-        str | None,
-        typer.Option(help=f"address of SGLang or its router; default {default('engine')}"),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="required: folder or name of the served model's tokenizer")
-    ] = None,
-    split: Annotated[str | None, typer.Option()] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help=f"episodes of each task; default {default('samples')}")
-    ] = None,
-    max_steps: Annotated[
-        int | None,
-        typer.Option(help=f"turns of the model in one episode; default {default('max_steps')}"),
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help=f"episodes at once; default {default('concurrency')}")
-    ] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help=f"default {default('temperature')}")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    min_p: Annotated[float | None, typer.Option()] = None,
-    frequency_penalty: Annotated[float | None, typer.Option()] = None,
-    presence_penalty: Annotated[float | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help=f"tokens in one turn; default {default('max_new_tokens')}")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="a stop string; may be given several times")
-    ] = None,
-    parser: Annotated[
-        str | None,
-        typer.Option(help=f"as SGLang's --tool-call-parser names it; default {default('parser')}"),
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="an agent's name (entry points toolroll.agents)")
-    ] = None,
-    chat_template: Annotated[
-        str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
-    ] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON: the template's switches")
-    ] = None,
-    history: Annotated[
-        str | None, typer.Option(help="fork or preserve, where the template rewrites history")
-    ] = None,
-    verify: Annotated[
-        str | None, typer.Option(help=f"off, sample or always; default {default('verify')}")
-    ] = None,
-    on_invalid_call: Annotated[str | None, typer.Option(help="feedback, respond or stop")] = None,
-    parallel_calls: Annotated[
-        str | None,
-        typer.Option(help="all, first or refuse; default: the environment's rule"),
-    ] = None,
-    on_length: Annotated[
-        str | None, typer.Option(help="stop or continue, after a turn cut by length")
-    ] = None,
-    user_model: Annotated[
-        str | None, typer.Option(help="who plays the user: a model's name")
-    ] = None,
-    user_url: Annotated[
-        str | None, typer.Option(help="its OpenAI-compatible address; default: the engine's /v1")
-    ] = None,
-    user_strategy: Annotated[
-        str | None, typer.Option(help="llm, react, verify or reflection")
-    ] = None,
-    user_api_key_env: Annotated[
-        str | None, typer.Option(help="the variable that holds its key")
-    ] = None,
-    context_length: Annotated[
-        int | None, typer.Option(help="where the engine does not tell it")
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help="a baseline: an OpenAI-compatible address; --model is its model"),
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="the variable that holds the baseline's key")
-    ] = None,
-    episode_timeout: Annotated[
-        float | None, typer.Option(help="seconds for one attempt at an episode")
-    ] = None,
-    step_timeout: Annotated[
-        float | None, typer.Option(help="seconds for one step of the environment")
-    ] = None,
-    max_observation_bytes: _Bytes = None,
-    reruns: Annotated[
-        int | None,
-        typer.Option(help="how often an episode that infrastructure failed is played again"),
-    ] = None,
-    give_up_after: Annotated[
-        int | None, typer.Option(help="so many failed attempts in a row end the run")
-    ] = None,
-    engine_timeout: _EngineTimeout = None,
-    sampling_seed: Annotated[
-        bool | None, typer.Option("--sampling-seed", help="send each episode's seed to the engine")
-    ] = None,
-    processes: _Processes = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(help="spread the episodes over a Ray cluster: its address, or local"),
-    ] = None,
-    ray_workers: Annotated[
-        int | None,
-        typer.Option(help="processes on the cluster; each plays its share of --concurrency"),
-    ] = None,
-    floor: Annotated[
-        bool | None, typer.Option("--floor/--no-floor", help="play the do-nothing agent too")
-    ] = None,
-    gc: Annotated[
-        bool | None,
-        typer.Option(
-            "--gc/--no-gc", help="run Python's garbage collector less often; default: --gc"
-        ),
-    ] = None,
-    allow_unequal: Annotated[
-        bool | None, typer.Option("--allow-unequal", help="pass@k where tasks have unequal samples")
-    ] = None,
-    allow_model_mismatch: _Mismatch = None,
-    config: Annotated[Path | None, typer.Option(help="a YAML file with the same settings")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="folder of the run; the same command goes on where it stopped"),
-    ] = None,
-    sync: _Sync = None,
-) -> None:
-    """Play an environment against an engine, and print what it came to; with --out, a run that
-    was stopped goes on.
+def _play(env: str, config: Path | None, **options: Any) -> None:
+    """Play an environment against an engine, and print the results.
+
+    With --out, the same command continues a run that was stopped.
+
+    Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    given = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("config", "chat_template_kwargs")
-    }
-    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
-    given |= {"stop": given["stop"] or None, "chat_template_kwargs": kwargs}
-    settings = load_config(config, given)
+    settings = load_config(
+        config, {"env": env, **given_values(RunConfig, options, old_names=OLD_NAMES)}
+    )
     _show([_outcome(settings)], settings.out)
+
+
+_ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
+_CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
+app.command(name="run")(
+    with_parameters(
+        _play,
+        [
+            Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
+            *option_parameters(RunConfig, skip=["env"], old_names=OLD_NAMES),
+            Parameter(
+                "config",
+                Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[Path | None, _CONFIG],
+            ),
+        ],
+    )
+)
 
 
 @app.command()
 def envs() -> None:
-    """List the environments, and what to install for one that is missing."""
+    """List the environments, and what to install for one that is missing.
+
+    Example: toolroll envs
+    """
     from toolroll.rollout.cli.display import show_environments
     from toolroll.rollout.runs.registry import environment_names, find_environment
 
@@ -264,6 +118,8 @@ def tasks(
 ) -> None:
     """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
     data.
+
+    Example: toolroll tasks desk --out tasks.jsonl
     """
     from toolroll.rollout.cli.tasks import task_lines, write_lines
 
@@ -290,8 +146,10 @@ def check_template(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 where
-    they cannot be exact.
+    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 if they
+    cannot be exact.
+
+    Example: toolroll check-template Qwen/Qwen3-8B
     """
     from toolroll.rollout.cli.check_template import report, show
 
@@ -316,6 +174,8 @@ def view(
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
     It needs no network.
+
+    Example: toolroll view out/demo
     """
     from toolroll.rollout.cli.view import view as view_run
 
@@ -344,6 +204,8 @@ def export(
 ) -> None:
     """Write a run in another format: training samples as a Parquet data set, or results as
     tau-bench writes them.
+
+    Example: toolroll export out/desk --out out/desk-parquet
     """
     from toolroll.rollout.cli.export import export as export_run
 
@@ -383,7 +245,10 @@ def engine(
     context_length: Annotated[int, typer.Option()] = 32768,
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
 ) -> None:
-    """Serve the embedded engine: SGLang's /generate without weights, for trying things out."""
+    """Serve the embedded engine: SGLang's /generate without weights, for trying things out.
+
+    Example: toolroll engine --port 30000
+    """
     from toolroll.rollout.testing.serve import serve
 
     _run(
@@ -406,6 +271,8 @@ def demo(
 ) -> None:
     """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted:
     no weights are needed.
+
+    Example: toolroll demo --out out/demo
     """
     from toolroll.rollout.cli.demo import run_demo
 

@@ -127,7 +127,7 @@ _ROWS: tuple[tuple[str, Read], ...] = (
 )
 
 _MORE_ROWS: tuple[tuple[str, Read], ...] = (
-    ("do-nothing floor", lambda found: _floor(found["do_nothing_floor"])),
+    ("do-nothing baseline", lambda found: _floor(found["do_nothing_floor"])),
     ("turns (mean)", lambda found: f"{found['turns']['mean']:.1f}"),
     ("tokens sampled (mean)", lambda found: _tokens(found, "completion")),
     (

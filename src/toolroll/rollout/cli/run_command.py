@@ -79,6 +79,13 @@ async def play(plan: Plan, console: Console) -> Outcome:
                 highlight=False,
                 soft_wrap=True,
             )
+        if _has_others(folder.done, plan):
+            console.print(
+                f"{env}: the table covers every episode in {out}, also of tasks and samples that "
+                "this command does not name",
+                highlight=False,
+                soft_wrap=True,
+            )
         if folder.dropped:
             console.print(
                 f"{env}: {folder.dropped} aborted episodes are played again",
@@ -90,6 +97,12 @@ async def play(plan: Plan, console: Console) -> Outcome:
         )
         write_summary(out, {env: outcome.report})
         return outcome
+
+
+def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
+    """Return whether an episode of `done` is of a task or sample that `plan` does not have."""
+    tasks = {task.id for task in plan.tasks}
+    return any(task not in tasks or sample >= plan.config.samples for task, sample in done)
 
 
 async def _play(
@@ -119,7 +132,7 @@ async def _play(
         except StoppedError as error:
             stopped = error.number
     floor = None
-    if config.floor and stopped is None:
+    if config.do_nothing and stopped is None:
         floor = await play_floor(
             plan.factory,
             _played(plan, summary),
@@ -160,9 +173,11 @@ def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
 
 def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
     """What to look at where the baseline's address is answered with 404."""
-    if config.endpoint is None or error.get("status") != 404:
+    if config.baseline_url is None or error.get("status") != 404:
         return ""
-    return f" ({split_credentials(config.endpoint)[0]} answers 404: does the address end in /v1?)"
+    return (
+        f" ({split_credentials(config.baseline_url)[0]} answers 404: does the address end in /v1?)"
+    )
 
 
 class EpisodeRunner(Protocol):
@@ -208,7 +223,7 @@ async def _check_addresses(config: RunConfig) -> None:
     the user.
     """
     user_url = config.user_url if config.user_model is not None else None
-    for option, url in (("--endpoint", config.endpoint), ("--user-url", user_url)):
+    for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
         if url is None:
             continue
         health = await check_endpoint(*split_credentials(url.rstrip("/")))

@@ -13,6 +13,7 @@ from rich.console import Console
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runs.usage_errors import named
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import run
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _FLAGS = {
 }
 """Settings whose flag has another name."""
 
+_REQUESTS = "Requests"
+_LIMITS = "Sessions and limits"
 _EngineTimeout = Annotated[
     float, typer.Option(help="seconds to wait for an engine that does not answer at all")
 ]
@@ -57,55 +60,103 @@ def serve(
     port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
     api_key_env: Annotated[
         str | None,
-        typer.Option(help="the variable that holds the key; needed where host is no loopback"),
+        typer.Option(help="the variable that holds the key; required unless --host is loopback"),
     ] = None,
     parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "auto",
     chat_template: Annotated[
-        str | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
+        str | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
     chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON: the template's switches")
+        str | None, typer.Option(metavar="JSON", help="variables of the chat template")
     ] = None,
     history: Annotated[
-        str, typer.Option(help="fork or preserve, where the template rewrites history")
+        str,
+        typer.Option(
+            metavar="[fork|preserve]",
+            help="if the template rewrites earlier turns: start a new sequence, or keep what was "
+            "served",
+        ),
     ] = "fork",
     sampling_params: Annotated[
-        str | None, typer.Option(help="JSON, SGLang's names: for what a request leaves open")
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="SGLang's names; used for what a request does not set",
+            rich_help_panel=_REQUESTS,
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="where a request names none; default: the room that is left")
+        int | None,
+        typer.Option(
+            help="of a request that sets none; default: what is left of the context",
+            rich_help_panel=_REQUESTS,
+        ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="where the engine does not tell it")
+        int | None, typer.Option(help="in tokens; needed only if the engine does not report it")
     ] = None,
     max_resumes: Annotated[
-        int, typer.Option(help="how often a turn that the engine aborted is resumed")
+        int,
+        typer.Option(
+            help="how often a turn that the engine aborted is resumed", rich_help_panel=_REQUESTS
+        ),
     ] = 3,
-    verify: Annotated[str, typer.Option(help="check sequences: off, sample or always")] = "sample",
+    verify: Annotated[
+        str,
+        typer.Option(metavar="[off|sample|always]", help="when sequences are checked"),
+    ] = "sample",
     seed: Annotated[
-        str, typer.Option(help="best_effort or refuse, if the engine is not deterministic")
+        str,
+        typer.Option(
+            metavar="[best_effort|refuse]",
+            help="a request's seed, if the engine is not deterministic",
+            rich_help_panel=_REQUESTS,
+        ),
     ] = "best_effort",
     model_names: Annotated[
-        str, typer.Option(help="any, or own: refuse requests that name another model")
+        str,
+        typer.Option(
+            metavar="[any|own]",
+            help="own: refuse requests that name another model",
+            rich_help_panel=_REQUESTS,
+        ),
     ] = "any",
     grace: Annotated[
-        float, typer.Option(help="seconds that a request lives on after its client hung up")
+        float,
+        typer.Option(
+            help="seconds for which a request continues after its client disconnected",
+            rich_help_panel=_LIMITS,
+        ),
     ] = 30.0,
     idle: Annotated[
-        float, typer.Option(help="seconds after which an unused session is dropped")
+        float,
+        typer.Option(
+            help="seconds after which an unused session is dropped", rich_help_panel=_LIMITS
+        ),
     ] = 3600.0,
-    max_sessions: Annotated[int, typer.Option()] = 10_000,
-    max_body: Annotated[int, typer.Option(help="bytes of one request's body, decompressed")] = 32
-    * 2**20,
+    max_sessions: Annotated[
+        int, typer.Option(help="sessions at the same time", rich_help_panel=_LIMITS)
+    ] = 10_000,
+    max_body: Annotated[
+        int,
+        typer.Option(help="bytes of one request's body, decompressed", rich_help_panel=_LIMITS),
+    ] = 32 * 2**20,
     max_text: Annotated[
-        int, typer.Option(help="bytes of one text of it: a message, a tool result, a prompt")
+        int,
+        typer.Option(
+            help="bytes of one text in it: a message, a tool result, a prompt",
+            rich_help_panel=_LIMITS,
+        ),
     ] = 2**20,
     engine_timeout: _EngineTimeout = 0.0,
     *,
     no_gc: _NoGc = False,
     allow_model_mismatch: _Mismatch = False,
 ) -> None:
-    """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session."""
+    """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session.
+
+    Example: toolroll serve --model Qwen/Qwen3-8B --engine http://127.0.0.1:30000
+    """
     from toolroll.rollout.model.config import RolloutArgs
     from toolroll.rollout.server.config import EndpointSettings
 
@@ -178,14 +229,12 @@ def _valid(kind: Any, **values: Any) -> Any:
         return kind(**values)
     except ValidationError as error:
         raise UsageError(
-            "; ".join(_said(found["loc"], found["msg"]) for found in error.errors())
+            "; ".join(_said(name, words) for name, words in complaints(error))
         ) from error
 
 
-def _said(loc: tuple[int | str, ...], message: str) -> str:
-    """What is wrong, under the name of its flag."""
-    words = message.removeprefix("Value error, ")
-    if not loc:
+def _said(name: str, words: str) -> str:
+    """Return what is wrong, with the name of the option."""
+    if not name:
         return words
-    name = str(loc[0])
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

@@ -74,6 +74,11 @@ class EngineConfig(BaseModel):
             host.encode("idna")
         except ValueError as error:
             raise ValueError(f"the engine's address {value!r} is not valid: {error}") from error
+        if url.endswith("/v1"):
+            raise ValueError(
+                f"{value!r} is an OpenAI-compatible address; the engine's own ends before /v1: "
+                f"{url.removesuffix('/v1')}"
+            )
         if not host:
             raise ValueError(f"the engine's address {value!r} has no host")
         return url

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.complaints import complaints
 
 
 class RolloutArgs(BaseModel):
@@ -97,4 +98,4 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return "; ".join(f"{name}: {words}" if name else words for name, words in complaints(error))

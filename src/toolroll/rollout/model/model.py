@@ -205,7 +205,11 @@ def load_tokenizer(name: str | None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
+            f"the tokenizer's folder)"
+        ) from error
 
 
 def check_syntax(template: ChatTemplate, given: str | None) -> None:

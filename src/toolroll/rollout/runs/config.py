@@ -9,76 +9,254 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.config import JsonDict
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.usage_errors import complaints
+from toolroll.rollout.runtime.complaints import complaints
+
+_MODEL: JsonDict = {"panel": "Model and engine"}
+_PLAYED: JsonDict = {"panel": "What is played"}
+_AGENT: JsonDict = {"panel": "Agent"}
+_SAMPLING: JsonDict = {"panel": "Sampling"}
+_USER: JsonDict = {"panel": "Simulated user"}
+_BASELINE: JsonDict = {"panel": "Baseline"}
+_EXECUTION: JsonDict = {"panel": "Execution"}
+_FAILURES: JsonDict = {"panel": "Limits and failures"}
+_FILES: JsonDict = {"panel": "Files"}
 
 
 class RunConfig(BaseModel):
-    """One run. A YAML file given with --config holds the same names."""
+    """One run: the options of `toolroll run`, which are made from these fields.
+
+    A YAML file given with --config holds the same names.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    env: str
-    engine: str = "http://127.0.0.1:30000"
+    env: str = Field(description="An environment's name; `toolroll envs` lists them.")
     model: str = Field(
-        description="folder or name of the tokenizer; `embedded` for the one in the package"
+        description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
+        "package. With --baseline-url: the name of its model.",
+        json_schema_extra=_MODEL,
     )
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = {}
-    parser: str = "auto"
-    agent: str = "tool-calling"
-    split: str | None = None
-    tasks: str | None = None
-    samples: int = Field(default=1, ge=1)
-    max_steps: int = Field(default=30, ge=1)
-    concurrency: int = Field(default=64, ge=1)
-    seed: int = 0
-    history: Literal["fork", "preserve"] = "fork"
-    verify: Literal["off", "sample", "always"] = "sample"
-    on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
+    engine: str = Field(
+        default="http://127.0.0.1:30000",
+        description="Address of SGLang or its router, without /v1.",
+        json_schema_extra=_MODEL,
+    )
+    parser: str = Field(
+        default="auto",
+        description="How the model writes tool calls, as SGLang's --tool-call-parser names it; "
+        "auto: as its chat template does.",
+        json_schema_extra=_MODEL,
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="A Jinja file that replaces the tokenizer's chat template.",
+        json_schema_extra=_MODEL,
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Variables of the chat template.", json_schema_extra=_MODEL
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="In tokens; needed only if the engine does not report it.",
+        json_schema_extra=_MODEL,
+    )
+    engine_timeout: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds to wait for a server that does not answer at all.",
+        json_schema_extra=_MODEL,
+    )
+    allow_model_mismatch: bool = Field(
+        default=False,
+        description="Only warn if the engine serves a model with another tokenizer.",
+        json_schema_extra=_MODEL,
+    )
+    split: str | None = Field(
+        default=None,
+        description="A split of the environment's tasks; default: its first.",
+        json_schema_extra=_PLAYED,
+    )
+    tasks: str | None = Field(
+        default=None,
+        description="Which tasks: 3, 0-9 or 0-4,7; default: all.",
+        json_schema_extra=_PLAYED,
+    )
+    samples: int = Field(
+        default=1, ge=1, description="Episodes of each task.", json_schema_extra=_PLAYED
+    )
+    max_steps: int = Field(
+        default=30,
+        ge=1,
+        description="Turns of the model in one episode.",
+        json_schema_extra=_PLAYED,
+    )
+    seed: int = Field(
+        default=0,
+        description="Each episode's own seed is derived from it.",
+        json_schema_extra=_PLAYED,
+    )
+    do_nothing: bool = Field(
+        default=True,
+        description="Also play the do-nothing baseline: an agent that calls no tool.",
+        json_schema_extra=_PLAYED,
+    )
+    allow_unequal: bool = Field(
+        default=False,
+        description="Give pass@k even if tasks have unequal numbers of samples.",
+        json_schema_extra=_PLAYED,
+    )
+    agent: str = Field(
+        default="tool-calling",
+        description="An agent's name (entry points `toolroll.agents`).",
+        json_schema_extra=_AGENT,
+    )
+    on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
+        default="feedback",
+        description="A call that cannot be parsed: return the error to the model, take the text "
+        "as a reply, or end the episode.",
+        json_schema_extra=_AGENT,
+    )
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
-        default=None, description="several calls in one turn; default: the environment's rule"
+        default=None,
+        description="Several calls in one turn: execute all, only the first, or refuse them; "
+        "default: the environment's rule.",
+        json_schema_extra=_AGENT,
     )
-    on_length: Literal["stop", "continue"] = "stop"
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int = Field(default=1024, ge=1)
-    stop: list[str] | None = None
-    user_model: str | None = None
-    user_url: str | None = None
-    user_strategy: Literal["llm", "react", "verify", "reflection"] = "llm"
-    user_api_key_env: str | None = None
-    context_length: int | None = Field(default=None, ge=1)
-    endpoint: str | None = None
-    api_key_env: str | None = None
-    episode_timeout: float | None = Field(default=None, gt=0)
-    step_timeout: float | None = Field(default=None, gt=0)
-    max_observation_bytes: int = Field(default=1_000_000, ge=1)
-    reruns: int = Field(default=2, ge=0)
-    give_up_after: int | None = Field(default=100, ge=1)
-    engine_timeout: float = Field(default=600.0, ge=0)
-    sampling_seed: bool = False
+    on_length: Literal["stop", "continue"] = Field(
+        default="stop",
+        description="After a turn that --max-new-tokens cut.",
+        json_schema_extra=_AGENT,
+    )
+    history: Literal["fork", "preserve"] = Field(
+        default="fork",
+        description="If the template rewrites earlier turns: start a new sequence, or keep what "
+        "was served.",
+        json_schema_extra=_AGENT,
+    )
+    verify: Literal["off", "sample", "always"] = Field(
+        default="sample",
+        description="When sequences are checked by transformers: never, when an episode has "
+        "ended, or also after every turn.",
+        json_schema_extra=_AGENT,
+    )
+    temperature: float = Field(
+        default=1.0, ge=0, description="0 is greedy.", json_schema_extra=_SAMPLING
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, json_schema_extra=_SAMPLING)
+    top_k: int | None = Field(default=None, json_schema_extra=_SAMPLING)
+    min_p: float | None = Field(default=None, ge=0, le=1, json_schema_extra=_SAMPLING)
+    frequency_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
+    presence_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
+    repetition_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
+    max_new_tokens: int = Field(
+        default=1024, ge=1, description="Tokens in one turn.", json_schema_extra=_SAMPLING
+    )
+    stop: list[str] | None = Field(
+        default=None,
+        description="A stop string; may be given several times.",
+        json_schema_extra=_SAMPLING,
+    )
+    sampling_seed: bool = Field(
+        default=False,
+        description="Send each episode's seed to the engine.",
+        json_schema_extra=_SAMPLING,
+    )
+    user_model: str | None = Field(
+        default=None, description="The model that plays the user.", json_schema_extra=_USER
+    )
+    user_url: str | None = Field(
+        default=None,
+        description="Its OpenAI-compatible address; default: the engine's /v1.",
+        json_schema_extra=_USER,
+    )
+    user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
+        default="llm", description="As tau-bench names them.", json_schema_extra=_USER
+    )
+    user_api_key_env: str | None = Field(
+        default=None,
+        description="The environment variable that holds its key.",
+        json_schema_extra=_USER,
+    )
+    baseline_url: str | None = Field(
+        default=None,
+        description="Play a model behind this OpenAI-compatible address, without tokens.",
+        json_schema_extra=_BASELINE,
+    )
+    api_key_env: str | None = Field(
+        default=None,
+        description="The environment variable that holds its key.",
+        json_schema_extra=_BASELINE,
+    )
+    concurrency: int = Field(
+        default=64, ge=1, description="Episodes at the same time.", json_schema_extra=_EXECUTION
+    )
     processes: int = Field(
-        default=1, ge=1, description="of this machine; each plays its share of the concurrency"
+        default=1,
+        ge=1,
+        description="Processes of this machine; each plays its share of --concurrency.",
+        json_schema_extra=_EXECUTION,
     )
     ray: str | None = Field(
-        default=None, description="a Ray cluster's address; `local` starts one here"
+        default=None,
+        description="Spread the episodes over the Ray cluster at this address; `local` starts one "
+        "here.",
+        json_schema_extra=_EXECUTION,
     )
-    ray_workers: int = Field(default=4, ge=1)
-    floor: bool = True
-    allow_unequal: bool = False
-    gc: bool = True
-    allow_model_mismatch: bool = Field(
-        default=False, description="only warn if the engine serves a model with another tokenizer"
+    ray_workers: int = Field(
+        default=4,
+        ge=1,
+        description="Processes on the cluster; each plays its share of --concurrency.",
+        json_schema_extra=_EXECUTION,
     )
-    out: Path | None = None
-    sync: Literal["always", "end"] = "end"
+    gc: bool = Field(
+        default=True,
+        description="Run Python's garbage collector less often.",
+        json_schema_extra=_EXECUTION,
+    )
+    episode_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds for one attempt at an episode.",
+        json_schema_extra=_FAILURES,
+    )
+    step_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds for one step of the environment.",
+        json_schema_extra=_FAILURES,
+    )
+    max_observation_bytes: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Bytes of text in one reset or step; more is a failure.",
+        json_schema_extra=_FAILURES,
+    )
+    reruns: int = Field(
+        default=2,
+        ge=0,
+        description="How often an episode is played again that failed for infrastructure reasons.",
+        json_schema_extra=_FAILURES,
+    )
+    give_up_after: int | None = Field(
+        default=100,
+        ge=1,
+        description="End the run after so many failed attempts in a row.",
+        json_schema_extra=_FAILURES,
+    )
+    out: Path | None = Field(
+        default=None,
+        description="Folder of the run; the same command continues a run that was stopped.",
+        json_schema_extra=_FILES,
+    )
+    sync: Literal["always", "end"] = Field(
+        default="end",
+        description="When episodes are forced to the disk: each one, or at the end.",
+        json_schema_extra=_FILES,
+    )
 
     @model_validator(mode="after")
     def _one_spread(self) -> RunConfig:
@@ -91,7 +269,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _baseline(self) -> RunConfig:
-        if self.endpoint is not None and self.agent == "tool-calling":
+        if self.baseline_url is not None and self.agent == "tool-calling":
             self.agent = "baseline"
         return self
 
@@ -108,9 +286,11 @@ class RunConfig(BaseModel):
     def agent_settings(self) -> dict[str, Any]:
         """What the agent is made with."""
         names = ["on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes"]
-        baseline = ["endpoint", "model", "api_key_env", "engine_timeout"]
-        names += baseline if self.endpoint is not None else ["on_length", "verify"]
-        return {name: getattr(self, name) for name in names}
+        if self.baseline_url is None:
+            names += ["on_length", "verify"]
+            return {name: getattr(self, name) for name in names}
+        names += ["model", "api_key_env", "engine_timeout"]
+        return {name: getattr(self, name) for name in names} | {"endpoint": self.baseline_url}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -132,20 +312,18 @@ class RunConfig(BaseModel):
         }
 
 
+OLD_NAMES = {"floor": "do_nothing", "endpoint": "baseline_url"}
+"""Names of an earlier version that options and a YAML file may still use."""
+
 FREE = frozenset(
-    "engine tasks samples concurrency user_url user_api_key_env endpoint api_key_env "
+    "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
     "episode_timeout step_timeout reruns "
-    "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers floor gc "
-    "allow_unequal allow_model_mismatch out sync".split()
+    "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers "
+    "do_nothing gc allow_unequal allow_model_mismatch out sync".split()
 )
 """What may differ when a run goes on: where things are served, how much is played, how failures
 are met, what is shown.
 """
-
-
-def default(name: str) -> Any:
-    """What the setting `name` is where nothing is given."""
-    return RunConfig.model_fields[name].get_default()
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
@@ -179,11 +357,11 @@ def _settings_in(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must hold a mapping of settings")
     for name in loaded:
-        if name not in RunConfig.model_fields:
+        if name not in RunConfig.model_fields and name not in OLD_NAMES:
             close = difflib.get_close_matches(str(name), RunConfig.model_fields, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise UsageError(f"--config {path}: there is no setting {name!r}{hint}")
-    return loaded
+    return {OLD_NAMES.get(str(name), str(name)): value for name, value in loaded.items()}
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:

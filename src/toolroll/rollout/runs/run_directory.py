@@ -94,6 +94,7 @@ class RunDirectory:
 
     def __enter__(self) -> RunDirectory:
         make_folder(self.path)
+        refuse_other_files(self.path)
         self._lock = lock(self.path)
         try:
             self._agree()
@@ -236,6 +237,19 @@ def make_folder(path: Path) -> None:
         raise UsageError(f"--out {path}: cannot create the folder ({error.strerror})") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"--out {path}: the folder is not writable")
+
+
+def refuse_other_files(path: Path) -> None:
+    """Raise `UsageError` if the folder `path` holds files, but no run."""
+    if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
+        return
+    names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))
+    if names:
+        more = ", ..." if len(names) > 3 else ""
+        raise UsageError(
+            f"--out {path}: that folder is not a run, and holds other files "
+            f"({', '.join(names[:3])}{more}): name a new or an empty folder"
+        )
 
 
 def lock(path: Path) -> int:

@@ -47,7 +47,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     options = EnvironmentOptions()
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
-    if config.endpoint is not None:
+    if config.baseline_url is not None:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
@@ -124,7 +124,7 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     engine itself, or the baseline's).
     """
     users = user_maker("openai")(
-        base_url=config.user_url or config.endpoint or f"{config.engine}/v1",
+        base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
         engine_timeout=config.engine_timeout,

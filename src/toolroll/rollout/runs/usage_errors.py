@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from toolroll.parsers.errors import UnknownParserError
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.complaints import complaints
 
 
 @contextmanager
@@ -27,17 +28,3 @@ def named() -> Iterator[None]:
         raise UsageError(
             "; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))
         ) from error
-
-
-def complaints(error: ValidationError) -> list[tuple[str, str]]:
-    """For each complaint the setting's name, with dots where it is nested, and what is wrong, in
-    the validator's own words.
-    """
-    said = {"missing": "must be given"}
-    return [
-        (
-            ".".join(map(str, found["loc"])),
-            said.get(found["type"]) or found["msg"].removeprefix("Value error, "),
-        )
-        for found in error.errors()
-    ]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.runtime.complaints import complaints
 
 PREFIX = "toolroll_"
 
@@ -140,9 +141,7 @@ def read_settings(args: Any) -> SlimeSettings:
             {name: value for name, value in given.items() if value is not None}
         )
     except ValidationError as error:
-        words = "; ".join(
-            f"{PREFIX}{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-        )
+        words = "; ".join(f"{PREFIX}{name}: {words}" for name, words in complaints(error))
         raise UsageError(words) from error
 
 

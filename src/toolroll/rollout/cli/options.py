@@ -1,0 +1,141 @@
+"""Options of a command, made from the fields of a pydantic model.
+
+A field gives the option its name, help (its description), type, choices (`Literal`), default and,
+as `json_schema_extra={"panel": ...}`, its panel in `--help`. Values are checked by the model alone:
+the same words come for an option and for a line of a YAML file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from toolroll.rollout.runs.config import json_object
+
+
+def option_parameters(
+    model: type[BaseModel],
+    *,
+    skip: Sequence[str] = (),
+    old_names: Mapping[str, str] | None = None,
+) -> list[inspect.Parameter]:
+    """Return one keyword parameter for each field of `model` except those in `skip`.
+
+    `old_names` (old to new) are accepted too, and are not in the help. Every default is None, which
+    means "not given"; `given_values` reads what a command got.
+    """
+    fields = model.model_fields
+    annotations = {n: _annotation(n, field) for n, field in fields.items() if n not in skip}
+    for old, name in (old_names or {}).items():
+        annotations[old] = _annotation(old, fields[name], hidden=True)
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+
+
+def given_values(
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    *,
+    old_names: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the settings of `model` in `values` that were given, with JSON options as objects.
+
+    Raise `UsageError` if an option that takes JSON holds something else.
+    """
+    new = {name: old for old, name in (old_names or {}).items()}
+    given = {}
+    for name, field in model.model_fields.items():
+        value = values.get(name)
+        if value is None:
+            value = values.get(new.get(name, name))
+        if value is None or value == []:
+            continue
+        if _kind(field) is dict:
+            value = json_object(value, _flag(name))
+        given[name] = value
+    return given
+
+
+def with_parameters(
+    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return `command`, which takes keywords only, with `parameters` as its signature."""
+
+    def made(**values: Any) -> None:
+        command(**values)
+
+    made.__name__ = command.__name__
+    made.__doc__ = command.__doc__
+    made.__annotations__ = {found.name: found.annotation for found in parameters}
+    made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return made
+
+
+def _annotation(name: str, field: FieldInfo, *, hidden: bool = False) -> Any:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    choices = _choices(field.annotation)
+    flags = [_flag(name)]
+    kind = _kind(field)
+    if kind is bool and field.default is True:
+        flags = [f"{_flag(name)}/--no-{name.replace('_', '-')}"]
+    metavar = f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None
+    option = typer.Option(
+        *flags,
+        help=_help(field),
+        metavar=metavar,
+        show_default=False,
+        hidden=hidden,
+        rich_help_panel=str(extra["panel"]) if "panel" in extra else None,
+        autocompletion=(lambda: list(choices)) if choices else None,
+    )
+    return Annotated[(str if kind is dict else kind) | None, option]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _help(field: FieldInfo) -> str:
+    text = field.description or ""
+    if field.is_required():
+        return f"{text} Required."
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is None or default == {}:
+        return text
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    elif isinstance(default, float):
+        default = f"{default:g}"
+    return f"{text} Default: {default}."
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a `Literal`, also inside an optional; () for any other type."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        return next((found for part in get_args(annotation) if (found := _choices(part))), ())
+    return ()
+
+
+def _kind(field: FieldInfo) -> Any:
+    """Return the type of an option's value: str, int, float, bool, Path, list[str] or dict."""
+    annotation = field.annotation
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Literal:
+        return str
+    if get_origin(annotation) is dict:
+        return dict
+    if annotation in (str, int, float, bool, Path) or get_origin(annotation) is list:
+        return annotation
+    raise TypeError(f"no option can be made of {field.annotation}")

@@ -1,0 +1,38 @@
+"""What pydantic found wrong, in words for a user."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+_WORDS = {
+    "missing": "must be given",
+    "extra_forbidden": "is not a setting",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be greater than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "must be {expected}",
+    "int_parsing": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+    "string_too_short": "must have at least {min_length} characters",
+}
+"""By the validator's type of error; the words of any other type are the validator's."""
+
+
+def complaints(error: ValidationError) -> list[tuple[str, str]]:
+    """Return for each complaint the setting's name, with dots if it is nested, and what is wrong.
+
+    The name is "" if the complaint is about several settings.
+    """
+    return [
+        (".".join(map(str, found["loc"])), _words(found["type"], found["msg"], found.get("ctx")))
+        for found in error.errors(include_url=False)
+    ]
+
+
+def _words(kind: str, message: str, context: dict[str, object] | None) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind].format(**(context or {}))
+    words = message.removeprefix("Value error, ")
+    return f"must be {words[16:]}" if words.startswith("Input should be ") else words
