@@ -48,6 +48,9 @@ _Bytes = Annotated[
     int | None,
     typer.Option(help=f"of text in one reset or step; default {default('max_observation_bytes')}"),
 ]
+_EnvArgs = Annotated[
+    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
+]
 _Mismatch = Annotated[
     bool | None,
     typer.Option(
@@ -96,7 +99,11 @@ def _root(
 
 @app.command()
 def run(
-    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    env: Annotated[
+        str,
+        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
+    ],
+    env_args: _EnvArgs = None,
     engine: Annotated[
         str | None,
         typer.Option(help=f"address of SGLang or its router; default {default('engine')}"),
@@ -233,10 +240,11 @@ def run(
     given = {
         name: value
         for name, value in locals().items()
-        if name not in ("config", "chat_template_kwargs")
+        if name not in ("config", "chat_template_kwargs", "env_args")
     }
     kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
     given |= {"stop": given["stop"] or None, "chat_template_kwargs": kwargs}
+    given["env_args"] = json_object(env_args, "--env-args")
     settings = load_config(config, given)
     _show([_outcome(settings)], settings.out)
 
@@ -252,11 +260,15 @@ def envs() -> None:
 
 @app.command()
 def tasks(
-    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    env: Annotated[
+        str,
+        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
+    ],
     split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
     tasks: Annotated[
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
     ] = None,
+    env_args: _EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
     """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
@@ -264,7 +276,7 @@ def tasks(
     """
     from toolroll.rollout.cli.tasks import task_lines, write_lines
 
-    lines = task_lines(env, split, tasks)
+    lines = task_lines(env, split, tasks, json_object(env_args, "--env-args"))
     if out is None:
         typer.echo(b"\n".join(lines))
     else:

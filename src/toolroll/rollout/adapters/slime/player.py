@@ -225,7 +225,7 @@ class Player:
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
-                factory = load_environment(name)
+                factory = load_environment(name, self.settings.env_settings)
                 # A benchmark's package may be imported, and its database read, for the first time
                 # here.
                 self._tasks[name, split] = (
