@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from toolroll.rollout.cli.env_commands import check_env, new_env
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.runs.config import RunConfig, default, json_object, load_config
@@ -65,6 +66,8 @@ app = typer.Typer(
 )
 console = Console()
 app.command(name="serve")(serve_endpoint)
+app.command(name="new-env")(new_env)
+app.command(name="check-env")(check_env)
 
 
 def _version(*, value: bool) -> None:
@@ -358,25 +361,6 @@ def export(
 
     for line in export_run(folder, kind, out, env):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command()
-def new_env(
-    name: Annotated[str, typer.Argument(help="its name: small letters, digits and hyphens")],
-    at: Annotated[Path, typer.Option(help="the folder in which its own is made")] = Path(),
-) -> None:
-    """Write a working package with an environment of your own, an entry point and a test, to be
-    changed.
-    """
-    from toolroll.rollout.cli.new_env import new_env as write_new_env
-
-    folder = write_new_env(name, at)
-    console.print(
-        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll "
-        f"envs lists {name}",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 @app.command()
