@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -236,6 +237,20 @@ async def test_a_bug_of_a_tool_aborts_the_episode_and_names_its_line() -> None:
         tools=[crash], tasks=[{"prompt": "x"}], reward=answer, told_errors=(RuntimeError,)
     )
     assert told(await play(told_too, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
+
+
+@pytest.mark.parametrize("part", ["reward", "state"])
+async def test_a_bug_of_the_reward_or_the_state_names_its_line(part: str) -> None:
+    def broken(task: dict[str, Any]) -> float:
+        return float(task["nothing"])
+
+    given: dict[str, Any] = {"tools": [], "tasks": [{"prompt": "x"}], "reward": answer}
+    result = await play(tool_environment(**{**given, part: broken}), "ok")
+    assert result.stop_reason.value == "environment_error"
+    assert re.match(
+        rf"{part} failed: KeyError: 'nothing' \(test_tool_environment.py, line \d+\)",
+        result.info["error"]["message"],
+    )
 
 
 async def test_reference_replies_are_played() -> None:

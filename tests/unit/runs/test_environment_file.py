@@ -54,6 +54,15 @@ def counter():
 DESK = DeskFactory()
 NUMBER = 3
 '''
+SHORT = """
+from toolroll import tool_environment
+
+def make(answer: str):
+    task = {"prompt": "?", "answer": answer}
+    return tool_environment(tools=[], tasks=[task], reward=lambda task: 1.0)
+
+env = make("42")
+"""
 
 
 @pytest.fixture
@@ -97,6 +106,12 @@ def test_a_factory_and_a_function_that_makes_one(file: Path) -> None:
 def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
     with pytest.raises(UsageError, match="desk takes no settings, got: level"):
         find_environment("desk", {"level": 3}).make(EnvironmentOptions())
+    (file.parent / "sums.py").write_text(SHORT)
+    with pytest.raises(UsageError, match="sums:env takes no settings, got: level; to take some"):
+        find_environment(f"{file.parent}/sums.py:env", {"level": 3}).make(EnvironmentOptions())
+    made = find_environment(f"{file.parent}/sums.py:make", {"answer": "7"})
+    assert made.name == "sums:make"
+    assert made.tasks("test")[0].data["answer"] == "7"
 
 
 def test_a_module_is_found_in_the_working_directory(

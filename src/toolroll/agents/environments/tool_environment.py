@@ -156,6 +156,7 @@ class _Named:
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
             raise UsageError(f"{what} must be a function, not {function!r}")
+        self._what = what
         self._function = function
         try:
             parameters = list(inspect.signature(function).parameters.values())
@@ -170,7 +171,10 @@ class _Named:
                 )
 
     def __call__(self, **given: Any) -> Any:
-        return self._function(**{name: given[name] for name in self._names})
+        try:
+            return self._function(**{name: given[name] for name in self._names})
+        except Exception as error:
+            raise EnvironmentFailure(f"{self._what} failed: {_said(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +262,9 @@ class ToolEnvironment(Environment):
                 error, ActionError
             ) else f"{type(error).__name__}: {said}"
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise EnvironmentFailure(
-                f"the tool {tool.name} failed: {type(error).__name__}: {message_of(error)} "
-                f"({Path(frame.filename).name}, line {frame.lineno}); an error that the model is "
-                f"to be told is an ActionError, or in told_errors"
+                f"the tool {tool.name} failed: {_said(error)}; an error that the model is to be "
+                f"told is an ActionError, or in told_errors"
             ) from error
 
 
@@ -354,6 +356,13 @@ def _read_lines(path: Path) -> list[Any]:
             except orjson.JSONDecodeError as error:
                 raise UsageError(f"{path}, line {number} is not JSON: {error}") from error
     return rows
+
+
+def _said(error: Exception) -> str:
+    """What was raised, and the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(error).__name__}: {message_of(error)} ({place})"
 
 
 def _text(result: Any) -> str:

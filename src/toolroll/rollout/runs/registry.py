@@ -78,8 +78,9 @@ def _factory_of(
     """Return `found` as a factory; `short` is its name if it gives none."""
     if isinstance(found, type) and issubclass(found, Environment):
         return EnvironmentClass(found, short, arguments)
+    made: Any
     if _is_factory(found) and not isinstance(found, type):
-        made: Any = _Configured(found, arguments) if arguments else found
+        made = found
     elif callable(found):
         made = _called(found, target, _constructor_arguments(found, target, arguments))
     else:
@@ -94,7 +95,7 @@ def _factory_of(
     if not getattr(made, "name", ""):
         made.name = short
     factory: EnvironmentFactory = made
-    return factory
+    return _Configured(factory, arguments) if made is found and arguments else factory
 
 
 def _is_factory(found: Any) -> bool:
