@@ -211,7 +211,7 @@ class Player:
                     "toolroll_user_settings is set, but toolroll_user does not say who plays the "
                     "user (openai, say)"
                 )
-            self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
+            self._options = EnvironmentOptions(user=make)
 
     async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
         """The environment and the task that the sample names."""
