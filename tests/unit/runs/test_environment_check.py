@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -203,6 +204,25 @@ class Exits(Adder):
         raise SystemExit(3)
 
 
+class Endless(Adder):
+    """A step that never returns."""
+
+    def step(self, action: Action) -> StepResult:
+        threading.Event().wait()
+        raise AssertionError
+
+
+class BadReference(Adder):
+    @staticmethod
+    def reference(task: Task) -> Sequence[Action]:
+        return [Action(task.data["solution"])]
+
+
+class BadConstructor(Adder):
+    def __init__(self) -> None:
+        self.rooms = {}["rooms"]
+
+
 BROKEN = [
     (Unseeded, "same seed, same episode", "messages of reset"),
     (LeftOver, "same seed, same episode", "messages of step 1"),
@@ -221,12 +241,18 @@ BROKEN = [
     (BadClose, "close", "close failed: .*OSError: the socket is gone"),
     (CloseBeforeReset, "close", "before reset: close failed: .*AttributeError"),
     (Doubled, "tasks", "1 ids are not unique, such as 'same'"),
+    (Endless, "an episode", "step took more than 0.1 s"),
+    (BadReference, "an episode", "KeyError: 'solution'"),
+    (BadConstructor, "an episode", "KeyError: 'rooms'"),
     (Exits, "an episode", r"step raised SystemExit\(3\)"),
 ]
 
 
-async def checked(factory: EnvironmentFactory, tasks: int = 4) -> list[CheckResult]:
-    return await check(factory, factory.tasks(factory.splits[0])[:tasks])
+async def checked(
+    factory: EnvironmentFactory, tasks: int = 4, time_limit: float = 60.0
+) -> list[CheckResult]:
+    chosen = factory.tasks(factory.splits[0])[:tasks]
+    return await check(factory, chosen, time_limit=time_limit)
 
 
 def failed(results: list[CheckResult]) -> list[str]:
@@ -237,7 +263,9 @@ def failed(results: list[CheckResult]) -> list[str]:
 async def test_each_fault_is_found_once_and_named(
     kind: type[Environment], name: str, words: str
 ) -> None:
-    found = failed(await checked(EnvironmentClass(kind, "broken")))
+    tasks = 1 if name == "event loop" else 2  # each of its steps waits
+    time_limit = 0.1 if kind is Endless else 60.0
+    found = failed(await checked(EnvironmentClass(kind, "broken"), tasks, time_limit))
     assert len(found) == 1, found
     assert re.match(f"{name}: .*{words}", found[0]), found
 

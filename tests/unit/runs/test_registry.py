@@ -15,6 +15,7 @@ from toolroll.rollout.runs.registry import (
     load_environment,
     user_maker,
 )
+from toolroll.rollout.types import Task
 
 MODULE = """
 from toolroll.agents.environments.desk import DeskFactory
@@ -90,6 +91,15 @@ def test_unknown_names_are_refused() -> None:
 )
 def test_tasks_are_chosen(wanted: str | None, indices: list[int]) -> None:
     assert [task.index for task in choose_tasks(find_environment("desk"), None, wanted)] == indices
+
+
+def test_tasks_that_cannot_be_read_are_one_line() -> None:
+    class Broken(type(find_environment("desk"))):  # type: ignore[misc]
+        def tasks(self, split: str) -> list[Task]:
+            return [Task(name=split)]
+
+    with pytest.raises(UsageError, match=r"desk: tasks\('test'\) failed: .*test_registry.py, line"):
+        choose_tasks(Broken(), None, None)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     env: str
-    env_args: dict[str, Any] = {}
+    env_args: dict[str, Any] = Field(
+        default={},
+        description="JSON: arguments of the class or function that makes the environment.",
+    )
     engine: str = "http://127.0.0.1:30000"
     model: str = Field(
         description="folder or name of the tokenizer; `embedded` for the one in the package"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 from jsonschema import Draft202012Validator
@@ -20,6 +20,7 @@ from jsonschema.exceptions import SchemaError
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import UsageError, message_of
 from toolroll.rollout.runs.do_nothing import LeavingUser
+from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
@@ -60,22 +61,30 @@ class _NotApplicableError(Exception):
     """There is nothing to check."""
 
 
-async def check(factory: EnvironmentFactory, tasks: Sequence[Task]) -> list[CheckResult]:
+async def check(
+    factory: EnvironmentFactory, tasks: Sequence[Task], *, time_limit: float = 60.0
+) -> list[CheckResult]:
     """Check the environment of `factory` on `tasks`; no engine is needed.
 
+    One call of an environment may take `time_limit` seconds.
+
     Example:
+        >>> import asyncio
         >>> from toolroll import load_environment
         >>> desk = load_environment("desk")
         >>> results = asyncio.run(check(desk, desk.tasks("test")))
         >>> [result.name for result in results if result.status == "failed"]
         []
     """
-    return await _Checks(factory, tasks).run()
+    return await _Checks(factory, tasks, time_limit).run()
 
 
 class _Checks:
-    def __init__(self, factory: EnvironmentFactory, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, factory: EnvironmentFactory, tasks: Sequence[Task], time_limit: float
+    ) -> None:
         self.factory = factory
+        self.time_limit = time_limit
         self.tasks = tasks
         self.options = EnvironmentOptions()
         self.played: list[list[EnvironmentPlayer]] = []
@@ -113,6 +122,8 @@ class _Checks:
             self._add(name, "not applicable", str(error))
         except (_FailedError, BrokenError, UsageError) as error:
             self._add(name, "failed", message_of(error))
+        except Exception as error:  # noqa: BLE001 - the border to factories of others
+            self._add(name, "failed", error_line(error))
 
     def _add(self, name: str, status: CheckStatus, detail: str) -> None:
         self.results.append(CheckResult(name, status, detail))
@@ -146,8 +157,9 @@ class _Checks:
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
         make, threads = agent_maker("do-nothing"), Threads(1)
+        limits = {"step_timeout": self.time_limit}
         options = EnvironmentOptions(user=lambda seed: LeavingUser())
-        runner = Runner(self.factory, lambda: make(threads, {}), RunSettings(), options)
+        runner = Runner(self.factory, lambda: make(threads, limits), RunSettings(), options)
         result = (await runner.play(self.tasks[0], 0)).result
         if result.status is Status.ABORTED:
             raise _FailedError(str(result.info.get("error", {}).get("message", "it was aborted")))
@@ -177,7 +189,7 @@ class _Checks:
         if self._failed("same seed, same episode"):
             raise _NotApplicableError("not checked: one episode alone is not reproducible")
         pair = self._pair()
-        players = [EnvironmentPlayer(self._make()) for _ in pair]
+        players = [self._player() for _ in pair]
         try:
             for player, (task, seed) in zip(players, pair, strict=True):
                 await player.reset(task, seed)
@@ -223,7 +235,7 @@ class _Checks:
             raise _NotApplicableError("there are no tools")
         calls = wrong_calls(tools)
         for what, call in calls:
-            player = EnvironmentPlayer(self._make())
+            player = self._player()
             try:
                 await player.reset(self.tasks[0], 0)
                 await player.step(Action("", (call,)))
@@ -253,7 +265,7 @@ class _Checks:
         """Also without a reset: it is called after a reset that failed."""
         if self.close_error:
             raise _FailedError(self.close_error)
-        player = EnvironmentPlayer(self._make())
+        player = self._player()
         try:
             await player.close()
         except BrokenError as error:
@@ -273,14 +285,14 @@ class _Checks:
         """Two episodes: of two tasks, or of one with two seeds."""
         return [(self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)]
 
-    def _make(self) -> Any:
-        return self.factory.make(self.options)
+    def _player(self) -> EnvironmentPlayer:
+        return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
 
     async def _find_options(self) -> None:
         """Give the environment a user who leaves, if it needs one."""
         player = None
         try:
-            player = EnvironmentPlayer(self._make())
+            player = self._player()
             await player.reset(self.tasks[0], 0)
         except UsageError:
             self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
@@ -291,7 +303,7 @@ class _Checks:
     async def _play(
         self, task: Task, seed: int, actions: Sequence[Action] | None = None
     ) -> EnvironmentPlayer:
-        player = EnvironmentPlayer(self._make())
+        player = self._player()
         try:
             await player.reset(task, seed)
             for action in self._actions(player, task) if actions is None else actions:

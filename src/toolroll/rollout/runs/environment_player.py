@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +16,7 @@ from toolroll.rollout.errors import ActionError, ToolrollError, UsageError, mess
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.jsonable import finite, plain, shown
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task, Tool
 
 Entry = Mapping[str, Any]
@@ -31,11 +29,13 @@ class BrokenError(ToolrollError):
 
 class EnvironmentPlayer:
     """Steps `env` through one episode. `transcript` holds an entry for each call, `seconds` how
-    long each took, `on_loop` how long each held the event loop at most.
+    long each took, `on_loop` how long each held the event loop at most. A call may take
+    `time_limit` seconds.
     """
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: Environment, time_limit: float) -> None:
         self.env = env
+        self.time_limit = time_limit
         self.transcript: list[Entry] = []
         self.seconds: list[float] = []
         self.on_loop: list[float] = []
@@ -102,24 +102,26 @@ class EnvironmentPlayer:
     async def _call(self, method: str, *args: Any) -> Any:
         began = perf_counter()
         self.on_loop.append(0.0)
+        limit = asyncio.timeout(self.time_limit)
         try:
-            with guarded():
-                return await self._result(getattr(self.env, method), *args)
+            async with limit:
+                with guarded():
+                    return await self._result(getattr(self.env, method), *args)
         except (ActionError, UsageError):
             raise
         except Exception as error:
-            cause = error
+            if limit.expired():
+                said = f"{method} took more than {self.time_limit:g} s"
+                raise BrokenError(said) from error
             if isinstance(error, ForeignExitError) and error.__cause__ is not None:
                 raise BrokenError(f"{method} raised {error.__cause__!r}") from error
-            raise BrokenError(f"{method} failed: {error_line(cause)}") from error
+            raise BrokenError(f"{method} failed: {error_line(error)}") from error
         finally:
             self.seconds.append(perf_counter() - began)
 
     async def _result(self, function: Any, *args: Any) -> Any:
         if self.env.blocking and not inspect.iscoroutinefunction(function):
-            call = partial(copy_context().run, _run_guarded, function, *args)
-            with ThreadPoolExecutor(1) as thread:
-                found = await asyncio.get_running_loop().run_in_executor(thread, call)
+            found = await Threads(1).run_in_thread(_run_guarded, function, *args)
         else:
             began = perf_counter()
             found = function(*args)

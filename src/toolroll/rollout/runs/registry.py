@@ -149,7 +149,12 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
         raise UsageError(
             f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}"
         )
-    tasks = list(factory.tasks(split))
+    try:
+        tasks = list(factory.tasks(split))
+    except Exception as error:
+        if isinstance(error, ToolrollError):
+            raise
+        raise UsageError(f"{factory.name}: tasks({split!r}) failed: {error_line(error)}") from error
     if wanted is None:
         return tasks
     chosen: list[Task] = []
