@@ -150,6 +150,19 @@ def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:
     ]
 
 
+def test_a_tool_with_any_arguments_takes_any() -> None:
+    def note(**words: str) -> str:
+        """Note."""
+        return ",".join(words)
+
+    env = tool_environment(tools=[note], tasks=[{"prompt": "x"}], reward=answer)
+    one = env.make(EnvironmentOptions())
+    schema = one.reset(env.tasks("test")[0], 0).tools[0]["function"]["parameters"]
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": True}
+    step = one.step(Action("", (ToolCall("note", {"a": "b", "c": "d"}, "", id="c"),)))
+    assert step.messages[0]["content"] == "a,c"
+
+
 async def test_tools_share_the_state_of_their_own_episode() -> None:
     task = {"prompt": "Buy a hat.", "in_cart": ["shoe"]}
     env = tool_environment(tasks=[task], **CARTS)

@@ -45,6 +45,14 @@ def desks(some: int):
     factory.description = f"{some} desks"
     return factory
 
+class Hinted(Counter):
+    def __init__(self, some: "Nowhere"):
+        pass
+
+class Abstract(Environment):
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation([])
+
 def broken():
     return {}["missing"]
 
@@ -89,6 +97,13 @@ def test_a_class_is_an_environment_with_its_tasks(file: Path) -> None:
 
 def test_a_class_without_tasks_has_one(file: Path) -> None:
     assert list(find_environment(f"{file}:Bare").tasks("test")) == [Task("0", 0, "test")]
+
+
+def test_tasks_that_need_an_instance_are_refused(file: Path) -> None:
+    file.write_text(ENV + "class Own(Counter):\n    def tasks(self):\n        return []\n")
+    factory = find_environment(f"{file}:Own")
+    with pytest.raises(UsageError, match="tasks must be a list, or a static or class method"):
+        factory.tasks("test")
 
 
 def test_a_constructor_that_takes_options_gets_them(file: Path) -> None:
@@ -146,7 +161,9 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
         ("xyz", {}, "has no 'xyz'; it has START, Action"),
         ("NUMBER", {}, "is not an environment: it is an object of type int"),
         ("counter", {}, "not an environment: it is made as an object of type Counter"),
-        ("broken", {}, "cannot be made: .*bench.py, line 35: KeyError: 'missing'"),
+        ("Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not defined"),
+        ("Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
+        ("broken", {}, "cannot be made: .*bench.py, line 43: KeyError: 'missing'"),
     ],
 )
 def test_what_is_wrong_is_one_line(

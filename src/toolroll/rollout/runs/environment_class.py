@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ class EnvironmentClass:
         self.kind = kind
         self.name = name
         self.description = next(iter((kind.__doc__ or "").strip().splitlines()), "")
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise UsageError(f"{name} cannot be played: {kind.__name__} has no {missing}")
         self._with_options = _takes_options(kind)
         skip = ("options",) if self._with_options else ()
         self._signature = Signature(kind, skip=skip)
@@ -49,6 +53,8 @@ class EnvironmentClass:
         found: Any = getattr(self.kind, "tasks", None)
         if found is None:
             return [Task("0", 0, split)]
+        if inspect.isfunction(found) and inspect.signature(found).parameters:
+            raise UsageError(f"{self.name}: tasks must be a list, or a static or class method")
         listed: Any = found() if callable(found) else found
         return [self._task(at, task, split) for at, task in enumerate(list(listed))]
 

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -102,7 +102,8 @@ class Signature:
                     description=notes.get(parameter.name),
                 ),
             )
-        config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+        extra: Literal["allow", "forbid"] = "allow" if self.open else "forbid"
+        config = ConfigDict(strict=True, extra=extra, arbitrary_types_allowed=True)
         try:
             return create_model(self.name, __config__=config, **fields)
         except PydanticUserError as error:
@@ -145,7 +146,10 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
     try:
         return list(inspect.signature(function, eval_str=True).parameters.values())
     except NameError as error:
-        raise UsageError(f"{name}: an annotation cannot be resolved: {error}") from error
+        raise UsageError(
+            f"{name}: an annotation cannot be resolved: {error} (import it outside of "
+            f"`if TYPE_CHECKING`)"
+        ) from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} has no signature that can be read: {error}") from error
 
