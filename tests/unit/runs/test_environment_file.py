@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import find_environment, load_environment
+from toolroll.rollout.runs.setup import worker_settings
 from toolroll.rollout.types import EnvironmentOptions, Task
 
 ENV = '''
@@ -149,6 +151,8 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
     assert absolute_target("a/b.py:NAME") == "/a/b.py:NAME"
     assert absolute_target("a.b:NAME") == "a.b:NAME"
     assert absolute_target("desk") == "desk"
+    config = RunConfig(env="a/b.py:NAME", model="embedded")
+    assert worker_settings(config, 2)["env"] == "/a/b.py:NAME", "what a worker gets"
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ def test_tasks_that_cannot_be_read_are_one_line() -> None:
         ("train", None, "no split 'train'; it has test"),
         (None, "33", "has tasks 0 to 32"),
         (None, "0-99", "has tasks 0 to 32"),
-        (None, "two", "'two' is no number and no range"),
-        (None, "1-", "'1-' is no number and no range"),
+        (None, "two", "'two' is neither a number nor a range"),
+        (None, "1-", "'1-' is neither a number nor a range"),
     ],
 )
 def test_wrong_choices_are_refused(split: str | None, wanted: str | None, words: str) -> None:

@@ -139,10 +139,10 @@ class _Configured:
 
 
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
-    """The tasks of `split` (default: the first one) that `wanted` names: "3", "0-9", "0-4,7"; None
-    for all of them.
+    """Return the tasks of `split` (default: the first one) that `wanted` names.
 
-    Raises `UsageError` for an unknown split, a task out of range, or a range that cannot be read.
+    `wanted` is "3", "0-9" or "0-4,7"; None stands for all of them. Raise `UsageError` for an
+    unknown split, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
     if split not in factory.splits:
@@ -161,10 +161,13 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"--tasks {wanted!r}: {part!r} is no number and no range such as 0-9")
+            raise UsageError(
+                f"--tasks {wanted!r}: {part!r} is neither a number nor a range such as 0-9"
+            )
         if dash and int(last) < int(first):
             raise UsageError(
-                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; {last}-{first} is meant?"
+                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; did you mean "
+                f"{last}-{first}?"
             )
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
@@ -180,14 +183,17 @@ USERS = "toolroll.users"
 
 
 def agent_maker(name: str) -> Any:
-    """The function `(served, settings) -> Agent` of that name (entry-point group
-    `toolroll.agents`).
+    """Return the function `(model, settings) -> Agent` of that name (entry-point group
+    `toolroll.agents`). Raise `UsageError` for an unknown name.
     """
     return _by_name(AGENTS, name, "agent")
 
 
 def user_maker(name: str) -> Any:
-    """The factory of user simulators of that name (entry-point group `toolroll.users`)."""
+    """Return the factory of user simulators of that name (entry-point group `toolroll.users`).
+
+    Raise `UsageError` for an unknown name.
+    """
     return _by_name(USERS, name, "user simulator")
 
 
