@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from toolroll.agents.environments.tool_environment import PlayedCall, tool_environment
     from toolroll.agents.loop.call_policy import CallPolicy
     from toolroll.agents.tool_calling import TrainableToolCallingAgent, agent_factory
     from toolroll.agents.trainable import TrainableAgentMixin
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "toolroll.agents.environments.tool_environment": ("PlayedCall", "tool_environment"),
     "toolroll.agents.loop.call_policy": ("CallPolicy",),
     "toolroll.agents.tool_calling": ("TrainableToolCallingAgent", "agent_factory"),
     "toolroll.agents.trainable": ("TrainableAgentMixin",),
@@ -94,6 +96,7 @@ __all__ = [
     "Model",
     "Observation",
     "ParsedReply",
+    "PlayedCall",
     "RolloutArgs",
     "RunSettings",
     "Runner",
@@ -113,6 +116,7 @@ __all__ = [
     "get_parser",
     "load_environment",
     "read_episodes",
+    "tool_environment",
 ]
 
 

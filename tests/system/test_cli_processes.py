@@ -187,3 +187,43 @@ async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
             process.send_signal(signal.SIGTERM)
             code = await asyncio.wait_for(process.wait(), PATIENCE)
         assert code == 0
+
+
+FILE = """
+from toolroll import Environment, Observation, StepResult
+
+class Waiter(Environment):
+    tasks = [{"line": str(at)} for at in range(4)]
+
+    def __init__(self, reward: float):
+        self.reward = reward
+
+    def reset(self, task, seed):
+        return Observation([{"role": "user", "content": task.data["line"]}])
+
+    def step(self, action):
+        return StepResult(reward=self.reward, done=True)
+"""
+
+
+@pytest.mark.parametrize("spread", [["--processes", "2"], ["--ray", "local", "--ray-workers", "2"]])
+async def test_an_environment_of_a_file_is_found_by_every_worker(
+    spread: list[str], tmp_path: Path, tokenizer: Any
+) -> None:
+    if "--ray" in spread:
+        pytest.importorskip("ray")
+    (tmp_path / "wait.py").write_text(FILE)
+    with serve_in_thread(EmbeddedEngine(tokenizer, reference_policy({}))) as engine:
+        command = [sys.executable, "-c", MAIN, "run", "wait.py:Waiter", "--engine", engine.url]
+        command += ["--model", "embedded", "--env-args", '{"reward": 0.5}', "--out", "out"]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*command, *spread],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 0, done.stderr
+    found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]
+    assert found == [0.5] * 4

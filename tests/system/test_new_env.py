@@ -1,4 +1,4 @@
-"""`toolroll new-env`: what it writes passes its own test and mypy, is listed, and is short."""
+"""`toolroll new-env`: what it writes passes its own test, mypy and check-env, and is short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.patience import PATIENCE
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
-from toolroll.rollout.cli.new_env import new_env
+from toolroll.rollout.cli.new_env import new_env, new_package
 from toolroll.rollout.errors import UsageError
 
 
@@ -21,10 +21,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A written package."""
     at = tmp_path_factory.mktemp("new")
     done = CliRunner().invoke(
-        app, ["new-env", "heat-pump", "--at", str(at)], env={"COLUMNS": "300"}
+        app, ["new-env", "heat-pump", "--package", "--at", str(at)], env={"COLUMNS": "300"}
     )
     assert done.exit_code == 0, done.output
-    assert "then toolroll envs lists heat-pump" in done.stdout
+    assert "Then `toolroll envs` lists heat-pump." in done.stdout
     return at / "heat-pump"
 
 
@@ -93,6 +93,42 @@ def test_it_passes_mypy(package: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A written file, with its test beside it."""
+    at = tmp_path_factory.mktemp("file")
+    done = CliRunner().invoke(app, ["new-env", "heat-pump", "--at", str(at)])
+    assert done.exit_code == 0, done.output
+    return at / "heat_pump.py"
+
+
+def test_one_file_is_short_and_has_its_test_beside_it(file: Path) -> None:
+    assert sorted(path.name for path in file.parent.iterdir()) == [
+        "heat_pump.py",
+        "test_heat_pump.py",
+    ]
+    lines = file.read_text().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert "@" not in file.read_text()
+
+
+def test_one_file_passes_its_test_and_mypy(file: Path) -> None:
+    test = "test_heat_pump.py"
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", test, at=file.parent, path=file)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    typed = run("-m", "mypy", "--strict", file.name, test, at=file.parent, path=file.parent)
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+
+
+def test_what_is_written_passes_check_env(file: Path, package: Path) -> None:
+    written = package / "src" / "heat_pump" / "__init__.py"
+    for target in (f"{file}:env", f"{written}:HEAT_PUMP"):
+        done = CliRunner().invoke(app, ["check-env", target], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        assert "2 of 2 earn 1.0" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -110,9 +146,13 @@ def test_it_passes_mypy(package: Path) -> None:
 def test_names_that_cannot_be_are_refused(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         new_env(name, tmp_path)
+    with pytest.raises(UsageError, match=words):
+        new_package(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten(package: Path) -> None:
-    with pytest.raises(UsageError, match="is there already"):
-        new_env("heat-pump", package.parent)
+def test_nothing_is_overwritten(package: Path, file: Path) -> None:
+    with pytest.raises(UsageError, match="heat-pump exists already"):
+        new_package("heat-pump", package.parent)
+    with pytest.raises(UsageError, match=r"heat_pump.py exists already"):
+        new_env("heat-pump", file.parent)

@@ -32,6 +32,7 @@ from toolroll import (
     get_parser,
     load_environment,
     read_episodes,
+    tool_environment,
 )
 
 
@@ -50,6 +51,8 @@ async def play(tokenizer: Any, folder: Path) -> None:
         assert_type(model.template, ChatTemplate)
         agent = TrainableToolCallingAgent(served=model, sampling_params={"max_new_tokens": 256})
         result = await agent.asolve(Adder(), task=Task("sum", 0), session_id="s")
+        short = tool_environment(tools=[], tasks=[{"prompt": "?"}], reward=lambda final: 1.0)
+        await Runner(short, lambda: agent, RunSettings()).run(short.tasks("test"), show)
         factory = load_environment("desk")
         assert_type(factory, EnvironmentFactory)
         tasks = factory.tasks("test")

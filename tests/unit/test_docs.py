@@ -145,6 +145,8 @@ def test_the_python_of_a_page_runs(
         if block.page != page:
             continue
         source = addresses.of(block.text)
+        if named := re.match(r"# (\w+\.py)\n", source):
+            Path(named[1]).write_text(source)
         code = compile(source, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         if block.run:
             made = eval(code, names)  # the project's own pages

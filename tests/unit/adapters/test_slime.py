@@ -85,6 +85,32 @@ async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> N
     ), "the sample given was changed"
 
 
+FILE = """
+from toolroll import tool_environment
+
+def make(word: str):
+    task = {"prompt": "Say something.", "word": word}
+    return tool_environment(
+        tools=[], tasks=[task], reward=lambda task, final: float(task["word"] in final)
+    )
+"""
+
+
+@pytest.mark.parametrize(("word", "reward"), [("o", 1.0), ("absent", 0.0)])
+async def test_an_environment_of_a_file_is_played_with_its_arguments(
+    sample_type: Any, tmp_path: Path, word: str, reward: float
+) -> None:
+    (tmp_path / "say.py").write_text(FILE)
+    async with serving() as (_, args):
+        args.toolroll_env = f"{tmp_path / 'say.py'}:make"
+        args.toolroll_env_settings = {"word": word}
+        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
+        assert made.reward == reward
+        args.toolroll_env_settings = {"wort": word}
+        with pytest.raises(UsageError, match="there is no argument 'wort'; did you mean 'word'"):
+            await generate(args, sample_type(prompt=0), dict(SAMPLING))
+
+
 async def test_both_arities_and_evaluation(sample_type: Any) -> None:
     # slime passes evaluation by keyword, if the signature has it; miles calls with three arguments.
     assert "evaluation" in inspect.signature(generate).parameters

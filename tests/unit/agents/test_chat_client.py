@@ -221,7 +221,7 @@ async def test_a_closed_client_opens_new_connections() -> None:
         ({"base_url": "http://"}, "base_url: must begin with http"),
         ({"base_url": f"ftp://me:{KEY}@h/v1"}, "base_url: must begin with http"),
         ({"api_key": KEY, "api_key_env": "b"}, "give api_key or api_key_env, not both"),
-        ({"timeout": 0}, "timeout: Input should be greater than 0"),
+        ({"timeout": 0}, "timeout: must be greater than 0"),
     ],
 )
 def test_a_wrong_config_is_refused(fields: dict[str, Any], words: str) -> None:

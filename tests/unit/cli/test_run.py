@@ -204,3 +204,46 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(
     assert "The chat template does not append tool results to what was served:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout
     assert summary(tmp_path / "out")["forks"] > 0
+
+
+FILE = """
+from toolroll import Action, Environment, Observation, StepResult, Task
+
+class Waiter(Environment):
+    tasks = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
+
+    def __init__(self, line: str = "Hello."):
+        self.line = line
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation([{"role": "user", "content": self.line}])
+
+    def step(self, action: Action) -> StepResult:
+        return StepResult(reward=float(self.line == "Bye."), done=True)
+"""
+
+
+def test_an_environment_of_a_file_is_played_and_resumed(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another path of the same file too, and with the arguments of the command line."""
+    (tmp_path / "wait.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    common = ("--engine", engine.url, "--model", "embedded", "--parser", "hermes", "--out", out)
+    given = ("--env-args", '{"line": "Bye."}')
+    first = toolroll("run", "wait.py:Waiter", *common, *given, "--tasks", "0-1")
+    assert first.exit_code == 0, first.output
+    again = toolroll("run", tmp_path / "wait.py:Waiter", *common, *given)
+    assert "wait:Waiter: 2 episodes are in" in again.stdout
+    assert [(e.env, e.task_id, e.result.reward) for e in read_episodes(out)] == [
+        ("wait:Waiter", "a", 1.0),
+        ("wait:Waiter", "b", 1.0),
+        ("wait:Waiter", "c", 1.0),
+    ]
+    with pytest.raises(UsageError, match=r"env_args: there .*Bye.*, now \{\}"):
+        toolroll("run", "wait.py:Waiter", *common)
+    with pytest.raises(UsageError, match="there is no argument 'lin'; did you mean 'line'"):
+        toolroll("run", "wait.py:Waiter", *common, "--env-args", '{"lin": 3}')
+    with pytest.raises(UsageError, match="--env-args is not JSON"):
+        toolroll("run", "wait.py:Waiter", *common, "--env-args", "line=3")

@@ -15,6 +15,7 @@ from toolroll.rollout.runs.registry import (
     load_environment,
     user_maker,
 )
+from toolroll.rollout.types import Task
 
 MODULE = """
 from toolroll.agents.environments.desk import DeskFactory
@@ -92,14 +93,23 @@ def test_tasks_are_chosen(wanted: str | None, indices: list[int]) -> None:
     assert [task.index for task in choose_tasks(find_environment("desk"), None, wanted)] == indices
 
 
+def test_tasks_that_cannot_be_read_are_one_line() -> None:
+    class Broken(type(find_environment("desk"))):  # type: ignore[misc]
+        def tasks(self, split: str) -> list[Task]:
+            return [Task(name=split)]
+
+    with pytest.raises(UsageError, match=r"desk: tasks\('test'\) failed: .*test_registry.py, line"):
+        choose_tasks(Broken(), None, None)
+
+
 @pytest.mark.parametrize(
     ("split", "wanted", "words"),
     [
         ("train", None, "no split 'train'; it has test"),
         (None, "33", "has tasks 0 to 32"),
         (None, "0-99", "has tasks 0 to 32"),
-        (None, "two", "'two' is no number and no range"),
-        (None, "1-", "'1-' is no number and no range"),
+        (None, "two", "'two' is neither a number nor a range"),
+        (None, "1-", "'1-' is neither a number nor a range"),
     ],
 )
 def test_wrong_choices_are_refused(split: str | None, wanted: str | None, words: str) -> None:

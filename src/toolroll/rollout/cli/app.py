@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from toolroll.rollout.cli.env_commands import check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
+_EnvArgs = Annotated[
+    str | None, typer.Option(help="JSON: the arguments of the environment's class or function.")
+]
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
 )
 console = Console()
 app.command(name="serve")(serve_endpoint)
+app.command(name="new-env")(new_env)
+app.command(name="check-env")(check_env)
 
 
 def _version(*, value: bool) -> None:
@@ -109,11 +115,15 @@ def envs() -> None:
 
 @app.command()
 def tasks(
-    env: Annotated[str, typer.Argument(help="an environment's name; `toolroll envs` lists them")],
+    env: Annotated[
+        str,
+        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
+    ],
     split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
     tasks: Annotated[
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
     ] = None,
+    env_args: _EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
     """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
@@ -123,7 +133,7 @@ def tasks(
     """
     from toolroll.rollout.cli.tasks import task_lines, write_lines
 
-    lines = task_lines(env, split, tasks)
+    lines = task_lines(env, split, tasks, json_object(env_args, "--env-args"))
     if out is None:
         typer.echo(b"\n".join(lines))
     else:
@@ -211,25 +221,6 @@ def export(
 
     for line in export_run(folder, kind, out, env):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command()
-def new_env(
-    name: Annotated[str, typer.Argument(help="its name: small letters, digits and hyphens")],
-    at: Annotated[Path, typer.Option(help="the folder in which its own is made")] = Path(),
-) -> None:
-    """Write a working package with an environment of your own, an entry point and a test, to be
-    changed.
-    """
-    from toolroll.rollout.cli.new_env import new_env as write_new_env
-
-    folder = write_new_env(name, at)
-    console.print(
-        f"{folder}: pip install pytest -e {folder} && python -m pytest {folder}; then toolroll "
-        f"envs lists {name}",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 @app.command()

@@ -1,8 +1,7 @@
-"""`toolroll new-env NAME`: a working package with an environment of one's own, to be changed into
+"""`toolroll new-env NAME`: a working environment in one file, or in a package, to be changed into
 the real one.
 
-Invariant: what is written passes its own test and mypy --strict as it stands, and `toolroll envs`
-lists it once it is installed.
+Invariant: what is written passes its own test and mypy --strict as it stands.
 """
 
 from __future__ import annotations
@@ -10,11 +9,77 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import environment_names
+
+FILE = '''\
+"""@NAME@: a user wants a room at a temperature.
+
+Play it: toolroll run @FILE@:env --model MODEL
+"""
+
+from typing import Any
+
+from toolroll import ActionError, tool_environment
+
+
+class House:
+    """The state of one episode: every episode has its own."""
+
+    def __init__(self) -> None:
+        self.rooms = {"kitchen": 18, "bath": 18}
+
+    def set_temperature(self, room: str, degrees: int) -> str:
+        """Set the temperature of a room."""
+        if room not in self.rooms:  # the model's mistake: it is told, and may try again
+            raise ActionError(f"there is no room {room!r}; there are {', '.join(self.rooms)}")
+        self.rooms[room] = degrees
+        return "done"
+
+
+def _task(room: str, degrees: int) -> dict[str, Any]:
+    call = {"name": "set_temperature", "arguments": {"room": room, "degrees": degrees}}
+    prompt = f"Please set the {room} to {degrees} degrees."
+    return {"prompt": prompt, "wanted": [room, degrees], "reference": [call, "It is done."]}
+
+
+def reward(task: dict[str, Any], state: House) -> float:
+    """Return 1.0 if the room has the temperature that the task asks for."""
+    room, degrees = task["wanted"]
+    return float(state.rooms[room] == degrees)
+
+
+TASKS = [_task("kitchen", 21), _task("bath", 23)]
+env = tool_environment(tools=[House.set_temperature], tasks=TASKS, state=House, reward=reward)
+'''
+FILE_TEST = '''\
+"""@FILE@: the references earn 1.0, doing nothing earns 0.0, and a mistake is told to the model."""
+
+import asyncio
+
+from @PACKAGE@ import env
+from toolroll.rollout.testing.play_episode import play_episode
+
+TASKS = env.tasks("test")
+
+
+def test_the_reference_solves_each_task() -> None:
+    assert [asyncio.run(play_episode(env, task)).reward for task in TASKS] == [1.0] * len(TASKS)
+
+
+def test_doing_nothing_earns_nothing() -> None:
+    assert asyncio.run(play_episode(env, TASKS[0], ["Goodbye."])).reward == 0.0
+
+
+def test_a_mistake_is_told_to_the_model() -> None:
+    call = '{"name": "set_temperature", "arguments": {"room": "attic", "degrees": 20}}'
+    told = asyncio.run(play_episode(env, TASKS[0], [f"<tool_call>{call}</tool_call>", "Sorry."]))
+    assert "there is no room 'attic'" in str(told.messages)
+'''
 
 PYPROJECT = """\
 [build-system]
@@ -82,9 +147,12 @@ class @CLASS@(Environment):
 
     def call(self, call: ToolCall) -> str:
         arguments = call.arguments or {}
-        if arguments["room"] not in self.rooms:  # the model's mistake: it is told, and may try again
-            raise ActionError(f"there is no room {arguments['room']!r}; there are {', '.join(self.rooms)}")
-        self.rooms[arguments["room"]] = arguments["degrees"]
+        room, degrees = arguments.get("room"), arguments.get("degrees")
+        if room not in self.rooms:  # the model's mistake: it is told, and may try again
+            raise ActionError(f"there is no room {room!r}; there are {', '.join(self.rooms)}")
+        if not isinstance(degrees, int):
+            raise ActionError("degrees must be an integer")
+        self.rooms[room] = degrees
         return "done"
 
 
@@ -154,46 +222,69 @@ def test_it_is_known_by_name() -> None:
 
 
 def new_env(name: str, at: Path) -> Path:
-    """Write the package `name` into the folder `at / name`, which must not be there; the folder."""
-    package = name.replace("-", "_")
-    _check_name(name, package)
-    folder = at / name
-    if folder.exists():
-        raise UsageError(f"{folder} is there already")
-    class_name = "".join(part.capitalize() for part in name.split("-"))
-    words = {
-        "@NAME@": name,
-        "@PACKAGE@": package,
-        "@CLASS@": class_name,
-        "@CONSTANT@": package.upper(),
-    }
+    """Write an environment into one file of the folder `at`, with its test beside it; return the
+    file. Raise `UsageError` if one of them exists.
+    """
+    package = _package(name)
+    files = {at / f"{package}.py": FILE, at / f"test_{package}.py": FILE_TEST}
+    _write(files, name, files)
+    return at / f"{package}.py"
+
+
+def new_package(name: str, at: Path) -> Path:
+    """Write the package `name`, with an entry point, into the folder `at / name`; return it. Raise
+    `UsageError` if the folder exists.
+    """
+    package, folder = _package(name), at / name
     files = {
-        "pyproject.toml": PYPROJECT,
-        f"src/{package}/__init__.py": ENVIRONMENT,
-        f"src/{package}/py.typed": "",
-        f"tests/test_{package}.py": TEST,
+        folder / "pyproject.toml": PYPROJECT,
+        folder / f"src/{package}/__init__.py": ENVIRONMENT,
+        folder / f"src/{package}/py.typed": "",
+        folder / f"tests/test_{package}.py": TEST,
     }
-    for path, text in files.items():
-        for mark, word in words.items():
-            text = text.replace(mark, word)
-        file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+    _write(files, name, [folder])
     return folder
 
 
-def _check_name(name: str, package: str) -> None:
+def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> None:
+    for path in not_there:
+        if path.exists():
+            raise UsageError(f"{path} exists already")
+    package = _package(name)
+    _check_free(name, package)
+    words = {
+        "@NAME@": name,
+        "@PACKAGE@": package,
+        "@FILE@": f"{package}.py",
+        "@CLASS@": "".join(part.capitalize() for part in name.split("-")),
+        "@CONSTANT@": package.upper(),
+    }
+    for file, text in files.items():
+        for mark, word in words.items():
+            text = text.replace(mark, word)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _package(name: str) -> str:
+    """Return the name of the module. Raise `UsageError` if `name` cannot be one."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(
-            f"{name!r} is no name for an environment: small letters, digits and single hyphens, as "
-            f"in my-bench"
+            f"{name!r} cannot be the name of an environment: use small letters, digits and single "
+            f"hyphens, as in my-bench"
         )
+    return name.replace("-", "_")
+
+
+def _check_free(name: str, package: str) -> None:
     if (
         keyword.iskeyword(package)
         or package in sys.stdlib_module_names
         or find_spec(package) is not None
     ):
-        raise UsageError(f"{package!r} is the name of something else in Python: choose another one")
+        raise UsageError(
+            f"{package!r} is the name of something else in Python: choose another name"
+        )
     if name in environment_names():
         raise UsageError(
             f"there is an environment named {name!r} already (toolroll envs lists them)"

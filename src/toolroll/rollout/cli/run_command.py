@@ -60,7 +60,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and
     SIGTERM end it early.
     """
-    env, out = plan.config.env, plan.config.out
+    env, out = plan.factory.name, plan.config.out
     now = await provenance(plan)
     if out is None:
         summary = Summary(env)

@@ -7,30 +7,37 @@ that is; the file is written as a whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
 from toolroll.rollout.runs.run_directory import make_folder
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.types import Task
 
 
-def task_lines(env: str, split: str | None, wanted: str | None) -> list[bytes]:
+def task_lines(
+    env: str,
+    split: str | None,
+    wanted: str | None,
+    env_args: Mapping[str, Any] | None = None,
+) -> list[bytes]:
     """The lines for the tasks of `env` that `split` (default: the first) and `wanted` ("0-9",
     "3,5") name.
 
     Raises `UsageError` for an unknown environment, split or task, and where what the environment
     needs is not installed.
     """
-    factory = load_environment(env)
+    factory = load_environment(env, env_args)
     chosen = split or factory.splits[0]
     return [
-        orjson.dumps(task_row(env, chosen, task)) for task in choose_tasks(factory, chosen, wanted)
+        orjson.dumps(task_row(absolute_target(env), chosen, task))
+        for task in choose_tasks(factory, chosen, wanted)
     ]
 
 

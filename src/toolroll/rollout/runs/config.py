@@ -33,7 +33,14 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    env: str = Field(description="An environment's name; `toolroll envs` lists them.")
+    env: str = Field(
+        description="An environment: a name of `toolroll envs`, FILE.py:NAME or MODULE:NAME."
+    )
+    env_args: dict[str, Any] = Field(
+        default={},
+        description="The arguments of the class or function that makes the environment.",
+        json_schema_extra=_PLAYED,
+    )
     model: str = Field(
         description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
         "package. With --baseline-url: the name of its model.",

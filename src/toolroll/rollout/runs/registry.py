@@ -1,73 +1,173 @@
-"""Environments by name, through the entry-point group `toolroll.environments`: a third party
-adds a benchmark without touching us.
+"""Environments by name (entry-point group `toolroll.environments`, to which other packages add), or
+from a file (`path/to/file.py:NAME`) or a module (`package.module:NAME`).
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import EnvironmentFactory, Task
+from toolroll.rollout.errors import ToolrollError, UsageError
+from toolroll.rollout.runs.environment_class import EnvironmentClass
+from toolroll.rollout.runs.environment_file import error_line, is_target, load_target
+from toolroll.rollout.runtime.signature import Signature
+from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentOptions, Task
 
 GROUP = "toolroll.environments"
+_PARTS = ("tasks", "make", "missing", "reference", "splits")
+"""What an `EnvironmentFactory` has."""
 
 
 def environment_names() -> list[str]:
-    """All names, sorted."""
+    """Return the names of all entry points, sorted."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
-def load_environment(name: str) -> EnvironmentFactory:
-    """The factory of that name. Raises `UsageError` for an unknown name, or where what it needs
-    is not installed.
+def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
+    """Return the environment `name`, ready to be played; arguments as in `find_environment`.
+
+    Raise `UsageError` also if what it needs is not installed.
+
+    Example:
+        >>> load_environment("desk").tasks("test")[0].id
+        'hours'
     """
-    factory = find_environment(name)
+    factory = find_environment(name, env_args)
     command = factory.missing()
     if command is not None:
         raise UsageError(f"the environment {name} needs a package that is not installed: {command}")
     return factory
 
 
-def find_environment(name: str) -> EnvironmentFactory:
-    """The factory of that name, whether or not what it needs is installed."""
+def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
+    """Return the environment `name`, whether or not what it needs is installed.
+
+    `name` is an entry point's, `path/to/file.py:NAME` or `package.module:NAME`. NAME is an
+    `EnvironmentFactory` (`tool_environment` makes one), a class or function that makes one, or an
+    `Environment` class. `env_args` are the arguments of that class or function; a factory that is
+    an object gets them as `EnvironmentOptions.settings`.
+
+    Raise `UsageError` if there is no such environment, or if `env_args` do not fit.
+    """
+    arguments = dict(env_args or {})
+    if is_target(name):
+        found, short = load_target(name)
+        return _factory_of(found, name, short, arguments)
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in entries:
         close = difflib.get_close_matches(name, entries, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"there is no environment named {name!r}{hint} (toolroll envs lists them)")
-    return _loaded(entries[name])
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else "toolroll envs lists them; one of your own is named as path/to/file.py:NAME"
+        )
+        raise UsageError(f"there is no environment named {name!r}; {hint}")
+    return _loaded(entries[name], arguments)
 
 
-def _loaded(entry: EntryPoint) -> EnvironmentFactory:
-    found: Any = entry.load()
-    factory: EnvironmentFactory = found() if isinstance(found, type) else found
-    return factory
+def _loaded(entry: EntryPoint, arguments: Mapping[str, Any]) -> EnvironmentFactory:
+    return _factory_of(entry.load(), entry.name, entry.name, arguments)
+
+
+def _factory_of(
+    found: Any, target: str, short: str, arguments: Mapping[str, Any]
+) -> EnvironmentFactory:
+    """Return `found` as a factory; `short` is its name if it gives none."""
+    if isinstance(found, type) and issubclass(found, Environment):
+        return EnvironmentClass(found, short, arguments)
+    made: Any
+    if _is_factory(found) and not isinstance(found, type):
+        made = found
+    elif callable(found):
+        made = _called(found, target, _constructor_arguments(found, target, arguments))
+    else:
+        made = found
+    if not _is_factory(made):
+        what = type(made).__name__
+        raise UsageError(
+            f"{target} is not an environment: it is {'made as ' if made is not found else ''}an "
+            f"object of type {what}; name an Environment class, what tool_environment() returned, "
+            f"or an EnvironmentFactory (with {', '.join(_PARTS)})"
+        )
+    if not getattr(made, "name", ""):
+        made.name = short
+    factory: EnvironmentFactory = made
+    return _Configured(factory, arguments) if made is found and arguments else factory
+
+
+def _is_factory(found: Any) -> bool:
+    return all(getattr(found, part, None) is not None for part in _PARTS)
+
+
+def _constructor_arguments(
+    function: Any, target: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        return Signature(function).checked(arguments)
+    except UsageError as error:
+        raise UsageError(f"--env-args of {target}: {error}") from error
+
+
+def _called(function: Any, target: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ToolrollError):
+            raise
+        raise UsageError(f"{target} cannot be made: {error_line(error)}") from error
+
+
+class _Configured:
+    """A factory with settings for every environment that it makes."""
+
+    def __init__(self, factory: EnvironmentFactory, settings: Mapping[str, Any]) -> None:
+        self.name = factory.name
+        self.description = factory.description
+        self.splits = factory.splits
+        self.missing = factory.missing
+        self.tasks = factory.tasks
+        self.reference = factory.reference
+        self._factory = factory
+        self._settings = settings
+
+    def make(self, options: EnvironmentOptions) -> Environment:
+        settings = {**self._settings, **options.settings}
+        return self._factory.make(replace(options, settings=settings))
 
 
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
-    """The tasks of `split` (default: the first one) that `wanted` names: "3", "0-9", "0-4,7"; None
-    for all of them.
+    """Return the tasks of `split` (default: the first one) that `wanted` names.
 
-    Raises `UsageError` for an unknown split, a task out of range, or a range that cannot be read.
+    `wanted` is "3", "0-9" or "0-4,7"; None stands for all of them. Raise `UsageError` for an
+    unknown split, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
     if split not in factory.splits:
         raise UsageError(
             f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}"
         )
-    tasks = list(factory.tasks(split))
+    try:
+        tasks = list(factory.tasks(split))
+    except Exception as error:
+        if isinstance(error, ToolrollError):
+            raise
+        raise UsageError(f"{factory.name}: tasks({split!r}) failed: {error_line(error)}") from error
     if wanted is None:
         return tasks
     chosen: list[Task] = []
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"--tasks {wanted!r}: {part!r} is no number and no range such as 0-9")
+            raise UsageError(
+                f"--tasks {wanted!r}: {part!r} is neither a number nor a range such as 0-9"
+            )
         if dash and int(last) < int(first):
             raise UsageError(
-                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; {last}-{first} is meant?"
+                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; did you mean "
+                f"{last}-{first}?"
             )
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
@@ -83,14 +183,17 @@ USERS = "toolroll.users"
 
 
 def agent_maker(name: str) -> Any:
-    """The function `(served, settings) -> Agent` of that name (entry-point group
-    `toolroll.agents`).
+    """Return the function `(model, settings) -> Agent` of that name (entry-point group
+    `toolroll.agents`). Raise `UsageError` for an unknown name.
     """
     return _by_name(AGENTS, name, "agent")
 
 
 def user_maker(name: str) -> Any:
-    """The factory of user simulators of that name (entry-point group `toolroll.users`)."""
+    """Return the factory of user simulators of that name (entry-point group `toolroll.users`).
+
+    Raise `UsageError` for an unknown name.
+    """
     return _by_name(USERS, name, "user simulator")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runs.usage_errors import named
@@ -42,7 +43,8 @@ class Plan:
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open what a run needs; `stack` closes it."""
-    factory = load_environment(config.env)
+    factory = load_environment(config.env, config.env_args)
+    named_env = {"env": factory.name}  # not the path of its file: the folder may be moved
     tasks = choose_tasks(factory, config.split, config.tasks)
     options = EnvironmentOptions()
     if config.user_model is not None:
@@ -51,11 +53,11 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
-        return Plan(config, factory, tasks, lambda: agent, options, config.identity)
+        return Plan(config, factory, tasks, lambda: agent, options, config.identity | named_env)
     with named():
         served = Model.from_args(rollout_args(config))
     await stack.enter_async_context(served)
-    identity = config.identity | {"template": fingerprint(served.template)}
+    identity = config.identity | named_env | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
 
@@ -77,6 +79,7 @@ async def open_runner(
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
     """The settings of one worker, as plain data; `share`: how many episodes it plays at once."""
     return config.model_dump(mode="json") | {
+        "env": absolute_target(config.env),
         "concurrency": share,
         "ray": None,
         "processes": 1,

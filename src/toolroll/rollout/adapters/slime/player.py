@@ -171,7 +171,7 @@ class Player:
                     "toolroll_user_settings is set, but toolroll_user does not say which user "
                     "simulator to use (such as openai)"
                 )
-            self._options = EnvironmentOptions(user=make, settings=self.settings.env_settings)
+            self._options = EnvironmentOptions(user=make)
 
     async def _find(self, sample: Any) -> tuple[EnvironmentFactory, Task]:
         """Return the environment and the task that the sample names."""
@@ -185,7 +185,7 @@ class Player:
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
-                factory = load_environment(name)
+                factory = load_environment(name, self.settings.env_settings)
                 # May import a benchmark's package and read its database.
                 self._tasks[name, split] = (
                     factory,

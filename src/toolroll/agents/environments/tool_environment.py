@@ -1,0 +1,371 @@
+"""`tool_environment`: an environment from functions, data and a reward.
+
+Invariants: an argument that does not fit a tool's signature is an observation; so is an error of a
+tool that `told_errors` names, and any other error aborts the episode; all state of an episode is in
+one object, made for it alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
+from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.signature import Signature
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+)
+
+TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
+"""What a tool may raise because of its arguments."""
+_STATE = ("self", "state")
+"""A tool whose first parameter has one of these names gets the state of the episode there."""
+_REWARD = ("task", "final", "calls", "state")
+_MADE_FROM = ("task", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedCall:
+    """One call of an episode: `result` is what the tool returned, None if it failed; `error` is
+    what the model was told then."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: Any = None
+    error: str | None = None
+
+
+def tool_environment(
+    *,
+    tools: Sequence[Callable[..., Any]],
+    tasks: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] | str | Path,
+    reward: Callable[..., float],
+    system: str | None = None,
+    state: Callable[..., Any] | None = None,
+    told_errors: tuple[type[Exception], ...] = TOLD_ERRORS,
+    name: str = "",
+    description: str = "",
+) -> ToolEnvironmentFactory:
+    """Return an environment whose tools are functions: `toolroll run FILE.py:NAME` plays it.
+
+    An episode shows the task's prompt, executes the calls of each reply, and ends with the first
+    reply without a call, which is then graded.
+
+    Args:
+        tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
+            section) become the schema. They run in a thread. What one returns is shown as it is
+            if it is text, and else as JSON.
+        tasks: dicts, or the path of a JSONL file, or a dict of such lists by split. Each task has
+            `prompt` (the user's message) or `messages`, and what else `reward` needs. `id` is its
+            place unless given. `reference`, if given, is the list of replies that solve it: a call
+            as `{"name": ..., "arguments": {...}}`, a list of such calls, or the final text.
+        reward: a function with any of the parameters `task` (the dict), `final` (the text of the
+            last reply), `calls` (a list of `PlayedCall`) and `state`. Returns a number, 1.0 for
+            success. An episode that is truncated gets 0.
+        system: the system message.
+        state: makes the state of one episode, with any of the parameters `task` and `seed`. Tools
+            with a first parameter `self` (methods of its class) or `state` get it. Its method
+            `close`, if it has one, is called at the end.
+        told_errors: exceptions of tools that are shown to the model as `Error: ...`, as is an
+            `ActionError` always. Any other exception is a bug of the environment: the episode is
+            aborted, without a reward.
+        name: shown in results; by default `FILE:NAME`.
+        description: for the list of environments.
+
+    Raises:
+        UsageError: for a tool without a schema, a task without a prompt, or an unknown parameter.
+
+    Example:
+        >>> def add(a: int, b: int) -> int:
+        ...     '''Add two numbers.'''
+        ...     return a + b
+        >>> env = tool_environment(
+        ...     tools=[add],
+        ...     tasks=[{"prompt": "What is 2 + 3?", "answer": "5"}],
+        ...     reward=lambda task, final: float(task["answer"] in final),
+        ... )
+        >>> env.tasks("test")[0].data["answer"]
+        '5'
+    """
+    found = [_FunctionTool(tool) for tool in tools]
+    doubled = [one for one, count in Counter(tool.name for tool in found).items() if count > 1]
+    if doubled:
+        raise UsageError(f"two tools are named {doubled[0]!r}")
+    if state is None and any(tool.first for tool in found):
+        tool = next(tool for tool in found if tool.first)
+        raise UsageError(
+            f"the tool {tool.name} has the parameter {tool.first!r}: give state=, which makes the "
+            f"object for it"
+        )
+    rules = _Rules(
+        {tool.name: tool for tool in found},
+        _Named("reward", reward, _REWARD),
+        _Named("state", state, _MADE_FROM) if state is not None else None,
+        system,
+        (ActionError, *told_errors),
+    )
+    return ToolEnvironmentFactory(rules, _read_tasks(tasks), name, description)
+
+
+class _FunctionTool:
+    """A function, and what the model is shown of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not inspect.isroutine(function) or function.__name__ == "<lambda>":
+            raise UsageError(f"a tool must be a function with a name, not {function!r}")
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(
+                f"the tool {function.__name__} is async: write it as a plain function (it runs in "
+                f"a thread), or derive a class from Environment"
+            )
+        self.function = function
+        self.name = function.__name__
+        names = list(inspect.signature(function).parameters)
+        self.first = names[0] if names and names[0] in _STATE else ""
+        self.signature = Signature(function, skip=(self.first,) if self.first else ())
+        self.schema: Tool = {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.signature.summary,
+                "parameters": self.signature.schema(),
+            },
+        }
+
+
+class _Named:
+    """A function of the user that gets what its parameters name."""
+
+    def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+        if not callable(function):
+            raise UsageError(f"{what} must be a function, not {function!r}")
+        self._what = what
+        self._function = function
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except ValueError:  # a built-in type such as dict: it is made of nothing
+            parameters = []
+        self._names = [one.name for one in parameters if one.name in names]
+        for one in parameters:
+            given = one.name in names or one.default is not one.empty
+            if not given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                raise UsageError(
+                    f"{what} has a parameter {one.name!r}; it may take {', '.join(names)}"
+                )
+
+    def __call__(self, **given: Any) -> Any:
+        try:
+            return self._function(**{name: given[name] for name in self._names})
+        except Exception as error:
+            raise EnvironmentFailure(f"{self._what} failed: {_said(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What all episodes share."""
+
+    tools: Mapping[str, _FunctionTool]
+    reward: _Named
+    state: _Named | None
+    system: str | None
+    told_errors: tuple[type[Exception], ...]
+
+
+class ToolEnvironment(Environment):
+    """One episode of a `tool_environment`."""
+
+    def __init__(self, rules: _Rules) -> None:
+        self._rules = rules
+        self._task: Mapping[str, Any] = {}
+        self._state: Any = None
+        self._calls: list[PlayedCall] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Make the state, and show the prompt."""
+        rules = self._rules
+        self._task, self._calls = task.data, []
+        if rules.state is not None:
+            self._state = rules.state(task=task.data, seed=seed)
+        messages = [dict(message) for message in task.data.get("messages", ())]
+        if rules.system is not None:
+            messages.insert(0, {"role": "system", "content": rules.system})
+        if "prompt" in task.data:
+            messages.append({"role": "user", "content": task.data["prompt"]})
+        return Observation(messages, tools=[tool.schema for tool in rules.tools.values()])
+
+    def step(self, action: Action) -> StepResult:
+        """Execute the calls, or grade the final reply."""
+        if action.tool_calls:
+            return StepResult([self._answer(call) for call in action.tool_calls])
+        found = self._rules.reward(
+            task=self._task, final=action.content, calls=list(self._calls), state=self._state
+        )
+        return StepResult(reward=found, done=True)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return `tool_errors`, in total and by tool."""
+        known = [call for call in self._calls if call.name in self._rules.tools]
+        errors = Counter(call.name for call in known if call.error is not None)
+        total = sum(call.error is not None for call in self._calls)
+        return {
+            "tool_errors": float(total),
+            **{f"tool_errors/{name}": float(count) for name, count in errors.items()},
+        }
+
+    def close(self) -> None:
+        """Close the state, if it has a method `close`."""
+        state, self._state = self._state, None
+        close = getattr(state, "close", None)
+        if callable(close):
+            close()
+
+    def _answer(self, call: ToolCall) -> Message:
+        result, error = self._execute(call)
+        self._calls.append(PlayedCall(call.name, call.arguments or {}, result, error))
+        content = _text(result) if error is None else f"Error: {error}"
+        return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+    def _execute(self, call: ToolCall) -> tuple[Any, str | None]:
+        """Return what the tool returned, and what is wrong with the call."""
+        tool = self._rules.tools.get(call.name)
+        if tool is None:
+            there = ", ".join(self._rules.tools)
+            return None, f"there is no tool {call.name!r}; there are: {there}"
+        try:
+            arguments = tool.signature.checked(call.arguments or {})
+        except UsageError as error:
+            return None, str(error)
+        try:
+            if tool.first:
+                return tool.function(self._state, **arguments), None
+            return tool.function(**arguments), None
+        except self._rules.told_errors as error:
+            said = message_of(error)
+            return None, said if isinstance(
+                error, ActionError
+            ) else f"{type(error).__name__}: {said}"
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"the tool {tool.name} failed: {_said(error)}; an error that the model is to be "
+                f"told is an ActionError, or in told_errors"
+            ) from error
+
+
+class ToolEnvironmentFactory:
+    """What `tool_environment` returns: an `EnvironmentFactory`."""
+
+    def __init__(
+        self, rules: _Rules, tasks: Mapping[str, Sequence[Task]], name: str, description: str
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.splits: tuple[str, ...] = tuple(tasks)
+        self._rules = rules
+        self._tasks = tasks
+
+    def missing(self) -> str | None:
+        """Return None: nothing is missing."""
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of `split`. Raise `UsageError` for an unknown one."""
+        if split not in self._tasks:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self._tasks[split]
+
+    def make(self, options: EnvironmentOptions) -> ToolEnvironment:
+        """Return the environment of one episode. Raise `UsageError` for any setting."""
+        if options.settings:
+            raise UsageError(
+                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}; to "
+                f"take some, make it in a function and name the function"
+            )
+        return ToolEnvironment(self._rules)
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        """Return the task's `reference` as actions, None if it has none."""
+        steps = task.data.get("reference")
+        return None if steps is None else [_reference_step(task, step) for step in steps]
+
+
+def _reference_step(task: Task, step: Any) -> Action:
+    if isinstance(step, str):
+        return Action(step)
+    calls = [step] if isinstance(step, Mapping) else step
+    try:
+        return Action("", tuple(ToolCall(c["name"], dict(c["arguments"]), "") for c in calls))
+    except (TypeError, KeyError, ValueError) as error:
+        raise UsageError(
+            f'task {task.id}: a step of reference is a text, a call as {{"name": ..., "arguments": '
+            f"{{...}}}}, or a list of calls, not {step!r}"
+        ) from error
+
+
+def _read_tasks(tasks: Any) -> dict[str, list[Task]]:
+    """Return the tasks by split."""
+    if isinstance(tasks, str | Path):
+        tasks = _read_lines(Path(tasks))
+    splits = tasks if isinstance(tasks, Mapping) else {"test": tasks}
+    found: dict[str, list[Task]] = {}
+    for split, given in splits.items():
+        found[split] = [_task(at, task, split) for at, task in enumerate(given)]
+        ids = Counter(task.id for task in found[split])
+        doubled = [name for name, count in ids.items() if count > 1]
+        if doubled:
+            raise UsageError(f"two tasks have the id {doubled[0]!r}")
+    if not any(found.values()):
+        raise UsageError("there are no tasks: give tasks= a list of dicts, or a JSONL file")
+    return found
+
+
+def _task(at: int, task: Any, split: str) -> Task:
+    if not isinstance(task, Mapping):
+        raise UsageError(f"tasks[{at}] must be a dict, not {type(task).__name__}")
+    if not isinstance(task.get("prompt", ""), str):
+        raise UsageError(f"tasks[{at}]: the prompt must be text; a conversation is `messages`")
+    if "prompt" not in task and "messages" not in task:
+        raise UsageError(f"tasks[{at}] needs a prompt (text), or messages")
+    return Task(str(task.get("id", at)), at, split, dict(task))
+
+
+def _read_lines(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise UsageError(f"tasks: there is no file {path} (looked for in {Path.cwd()})")
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(orjson.loads(line))
+            except orjson.JSONDecodeError as error:
+                raise UsageError(f"{path}, line {number} is not JSON: {error}") from error
+    return rows
+
+
+def _said(error: Exception) -> str:
+    """What was raised, and the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(error).__name__}: {message_of(error)} ({place})"
+
+
+def _text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, ensure_ascii=False, default=plain)

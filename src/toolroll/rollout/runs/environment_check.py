@@ -1,0 +1,372 @@
+"""`check`: what an environment does wrong, before a model plays it.
+
+Invariants: each check says ok, failed (what, where) or not applicable (why); a check that another
+one's failure makes meaningless is not applicable, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import orjson
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import UsageError, message_of
+from toolroll.rollout.runs.do_nothing import LeavingUser
+from toolroll.rollout.runs.environment_file import error_line
+from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
+from toolroll.rollout.runs.registry import agent_maker
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
+from toolroll.rollout.runtime.jsonable import shown
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import (
+    Action,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Status,
+    Task,
+    Tool,
+)
+
+CheckStatus = Literal["ok", "failed", "not applicable"]
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_MOST_ON_LOOP = 0.05
+"""Seconds for which one call may hold the event loop, on which all episodes wait."""
+_MOST_TOOLS = 10
+_FAREWELL = Action("Goodbye.")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check found; `detail` is one line."""
+
+    name: str
+    status: CheckStatus
+    detail: str = ""
+
+
+class _FailedError(Exception):
+    """A check failed."""
+
+
+class _NotApplicableError(Exception):
+    """There is nothing to check."""
+
+
+async def check(
+    factory: EnvironmentFactory, tasks: Sequence[Task], *, time_limit: float = 60.0
+) -> list[CheckResult]:
+    """Check the environment of `factory` on `tasks`; no engine is needed.
+
+    One call of an environment may take `time_limit` seconds.
+
+    Example:
+        >>> import asyncio
+        >>> from toolroll import load_environment
+        >>> desk = load_environment("desk")
+        >>> results = asyncio.run(check(desk, desk.tasks("test")))
+        >>> [result.name for result in results if result.status == "failed"]
+        []
+    """
+    return await _Checks(factory, tasks, time_limit).run()
+
+
+class _Checks:
+    def __init__(
+        self, factory: EnvironmentFactory, tasks: Sequence[Task], time_limit: float
+    ) -> None:
+        self.factory = factory
+        self.time_limit = time_limit
+        self.tasks = tasks
+        self.options = EnvironmentOptions()
+        self.played: list[list[EnvironmentPlayer]] = []
+        """For each of two episodes, the times that it was played."""
+        self.results: list[CheckResult] = []
+        self.close_error = ""
+
+    async def run(self) -> list[CheckResult]:
+        await self._check("tasks", self._tasks)
+        if self.results[-1].status == "ok":
+            await self._check("an episode", self._episode)
+        playable = self.results[-1].status == "ok"
+        rest: dict[str, Callable[[], Awaitable[str]]] = {
+            "tool schemas": self._schemas,
+            "same seed, same episode": self._seeds,
+            "two episodes at once": self._at_once,
+            "reference actions": self._references,
+            "wrong arguments": self._wrong_arguments,
+            "event loop": self._event_loop,
+            "close": self._close,
+            "time": self._time,
+        }
+        for name, function in rest.items():
+            if playable:
+                await self._check(name, function)
+            else:
+                broken = self.results[1 if len(self.results) > 1 else 0].name
+                self._add(name, "not applicable", f"not checked: {broken} failed")
+        return self.results
+
+    async def _check(self, name: str, function: Callable[[], Awaitable[str]]) -> None:
+        try:
+            self._add(name, "ok", await function())
+        except _NotApplicableError as error:
+            self._add(name, "not applicable", str(error))
+        except (_FailedError, BrokenError, UsageError) as error:
+            self._add(name, "failed", message_of(error))
+        except Exception as error:  # noqa: BLE001 - the border to factories of others
+            self._add(name, "failed", error_line(error))
+
+    def _add(self, name: str, status: CheckStatus, detail: str) -> None:
+        self.results.append(CheckResult(name, status, detail))
+
+    def _failed(self, name: str) -> bool:
+        return any(one.name == name and one.status == "failed" for one in self.results)
+
+    # --- the checks -------------------------------------------------------------------------------
+
+    async def _tasks(self) -> str:
+        if not self.tasks:
+            raise _FailedError("there are no tasks")
+        split = self.tasks[0].split or self.factory.splits[0]
+        first, again = (list(self.factory.tasks(split)) for _ in range(2))
+        if [(one.id, one.data) for one in first] != [(one.id, one.data) for one in again]:
+            raise _FailedError("tasks() gives other tasks when it is called again")
+        doubled = [name for name, count in Counter(one.id for one in first).items() if count > 1]
+        if doubled:
+            raise _FailedError(f"{len(doubled)} ids are not unique, such as {doubled[0]!r}")
+        for place, task in enumerate(first):
+            if task.index != place:
+                raise _FailedError(f"task {task.id} has index {task.index}, its place is {place}")
+            try:
+                orjson.dumps(dict(task.data))
+            except TypeError as error:
+                raise _FailedError(f"the data of task {task.id} is not JSON: {error}") from error
+        return f"{len(first)} in the split {split}"
+
+    async def _episode(self) -> str:
+        """By hand, then in the loop of real episodes, which checks what is returned."""
+        await self._find_options()
+        self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
+        make, threads = agent_maker("do-nothing"), Threads(1)
+        limits = {"step_timeout": self.time_limit}
+        options = EnvironmentOptions(user=lambda seed: LeavingUser())
+        runner = Runner(self.factory, lambda: make(threads, limits), RunSettings(), options)
+        result = (await runner.play(self.tasks[0], 0)).result
+        if result.status is Status.ABORTED:
+            raise _FailedError(str(result.info.get("error", {}).get("message", "it was aborted")))
+        return f"doing nothing earns {result.reward:g} in task {self.tasks[0].id}"
+
+    async def _schemas(self) -> str:
+        tools = [tool for one in self.played for tool in one[0].tools]
+        if not tools:
+            raise _NotApplicableError("there are no tools")
+        for player in self.played:
+            names = [_checked_tool(tool) for tool in player[0].tools]
+            doubled = [name for name, count in Counter(names).items() if count > 1]
+            if doubled:
+                raise _FailedError(f"two tools are named {doubled[0]!r}")
+        count = len({tool["function"]["name"] for tool in tools})
+        return f"{count} tool{'s' * (count > 1)}"
+
+    async def _seeds(self) -> str:
+        for (task, seed), plays in zip(self._pair(), self.played, strict=True):
+            plays.append(await self._play(task, seed))
+            where = _difference(plays[0], plays[1])
+            if where:
+                raise _FailedError(f"task {task.id}, played twice with one seed: {where}")
+        return f"{len(self.played)} episodes, each played twice"
+
+    async def _at_once(self) -> str:
+        if self._failed("same seed, same episode"):
+            raise _NotApplicableError("not checked: one episode alone is not reproducible")
+        pair = self._pair()
+        players = [self._player() for _ in pair]
+        try:
+            for player, (task, seed) in zip(players, pair, strict=True):
+                await player.reset(task, seed)
+            waiting = [self._actions(p, task) for p, (task, _) in zip(players, pair, strict=True)]
+            while any(waiting):
+                for player, actions in zip(players, waiting, strict=True):
+                    if actions and not player.done:
+                        await player.step(actions.pop(0))
+                    else:
+                        actions.clear()
+        finally:
+            for player in players:
+                await self._end(player)
+        for (task, _), player, alone in zip(pair, players, self.played, strict=True):
+            where = _difference(alone[0], player)
+            if where:
+                raise _FailedError(f"task {task.id} is different beside another episode: {where}")
+            alone.append(player)
+        return "stepped in turns, each as it is alone"
+
+    async def _references(self) -> str:
+        given = [(task, self.factory.reference(task)) for task in self.tasks]
+        known = [(task, list(actions)) for task, actions in given if actions is not None]
+        if not known:
+            raise _NotApplicableError("the environment gives no reference actions")
+        wrong = []
+        for task, actions in known:
+            player = await self._play(task, 0, [*actions, _FAREWELL])
+            if player.reward != 1.0:
+                wrong.append(f"{task.id}: {shown(player.reward)}")
+        if wrong and self.options.user is not None:
+            raise _NotApplicableError(
+                f"{len(wrong)} of {len(known)} need a user who answers; here the user leaves"
+            )
+        if wrong:
+            some = ", ".join(wrong[:3])
+            raise _FailedError(f"{len(wrong)} of {len(known)} do not earn 1.0: {some}")
+        return f"{len(known)} of {len(known)} earn 1.0"
+
+    async def _wrong_arguments(self) -> str:
+        tools = list(self.played[0][0].tools)[:_MOST_TOOLS]
+        if not tools:
+            raise _NotApplicableError("there are no tools")
+        calls = wrong_calls(tools)
+        for what, call in calls:
+            player = self._player()
+            try:
+                await player.reset(self.tasks[0], 0)
+                await player.step(Action("", (call,)))
+            except BrokenError as error:
+                given = orjson.dumps(call.arguments).decode()
+                raise _FailedError(
+                    f"{what}, {call.name}({given}): {error}; raise an ActionError, or answer with "
+                    f"a tool message"
+                ) from error
+            finally:
+                await self._end(player)
+        return f"{len(calls)} calls, each answered"
+
+    async def _event_loop(self) -> str:
+        env = self.played[0][0].env
+        longest = [max(map(min, zip(*(p.on_loop for p in ps), strict=False))) for ps in self.played]
+        if not any(longest):
+            raise _NotApplicableError("reset and step run in a thread")
+        if max(longest) > _MOST_ON_LOOP:
+            raise _FailedError(
+                f"a call of {type(env).__name__} holds the event loop for {max(longest):.2f} s: "
+                f"make it a plain method of an environment with blocking = True, or await"
+            )
+        return f"held for at most {1e3 * max(longest):.1f} ms"
+
+    async def _close(self) -> str:
+        """Also without a reset: it is called after a reset that failed."""
+        if self.close_error:
+            raise _FailedError(self.close_error)
+        player = self._player()
+        try:
+            await player.close()
+        except BrokenError as error:
+            raise _FailedError(f"before reset: {error}") from error
+        return "after an episode, and before reset"
+
+    async def _time(self) -> str:
+        plays = [player for one in self.played for player in one]
+        resets = [player.seconds[0] for player in plays]
+        steps = [seconds for player in plays for seconds in player.seconds[1:-1]]
+        said = f"reset {_duration(median(resets))}"
+        return f"{said}, step {_duration(median(steps))} (median)" if steps else said
+
+    # --- playing ----------------------------------------------------------------------------------
+
+    def _pair(self) -> list[tuple[Task, int]]:
+        """Two episodes: of two tasks, or of one with two seeds."""
+        return [(self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)]
+
+    def _player(self) -> EnvironmentPlayer:
+        return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
+
+    async def _find_options(self) -> None:
+        """Give the environment a user who leaves, if it needs one."""
+        player = None
+        try:
+            player = self._player()
+            await player.reset(self.tasks[0], 0)
+        except UsageError:
+            self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
+        finally:
+            if player is not None:
+                await self._end(player)
+
+    async def _play(
+        self, task: Task, seed: int, actions: Sequence[Action] | None = None
+    ) -> EnvironmentPlayer:
+        player = self._player()
+        try:
+            await player.reset(task, seed)
+            for action in self._actions(player, task) if actions is None else actions:
+                if not player.done:
+                    await player.step(action)
+        finally:
+            await self._end(player)
+        return player
+
+    async def _end(self, player: EnvironmentPlayer) -> None:
+        """Close the environment. That it fails is one check's result, and no other's."""
+        try:
+            await player.close()
+        except BrokenError as error:
+            self.close_error = str(error)
+
+    def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
+        """The reference actions, or one call of each tool; then a farewell."""
+        known = self.factory.reference(task)
+        if known is not None:
+            return [*known, _FAREWELL]
+        calls = [
+            ToolCall(function["name"], example_arguments(function.get("parameters") or {}), "")
+            for tool in player.tools[:_MOST_TOOLS]
+            if isinstance(function := tool.get("function"), Mapping) and "name" in function
+        ]
+        return [*(Action("", (call,)) for call in calls), _FAREWELL]
+
+
+def _checked_tool(tool: Tool) -> str:
+    """Return the name of `tool`. Raise `_FailedError` if it is not as OpenAI's API has tools."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
+        raise _FailedError(f'a tool must be {{"type": "function", "function": ...}}: {shown(tool)}')
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _FailedError(f"{shown(name)} cannot be the name of a tool")
+    schema = function.get("parameters", {"type": "object"})
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.path))
+        raise _FailedError(f"{name}: parameters/{place}: {error.message}") from error
+    if schema.get("type") != "object":
+        raise _FailedError(f'{name}: the parameters must have "type": "object"')
+    unknown = set(schema.get("required", ())) - set(schema.get("properties", {}))
+    if unknown:
+        raise _FailedError(f"{name}: {min(unknown)!r} is required and not among the properties")
+    return name
+
+
+def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer) -> str:
+    """Say where two transcripts differ first, "" if they do not."""
+    for at, (first, second) in enumerate(zip(one.transcript, other.transcript, strict=False)):
+        if first != second:
+            names = [name for name in first if first[name] != second.get(name)] or ["error"]
+            where = "reset" if at == 0 else f"step {at}"
+            values = (shown(entry.get(names[0]), 80) for entry in (first, second))
+            return f"{names[0]} of {where}: {', then '.join(values)}"
+    if len(one.transcript) != len(other.transcript):
+        return f"{len(one.transcript) - 1} steps, then {len(other.transcript) - 1}"
+    return ""
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"

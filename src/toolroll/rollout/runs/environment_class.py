@@ -1,0 +1,92 @@
+"""`EnvironmentClass`: an `Environment` class as an environment that a run can name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.signature import Signature
+from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Task
+
+SPLIT = "test"
+
+
+class EnvironmentClass:
+    """The factory of `kind`, whose constructor gets `arguments`.
+
+    `kind.tasks`, if there is one, is a list of `Task`s or of dicts (their `data`), or a static or
+    class method that returns one; else there is one task without data, which differs by its seed
+    only. `kind.reference(task)`, if there is one, is a static or class method that returns the
+    actions that solve a task. A constructor with a parameter `options` gets the
+    `EnvironmentOptions` of the run.
+
+    Raise `UsageError` if the constructor does not take `arguments`.
+    """
+
+    splits: tuple[str, ...] = (SPLIT,)
+
+    def __init__(
+        self, kind: type[Environment], name: str, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.description = next(iter((kind.__doc__ or "").strip().splitlines()), "")
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise UsageError(f"{name} cannot be played: {kind.__name__} has no {missing}")
+        self._with_options = _takes_options(kind)
+        skip = ("options",) if self._with_options else ()
+        self._signature = Signature(kind, skip=skip)
+        self._arguments = dict(arguments or {})
+        self._checked(self._arguments)
+
+    def missing(self) -> str | None:
+        """Return None: the class was imported."""
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks that the class names. Raise `UsageError` for an unknown split."""
+        if split != SPLIT:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
+        found: Any = getattr(self.kind, "tasks", None)
+        if found is None:
+            return [Task("0", 0, split)]
+        if inspect.isfunction(found) and inspect.signature(found).parameters:
+            raise UsageError(f"{self.name}: tasks must be a list, or a static or class method")
+        listed: Any = found() if callable(found) else found
+        return [self._task(at, task, split) for at, task in enumerate(list(listed))]
+
+    def make(self, options: EnvironmentOptions) -> Environment:
+        """Return a new environment; `options.settings` overrule the arguments."""
+        arguments = self._checked({**self._arguments, **options.settings})
+        if self._with_options:
+            arguments["options"] = options
+        return self.kind(**arguments)
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        """Return the actions that solve `task`, None if the class has no `reference`."""
+        found: Any = getattr(self.kind, "reference", None)
+        actions: Sequence[Action] | None = None if found is None else found(task)
+        return actions
+
+    def _task(self, at: int, task: Any, split: str) -> Task:
+        if isinstance(task, Task):
+            return task
+        if not isinstance(task, Mapping):
+            raise UsageError(
+                f"{self.name}: tasks[{at}] must be a Task or a dict, not {type(task).__name__}"
+            )
+        return Task(str(task.get("id", at)), at, split, dict(task))
+
+    def _checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            checked = self._signature.checked(arguments)
+        except UsageError as error:
+            raise UsageError(f"--env-args of {self.name}: {error}") from error
+        return checked
+
+
+def _takes_options(kind: type[Environment]) -> bool:
+    return "options" in Signature(kind).names

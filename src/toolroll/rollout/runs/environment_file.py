@@ -1,0 +1,127 @@
+"""`load_target`: the object that `path/to/file.py:NAME` or `package.module:NAME` names.
+
+Invariants: a file is executed once in a process, under a module name that follows from its path;
+an error in it is one line with the file's own line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolroll.rollout.errors import UsageError, message_of
+
+
+def is_target(name: str) -> bool:
+    """Whether `name` is `FILE.py:NAME` or `MODULE:NAME`, not the name of an entry point."""
+    return ":" in name or name.endswith(".py")
+
+
+def absolute_target(name: str) -> str:
+    """Return `name` with an absolute path, if it names a file: another process may have another
+    working directory.
+    """
+    place, colon, found = name.rpartition(":")
+    return f"{Path(place).absolute()}{colon}{found}" if place.endswith(".py") else name
+
+
+def load_target(target: str) -> tuple[Any, str]:
+    """Return the object that `target` names, and a name for it: `FILE:NAME` without folders.
+
+    The file's folder, or the working directory for a module, is appended to `sys.path`, so that a
+    file may import its neighbors. Raise `UsageError` if there is no such file, module or name, or
+    if executing it raises.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        file = target.rstrip(":")
+        raise UsageError(f"{target}: name the environment in the file: {file}:NAME")
+    if place.endswith(".py"):
+        module, short = _load_file(Path(place)), Path(place).stem
+    else:
+        module, short = _load_module(place), place.rpartition(".")[2]
+    if name not in vars(module):
+        raise UsageError(f"{place} has no {name!r}{_hint(module, name)}")
+    return vars(module)[name], f"{short}:{name}"
+
+
+def error_line(error: BaseException, path: Path | None = None) -> str:
+    """Return one line: the file, its line, and what was raised there.
+
+    The line is the innermost one of `path`, or the innermost of all.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((f for f in reversed(frames) if path and Path(f.filename) == path), None)
+    frame = own or frames[-1]
+    text = " ".join(message_of(error).split())
+    return f"{frame.filename}, line {frame.lineno}: {type(error).__name__}: {text}"
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path} (looked for in {Path.cwd()})")
+    path = path.resolve()
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
+    name = f"toolroll_env_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # for a .py file there is a loader
+    module = importlib.util.module_from_spec(spec)
+    _append_to_path(path.parent)
+    sys.modules[name] = module  # dataclasses and pydantic look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UsageError(error_line(error, path)) from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _append_to_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise UsageError(
+                f"there is no module {missing!r} (looked for in the installed packages and in "
+                f"{Path.cwd()}; a file is named as path/to/file.py:NAME)"
+            ) from error
+        raise UsageError(error_line(error, _file_of(name))) from error
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module that cannot be imported."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (Exception, SystemExit):  # noqa: BLE001 - the border to a package that fails
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _append_to_path(folder: Path) -> None:
+    """Behind everything else, so that a neighbor hides no installed package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _hint(module: ModuleType, name: str) -> str:
+    names = [found for found in vars(module) if not found.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; it has {', '.join(names[:20])}" if names else "; it is empty"

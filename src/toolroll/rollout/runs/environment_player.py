@@ -1,0 +1,160 @@
+"""`EnvironmentPlayer`: one environment, stepped by hand: what it returned, and how long it took.
+
+For checks of environments: it needs neither an engine nor an agent, and gives each blocking call a
+thread of its own, as an environment has to expect it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Generator, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from toolroll.rollout.errors import ActionError, ToolrollError, UsageError, message_of
+from toolroll.rollout.runs.environment_file import error_line
+from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
+from toolroll.rollout.runtime.jsonable import finite, plain, shown
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task, Tool
+
+Entry = Mapping[str, Any]
+"""What one reset or step returned, as JSON gives it back."""
+
+
+class BrokenError(ToolrollError):
+    """An environment raised an error, or returned what it may not return."""
+
+
+class EnvironmentPlayer:
+    """Steps `env` through one episode. `transcript` holds an entry for each call, `seconds` how
+    long each took, `on_loop` how long each held the event loop at most. A call may take
+    `time_limit` seconds.
+    """
+
+    def __init__(self, env: Environment, time_limit: float) -> None:
+        self.env = env
+        self.time_limit = time_limit
+        self.transcript: list[Entry] = []
+        self.seconds: list[float] = []
+        self.on_loop: list[float] = []
+        self.tools: Sequence[Tool] = ()
+        self.done = False
+        self._rewards: list[float] = []
+        self._name = type(env).__name__
+
+    @property
+    def reward(self) -> float | None:
+        """The episode's reward so far, None if no step gave one."""
+        if not self._rewards:
+            return None
+        return sum(self._rewards) if self.env.reward_mode == "sum" else self._rewards[-1]
+
+    async def reset(self, task: Task, seed: int) -> None:
+        """Begin `task`. Raise `BrokenError`, or `UsageError` if the environment does."""
+        found = await self._call("reset", task, seed)
+        if not isinstance(found, Observation):
+            raise BrokenError(f"reset returned {shown(found)}, and must return an Observation")
+        self.tools = found.tools
+        self.transcript.append(plain({"messages": found.messages, "tools": found.tools}))
+
+    async def step(self, action: Action) -> Entry:
+        """Execute `action`; an `ActionError` is an entry too. Raise `BrokenError`."""
+        calls = tuple(
+            call.with_id(f"call_{len(self.transcript)}_{at}")
+            for at, call in enumerate(action.tool_calls)
+        )
+        try:
+            found = await self._call("step", Action(action.content, calls))
+        except ActionError as error:
+            entry: Entry = {"error": message_of(error)}
+        else:
+            entry = self._entry(found, [call.id for call in calls])
+        self.transcript.append(entry)
+        return entry
+
+    async def close(self) -> None:
+        """Close the environment. Raise `BrokenError`."""
+        try:
+            await self._call("close")
+        except (ActionError, UsageError) as error:
+            raise BrokenError(f"close raised {type(error).__name__}: {error}") from error
+
+    def _entry(self, found: Any, calls: Sequence[str]) -> Entry:
+        if not isinstance(found, StepResult):
+            raise BrokenError(f"step returned {shown(found)}, and must return a StepResult")
+        if found.reward is not None:
+            reward = finite(found.reward)
+            if reward is None:
+                raise BrokenError(f"step gave the reward {shown(found.reward)}")
+            self._rewards.append(reward)
+        self.done = bool(found.done)
+        self.tools = self.tools if found.tools is None else found.tools
+        answered = [message.get("tool_call_id") for message in found.messages]
+        if not self.done and not set(calls) <= set(answered):
+            raise BrokenError("step gave no tool message with the tool_call_id of a call")
+        entry: Entry = plain(
+            {"messages": found.messages, "reward": found.reward, "done": self.done}
+        )
+        return entry
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        began = perf_counter()
+        self.on_loop.append(0.0)
+        limit = asyncio.timeout(self.time_limit)
+        try:
+            async with limit:
+                with guarded():
+                    return await self._result(getattr(self.env, method), *args)
+        except (ActionError, UsageError):
+            raise
+        except Exception as error:
+            if limit.expired():
+                said = f"{method} took more than {self.time_limit:g} s"
+                raise BrokenError(said) from error
+            if isinstance(error, ForeignExitError) and error.__cause__ is not None:
+                raise BrokenError(f"{method} raised {error.__cause__!r}") from error
+            raise BrokenError(f"{method} failed: {error_line(error)}") from error
+        finally:
+            self.seconds.append(perf_counter() - began)
+
+    async def _result(self, function: Any, *args: Any) -> Any:
+        if self.env.blocking and not inspect.iscoroutinefunction(function):
+            found = await Threads(1).run_in_thread(_run_guarded, function, *args)
+        else:
+            began = perf_counter()
+            found = function(*args)
+            self.on_loop[-1] = perf_counter() - began
+        if not inspect.isawaitable(found):
+            return found
+        watched = _Watched(found)
+        try:
+            return await watched
+        finally:
+            self.on_loop[-1] = max(self.on_loop[-1], watched.longest)
+
+
+def _run_guarded(function: Any, *args: Any) -> Any:
+    with guarded():
+        return function(*args)
+
+
+class _Watched:
+    """An awaitable, and the longest time for which it did not let the event loop go on."""
+
+    def __init__(self, awaitable: Any) -> None:
+        self.longest = 0.0
+        self._awaitable = awaitable
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        inner = self._awaitable.__await__()
+        while True:
+            began = perf_counter()
+            try:
+                waited = next(inner)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.longest = max(self.longest, perf_counter() - began)
+            yield waited

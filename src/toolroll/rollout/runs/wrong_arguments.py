@@ -1,0 +1,74 @@
+"""Arguments of a tool, made from its schema: those that fit it, and those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.types import Tool
+
+_EXAMPLES: Mapping[str, Any] = {
+    "string": "x",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": False,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that fit the types of `schema`: the required ones."""
+    found = _example({**schema, "type": "object"}, schema)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def wrong_calls(tools: Sequence[Tool]) -> list[tuple[str, ToolCall]]:
+    """Return calls that a model may write by mistake, each with what is wrong in it: a name that
+    is unknown; for each tool no arguments, each argument of another type, and one too many.
+    """
+    calls = [("an unknown tool", ToolCall("no_such_tool", {}, ""))]
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        fitting = example_arguments(schema)
+        properties = schema.get("properties", {})
+        if schema.get("required"):
+            calls.append(("missing arguments", ToolCall(name, {}, "")))
+        for argument in properties:
+            kind = _resolved(properties[argument], schema).get("type")
+            wrong = {argument: 7 if kind == "string" else "seven"}
+            calls.append((f"{argument!r} of another type", ToolCall(name, fitting | wrong, "")))
+        calls.append(("an unknown argument", ToolCall(name, fitting | {"no_such_argument": 1}, "")))
+    return calls
+
+
+def _example(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    schema = _resolved(schema, root)
+    for word in ("const", "default"):
+        if word in schema:
+            return schema[word]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for word in ("anyOf", "oneOf", "allOf"):
+        if schema.get(word):
+            return _example(schema[word][0], root)
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "object":
+        properties = schema.get("properties", {})
+        required = [name for name in schema.get("required", ()) if name in properties]
+        return {name: _example(properties[name], root) for name in required}
+    if kind == "integer":
+        return int(schema.get("minimum", 1))
+    return _EXAMPLES.get(kind, "x") if isinstance(kind, str) else "x"
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow a reference into `$defs`."""
+    if not isinstance(schema, Mapping):
+        return {}
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    found = root.get("$defs", {}).get(name, schema)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,170 @@
+"""`Signature`: the parameters of a function as a JSON schema, and arguments checked against it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+
+from toolroll.rollout.errors import UsageError
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_SECTION = re.compile(r"^(Args|Arguments|Parameters):\s*$")
+_ENTRY = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+class Signature:
+    """What `function` (or the constructor of a class) takes by name, without the parameters `skip`.
+
+    Arguments are JSON values, and are not converted: "3" is no integer. Raise `UsageError` if an
+    annotation cannot be resolved, or if a parameter cannot be given by name.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, skip: Collection[str] = ()) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.open = False
+        """Whether the function has **kwargs, and takes any name."""
+        found = [p for p in _parameters(function, self.name) if p.name not in skip]
+        self.parameters: list[inspect.Parameter] = []
+        for parameter in found:
+            if parameter.kind in _NAMED:
+                self.parameters.append(parameter)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self.open = True
+            elif parameter.kind is parameter.POSITIONAL_ONLY:
+                raise UsageError(f"{self.name}: {parameter.name!r} must be a named parameter")
+        self.summary, notes = read_docstring(function)
+        self._model = self._make_model(notes)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in order."""
+        return [parameter.name for parameter in self.parameters]
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the arguments, with the descriptions of the docstring.
+
+        Raise `UsageError` if a parameter's type has no JSON schema.
+        """
+        try:
+            found = self._model.model_json_schema(schema_generator=_Untitled)
+        except PydanticUserError as error:
+            raise UsageError(f"{self.name}: a parameter has no JSON schema: {error}") from error
+        found.pop("title", None)
+        return {"type": "object", "properties": {}, **found}
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `arguments` as the annotated types.
+
+        Raise `UsageError` if one is unknown, missing, or of another type.
+        """
+        unknown = [name for name in arguments if name not in self.names]
+        if unknown and not self.open:
+            raise UsageError(self._no_such(unknown[0]))
+        given = {name: value for name, value in arguments.items() if name not in unknown}
+        try:
+            found = self._model.model_validate_json(json.dumps(given))
+        except ValidationError as error:
+            raise UsageError("; ".join(_said(one) for one in error.errors())) from error
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the arguments are not JSON: {error}") from error
+        checked = {
+            name: getattr(found, _field(at))
+            for at, name in enumerate(self.names)
+            if name in arguments
+        }
+        return checked | {name: arguments[name] for name in unknown}
+
+    def _no_such(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self.names, n=1)
+        there = f"there are {', '.join(self.names)}" if self.names else "there are none"
+        return f"there is no argument {name!r}; " + (
+            f"did you mean {close[0]!r}?" if close else there
+        )
+
+    def _make_model(self, notes: Mapping[str, str]) -> type[BaseModel]:
+        fields: dict[str, Any] = {}
+        for at, parameter in enumerate(self.parameters):
+            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+            required = parameter.default is parameter.empty
+            fields[_field(at)] = (
+                kind,
+                Field(
+                    ... if required else parameter.default,
+                    alias=parameter.name,
+                    description=notes.get(parameter.name),
+                ),
+            )
+        extra: Literal["allow", "forbid"] = "allow" if self.open else "forbid"
+        config = ConfigDict(strict=True, extra=extra, arbitrary_types_allowed=True)
+        try:
+            return create_model(self.name, __config__=config, **fields)
+        except PydanticUserError as error:
+            raise UsageError(f"{self.name}: {error}") from error
+
+
+class _Untitled(GenerateJsonSchema):
+    """Writes no titles: a model reads the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the text above the first section of a docstring, and the texts of its `Args:` section
+    by parameter (Google's style).
+    """
+    lines = (inspect.getdoc(function) or "").splitlines()
+    heads = [at for at, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:\s*", line)]
+    summary = " ".join(" ".join(lines[: heads[0] if heads else len(lines)]).split())
+    notes: dict[str, str] = {}
+    inside, name, depth = False, "", 0
+    for line in lines:
+        if line and not line[0].isspace():
+            inside = bool(_SECTION.match(line))
+            name, depth = "", 0
+        elif inside and line.strip():
+            indent = len(line) - len(line.lstrip())
+            depth = depth or indent
+            entry = _ENTRY.match(line) if indent == depth else None
+            if entry is not None:
+                name = entry[1]
+                notes[name] = entry[2].strip()
+            elif name:
+                notes[name] = f"{notes[name]} {line.strip()}".strip()
+    return summary, notes
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+    except NameError as error:
+        raise UsageError(
+            f"{name}: an annotation cannot be resolved: {error} (import it outside of "
+            f"`if TYPE_CHECKING`)"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} has no signature that can be read: {error}") from error
+
+
+def _field(at: int) -> str:
+    """The name of a field: a parameter may have a name that a model's own attribute has."""
+    return f"argument_{at}"
+
+
+def _said(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"the argument {place!r} is missing"
+    said = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if said == error["msg"]:
+        return f"the argument {place!r}: {said}"
+    given = json.dumps(error["input"], default=str, ensure_ascii=False)
+    return f"the argument {place!r} must be {said}, not {given[:80]}"

@@ -1,0 +1,65 @@
+"""docs/environments.md: every code block is executed, in the order of the page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.runs.environment_check import check
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def command(line: str, engine: str) -> str:
+    """What a line of a `sh` block prints; it must end with 0."""
+    words = shlex.split(line.replace("http://127.0.0.1:30000", engine))
+    assert words[0] == "toolroll"
+    done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert done.exit_code == 0, f"{line}\n{done.output}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_every_block_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said: dict[str, str] = {}
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        for language, text in BLOCKS:
+            name = re.match(r"# (\w+\.py)\n", text)
+            if language == "python" and name:
+                (tmp_path / name[1]).write_text(text)
+            elif language == "python":
+                exec(compile(text, "docs/environments.md", "exec"), {})
+                said[text] = capsys.readouterr().out
+            else:
+                assert language == "sh"
+                for line in text.splitlines():
+                    if not line.endswith("&"):  # the engine is served above
+                        said[line] = command(line, engine.url)
+    assert len(list(read_episodes(tmp_path / "out" / "sums"))) == 3
+    assert (tmp_path / "out" / "sums" / "view.html").is_file()
+    assert "1 of 1 earn 1.0" in said["toolroll check-env cart.py:env"]
+    assert "4\n" in said.values(), "what the Python block prints"
+
+
+def test_the_first_file_has_twenty_lines() -> None:
+    lines = [line for line in BLOCKS[0][1].splitlines()[1:] if line.strip()]
+    assert len(lines) <= 20
+
+
+def test_the_table_names_every_check() -> None:
+    rows = re.findall(r"^\| ([a-z, ]+) \|", PAGE.partition("## Before you train")[2], re.MULTILINE)
+    source = Path(check.__code__.co_filename).read_text(encoding="utf-8")
+    assert len(rows) == 11
+    assert [name for name in rows[1:] if f'"{name}"' not in source] == []
