@@ -28,6 +28,15 @@ function marked(text) {
   return [...nodes, text.slice(from)];
 }
 
+// Run what draws elements again, and focus the one that takes the place of the focused one.
+function keepFocus(run) {
+  const old = document.activeElement;
+  run();
+  if (old.isConnected) return;
+  const next = (old.id && at(old.id)) || (old.className && document.getElementsByClassName(old.className)[0]) || at("detail");
+  next.focus({ preventScroll: true });
+}
+
 function number(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");

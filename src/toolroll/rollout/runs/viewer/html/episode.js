@@ -41,30 +41,32 @@ async function drawDetail() {
   const details = await Promise.all(rows.map(loadEpisode));
   if (at("detail").dataset.wanted !== wanted) return; // another one was opened meanwhile
   panels.splice(0, panels.length, ...details.map((detail, n) => ({ id: "panel-" + n, detail, sequence: 0, whole: new Set(), node: make("article", { class: "panel", id: "panel-" + n }) })));
-  panels.forEach(drawPanel);
+  panels.forEach(fillPanel);
   at("detail").classList.toggle("double", panels.length > 1);
-  at("detail").replaceChildren(toolbar(), make("div", { class: "panels" }, panels.map(panel => panel.node)));
+  keepFocus(() => at("detail").replaceChildren(toolbar(), make("div", { class: "panels" }, panels.map(panel => panel.node))));
   at("detail").scrollTop = 0;
   const mark = at("detail").querySelector("mark");
-  if (mark) mark.scrollIntoView({ block: "center" });
+  if (mark && panels.length === 1) mark.scrollIntoView({ block: "center" });
 }
 
 function toolbar() {
   const button = (id, words, run, attributes) => make("button", { id, type: "button", ...attributes, on: { click: run } }, words);
   return make("div", { class: "toolbar" },
-    button("back", "← Episodes", closeDetail),
+    button("back", "←", closeDetail, { "aria-label": "Back to the table" }),
     make("div", { role: "tablist", "aria-label": "View" }, VIEWS.map(view => make("button", { id: "view-" + view, type: "button", role: "tab", "aria-selected": String(state.view === view),
       "aria-controls": "panel-0", tabindex: state.view === view ? 0 : -1, on: { click: () => setView(view), keydown: stepView } }, view[0].toUpperCase() + view.slice(1)))),
     make("span", { class: "actions" },
+      button("previous", "↑", () => stepEpisode(-1), { "aria-label": "Previous episode", title: "Previous episode (k)" }),
+      button("next", "↓", () => stepEpisode(1), { "aria-label": "Next episode", title: "Next episode (j)" }),
       button("compare", state.pinned ? "Stop comparing" : "Compare", pin, { "aria-pressed": String(state.pinned !== null) }),
-      button("copy-link", "Copy link", () => copy(location.href, "Link copied")),
+      button("copy-link", "Copy link", () => copy(location.href.split("#")[0] + address(), "Link copied")),
       button("copy-json", "Copy JSON", () => copy(pretty(panels.length > 1 ? panels.map(asJson) : asJson(panels[0])), "JSON copied"))));
 }
 
 function setView(view) {
   state.view = view;
   writeAddress(true);
-  at("detail").querySelector(".toolbar").replaceWith(toolbar());
+  keepFocus(() => at("detail").querySelector(".toolbar").replaceWith(toolbar()));
   panels.forEach(drawPanel);
 }
 
@@ -82,6 +84,10 @@ function asJson({ detail }) {
 }
 
 function drawPanel(panel) {
+  keepFocus(() => fillPanel(panel));
+}
+
+function fillPanel(panel) {
   const { detail } = panel, { row } = detail;
   const fact = (words, value, mood) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", { class: mood }, value));
   const kinds = Object.entries(detail.metrics).filter(([name]) => name.startsWith("invalid_calls/")).map(([name, count]) => name.slice(14) + " " + count);

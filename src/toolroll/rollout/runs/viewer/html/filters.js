@@ -5,19 +5,19 @@ const unique = values => [...new Set(values)].sort(COLLATOR.compare);
 function choices() {
   const same = values => values.map(value => [value, value]);
   return [
-    ["env", "All environments", "Environment", same(unique(state.rows.map(row => row.env)))],
-    ["reward", "Any reward", "Reward", [["pass", "Reward 1 (passed)"], ["part", "Between 0 and 1"], ["zero", "Reward 0"], ["none", "No reward"]]],
-    ["status", "Any status", "Status", same(unique(state.rows.map(row => row.status)))],
-    ["stop", "Any stop reason", "Stop reason", same(unique(state.rows.map(row => row.stop)))],
-    ["tool", "Any tool", "Tool", same(unique(state.rows.flatMap(row => row.called)))],
-    ["flag", "With or without errors", "Invalid calls and forks", [["invalid", "With invalid calls"], ["forks", "With forks"]]],
+    ["env", "Environment", same(unique(state.rows.map(row => row.env)))],
+    ["reward", "Reward", [["pass", "Reward 1 (passed)"], ["part", "Between 0 and 1"], ["zero", "Reward 0"], ["none", "No reward"]]],
+    ["status", "Status", same(unique(state.rows.map(row => row.status)))],
+    ["stop", "Stop reason", same(unique(state.rows.map(row => row.stop)))],
+    ["tool", "Tool", same(unique(state.rows.flatMap(row => row.called)))],
+    ["flag", "Errors", [["invalid", "With invalid calls"], ["forks", "With forks"]]],
   ];
 }
 
 function makeFilters() {
-  const select = ([name, all, label, options]) => options.length < 2 && name !== "tool" ? null
+  const select = ([name, label, options]) => options.length < 2 && name !== "tool" ? null
     : make("select", { id: "filter-" + name, "aria-label": label, on: { change: event => setFilter(name, event.target.value, true) } },
-      make("option", { value: "" }, all), options.map(([value, words]) => make("option", { value }, words)));
+      make("option", { value: "" }, label + ": any"), options.map(([value, words]) => make("option", { value }, words)));
   const sorts = COLUMNS.flatMap(({ key, words, title }) => [["", " ↑"], ["-", " ↓"]].map(([sign, arrow]) =>
     make("option", { value: sign + key }, "Sort by " + (title || words).toLowerCase() + arrow)));
   at("filters").replaceChildren(

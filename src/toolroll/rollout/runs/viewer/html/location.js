@@ -37,6 +37,7 @@ function decoded(text) {
 
 // Set the state from the address. Return false if it names an episode that is not in the page.
 function readAddress() {
+  clearTimeout(addressTimer);
   const [, path, , search] = /^#?([^?]*)(\?(.*))?$/s.exec(location.hash);
   const query = new URLSearchParams(search || "");
   for (const name of FILTERS) state.filters[name] = query.get(name) || "";
@@ -48,10 +49,11 @@ function readAddress() {
   return !path || state.open !== null;
 }
 
+let addressTimer = 0;
+
 // Write the state into the address. `step`: as a new step of the history, so that Back undoes it.
 function writeAddress(step) {
-  const wanted = address();
-  if (wanted === (location.hash || "#")) return;
-  if (step) history.pushState(null, "", wanted);
-  else history.replaceState(null, "", wanted);
+  clearTimeout(addressTimer);
+  if (step && address() !== (location.hash || "#")) history.pushState(null, "", address());
+  else if (!step) addressTimer = setTimeout(() => history.replaceState(null, "", address()), 200); // browsers refuse many at once
 }

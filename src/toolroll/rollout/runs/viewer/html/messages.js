@@ -31,11 +31,12 @@ function oneCall(call, status) {
 function long(text, shown = LONG, code = false) {
   const box = make(code ? "pre" : "div", { class: "text" });
   const all = () => box.replaceChildren(...marked(text));
+  const showAll = () => { all(); box.tabIndex = -1; box.focus({ preventScroll: true }); };
   if (text.length <= shown * 1.2 || (state.filters.q && text.toLowerCase().includes(state.filters.q.toLowerCase()))) {
     all();
     return box;
   }
-  box.append(text.slice(0, shown) + "… ", make("button", { type: "button", class: "more", on: { click: all } }, "Show all " + number(text.length) + " characters"));
+  box.append(text.slice(0, shown) + "… ", make("button", { type: "button", class: "more", on: { click: showAll } }, "Show all " + number(text.length) + " characters"));
   return box;
 }
 

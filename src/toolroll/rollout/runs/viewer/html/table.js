@@ -1,12 +1,13 @@
 // The table. Only the rows in sight are in the document.
 
 const COLUMNS = [
-  { key: "task", words: "Task", width: 190, keep: true },
-  { key: "sample", words: "#", title: "Sample", width: 44, num: true, keep: true },
-  { key: "reward", words: "Reward", width: 78, num: true, keep: true },
-  { key: "turns", words: "Turns", width: 66, num: true, keep: true },
-  { key: "calls", words: "Calls", width: 64, num: true, keep: true },
-  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 74, num: true },
+  { key: "task", words: "Task", width: 170, keep: true },
+  { key: "sample", words: "#", title: "Sample", width: 36, num: true, keep: true },
+  { key: "reward", words: "Reward", width: 72, num: true, keep: true },
+  { key: "reason", words: "Reason", title: "Reason for the reward", width: 200 },
+  { key: "turns", words: "Turns", width: 60, num: true, keep: true },
+  { key: "calls", words: "Calls", width: 60, num: true, keep: true },
+  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true },
   { key: "forks", words: "Forks", width: 66, num: true },
   { key: "tokens", words: "Tokens", width: 78, num: true, keep: true },
   { key: "trained", words: "Trained", title: "Trained tokens", width: 80, num: true, keep: true },
@@ -14,7 +15,6 @@ const COLUMNS = [
   { key: "status", words: "Status", width: 100 },
   { key: "stop", words: "Stop reason", width: 130 },
   { key: "env", words: "Environment", width: 170 },
-  { key: "reason", words: "Reason", title: "Reason for the reward", width: 320 },
 ];
 const SPARE = 8; // rows above and below those in sight
 const table = { columns: COLUMNS, groups: [], items: [], place: new Map(), active: null };
@@ -60,13 +60,13 @@ function layRows() {
 
 function drawHead() {
   const sign = state.sort.startsWith("-") ? "descending" : "ascending";
-  at("head").replaceChildren(make("div", { role: "row", "aria-rowindex": 1, class: "line" }, table.columns.map(({ key, words, title, num }) => {
+  keepFocus(() => at("head").replaceChildren(make("div", { role: "row", "aria-rowindex": 1, class: "line" }, table.columns.map(({ key, words, title, num }) => {
     const chosen = sortKey() === key;
     return make("div", { role: "columnheader", class: num ? "num" : null, "aria-sort": chosen ? sign : null },
-      make("button", { type: "button", "data-key": key, title: title, tabindex: -1,
+      make("button", { type: "button", id: "by-" + key, "data-key": key, title,
         on: { click: () => sortBy(chosen && sign === "ascending" ? "-" + key : key) } },
         words + (chosen ? (sign === "descending" ? " ↓" : " ↑") : "")));
-  })));
+  }))));
 }
 
 function sortBy(sort) {
