@@ -74,6 +74,9 @@ def page(browser: Browser, run: Path) -> Iterator[Page]:
         yield page
 
 
+VIEWS = ("conversation", "tokens", "tools", "data")
+
+
 def tasks(page: Page) -> list[str]:
     return page.locator("#rows .c-task").all_text_contents()
 
@@ -327,7 +330,7 @@ def test_on_a_phone_the_table_and_the_episode_take_turns(
         assert not page.evaluate(wide)
         open_task(page, "t-10")
         assert not page.locator("#list").is_visible()
-        for view in ("conversation", "tokens", "tools", "data"):
+        for view in VIEWS:
             page.click(f"#view-{view}")
             assert not page.evaluate(wide), view
             panel = "one => one.scrollWidth > one.clientWidth"
@@ -336,3 +339,19 @@ def test_on_a_phone_the_table_and_the_episode_take_turns(
         assert page.locator("#list").is_visible()
         page.go_back()
         expect(page.locator("#detail")).to_be_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    episode = "#pond/t-10#0"
+    size = {"width": width, "height": 900}
+    for link in ("#?group=task", *(f"{episode}?view={view}" for view in VIEWS), "#?q=nowhere"):
+        with opened(
+            browser, run / "view.html", link, viewport=size, color_scheme=scheme, bypass_csp=True
+        ) as page:
+            found = axe.run(page)
+            assert found.response["passes"]
+            assert [(one["id"], one["nodes"]) for one in found.response["violations"]] == [], link

@@ -43,7 +43,7 @@ function number(value) {
   return value.toFixed(Math.abs(value) < 100 ? 3 : 1).replace(/0+$/, "").replace(/\.$/, "");
 }
 
-const percent = share => (100 * share).toFixed(share === 0 || share === 1 ? 0 : 1) + "%";
+const percent = share => Math.round(100 * share) + "%";
 const pretty = value => JSON.stringify(value, null, 2);
 const plural = (count, noun) => number(count) + " " + noun + (count === 1 ? "" : "s");
 

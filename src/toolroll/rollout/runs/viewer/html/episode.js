@@ -35,7 +35,7 @@ async function drawDetail() {
   at("detail").dataset.wanted = wanted;
   if (!rows.length) {
     panels.length = 0;
-    at("detail").replaceChildren(make("p", { class: "dim hint" }, state.rows.length ? "Choose an episode in the table." : "This run has no episodes."));
+    at("detail").replaceChildren(make("p", { class: "dim hint" }, "Choose an episode in the table."));
     return;
   }
   const details = await Promise.all(rows.map(loadEpisode));

@@ -17,7 +17,7 @@ function choices() {
 function makeFilters() {
   const select = ([name, label, options]) => options.length < 2 && name !== "tool" ? null
     : make("select", { id: "filter-" + name, "aria-label": label, on: { change: event => setFilter(name, event.target.value, true) } },
-      make("option", { value: "" }, label + ": any"), options.map(([value, words]) => make("option", { value }, words)));
+      make("option", { value: "" }, label), options.map(([value, words]) => make("option", { value }, words)));
   const sorts = COLUMNS.flatMap(({ key, words, title }) => [["", " ↑"], ["-", " ↓"]].map(([sign, arrow]) =>
     make("option", { value: sign + key }, "Sort by " + (title || words).toLowerCase() + arrow)));
   at("filters").replaceChildren(

@@ -19,6 +19,11 @@ async function start() {
   state.summary = index.summary;
   for (const row of [...state.rows].reverse()) state.byKey.set(keyOf(row), row); // of equal keys the first row
   document.title = at("title").textContent = index.title;
+  if (!state.rows.length) {
+    document.querySelector("main").replaceChildren(make("p", { class: "dim hint" }, "This run has no episodes."));
+    document.body.dataset.ready = "1";
+    return;
+  }
   chooseColumns();
   makeFilters();
   makeKeys();

@@ -62,7 +62,7 @@ function drawHead() {
   const sign = state.sort.startsWith("-") ? "descending" : "ascending";
   keepFocus(() => at("head").replaceChildren(make("div", { role: "row", "aria-rowindex": 1, class: "line" }, table.columns.map(({ key, words, title, num }) => {
     const chosen = sortKey() === key;
-    return make("div", { role: "columnheader", class: num ? "num" : null, "aria-sort": chosen ? sign : null },
+    return make("div", { role: "columnheader", class: "c-" + key + (num ? " num" : ""), "aria-sort": chosen ? sign : null },
       make("button", { type: "button", id: "by-" + key, "data-key": key, title,
         on: { click: () => sortBy(chosen && sign === "ascending" ? "-" + key : key) } },
         words + (chosen ? (sign === "descending" ? " ↓" : " ↑") : "")));
