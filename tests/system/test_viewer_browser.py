@@ -355,3 +355,65 @@ def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str)
             found = axe.run(page)
             assert found.response["passes"]
             assert [(one["id"], one["nodes"]) for one in found.response["violations"]] == [], link
+
+
+@pytest.mark.browser
+def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    messages = called("look", "jump")
+    messages[1]["tool_calls"][1]["function"]["arguments"] = '{"at": '
+    failed = episode(
+        "t-1",
+        0,
+        0.0,
+        messages=messages,
+        metrics={"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0},
+        info={"failure": "turn 1: no jump"},
+    )
+    failed.result.tools.append(
+        {"function": {"name": "look", "description": "Look at it.", "parameters": {"x": 1}}}
+    )
+    file = tmp_path / "page.html"
+    write_page(file, "one", [failed, episode("t-2")], pieces_of=lambda env: None)
+    with opened(browser, file) as page:
+        assert page.text_content(".verdict") == "reward 0turn 1: no jump"
+        assert page.locator("#rows .c-reason").all_text_contents() == ["turn 1: no jump", ""]
+        assert page.locator(".call .chip").all_text_contents() == ["invalid: invalid_json"]
+        assert "jump" in (page.text_content(".bad-call") or "")
+        page.keyboard.press("3")
+        assert page.text_content(".tool summary") == "look called 1×"
+        page.click(".tool summary")
+        assert '"x": 1' in page.inner_text(".tool")
+
+
+@pytest.mark.browser
+def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
+    browser: Browser, samples: Path
+) -> None:
+    with opened(browser, samples) as page:
+        focused = "document.activeElement.id"
+        page.focus("#by-reward")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "by-reward"
+        assert page.get_attribute("[aria-sort]", "aria-sort") == "descending"
+        page.keyboard.press("Escape")
+        assert page.evaluate(focused) == "grid"
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowDown")
+        active = page.get_attribute("#grid", "aria-activedescendant")
+        assert page.get_attribute(f"#{active}", "aria-selected") == "true"
+        page.keyboard.press("Enter")
+        expect(page.locator("#detail")).to_be_focused()
+        page.focus("#view-conversation")
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(focused) == "view-tokens"
+        page.focus("#compare")
+        page.keyboard.press("Enter")
+        expect(page.locator("#detail h2")).to_have_count(2)
+        expect(page.locator("#compare")).to_be_focused()
+        page.keyboard.press("?")
+        assert page.locator("#keys").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#keys").is_visible()

@@ -112,7 +112,7 @@ def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
         settings.read_text().replace('"embedded"', json.dumps(str(tmp_path / "nowhere")))
     )
     page, _, said = view(copy, out=None, tokenizer=None, tokens=9)
-    assert "tokens are shown by their ids" in said[0]
+    assert "tokens are shown as ids" in said[0]
     assert blocks(page)["tokens-0"][0]["texts"][:2] == ["100 ", "101 "]
     assert view(copy, out=None, tokenizer="embedded", tokens=9)[2] == []
     with pytest.raises(UsageError, match="no tokenizer can be loaded"):

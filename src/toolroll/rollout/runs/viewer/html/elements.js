@@ -7,17 +7,24 @@ const narrow = matchMedia("(max-width: 760px)");
 function make(name, attributes, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
-    if (key === "on") for (const [event, run] of Object.entries(value)) node.addEventListener(event, run);
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value);
+    if (key === "on")
+      for (const [event, run] of Object.entries(value)) node.addEventListener(event, run);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(key, value);
   }
-  node.append(...children.flat().filter(child => child !== null && child !== undefined)
-    .map(child => child instanceof Node ? child : String(child)));
+  node.append(
+    ...children
+      .flat()
+      .filter(child => child !== null && child !== undefined)
+      .map(child => (child instanceof Node ? child : String(child))),
+  );
   return node;
 }
 
 // The text as nodes, with what the search found in marks.
 function marked(text) {
-  const wanted = state.filters.q.toLowerCase(), lower = text.toLowerCase();
+  const wanted = state.filters.q.toLowerCase(),
+    lower = text.toLowerCase();
   if (!wanted || lower.length !== text.length) return [text];
   const nodes = [];
   let from = 0;
@@ -33,14 +40,20 @@ function keepFocus(run) {
   const old = document.activeElement;
   run();
   if (old.isConnected) return;
-  const next = (old.id && at(old.id)) || (old.className && document.getElementsByClassName(old.className)[0]) || at("detail");
+  const next =
+    (old.id && at(old.id)) ||
+    (old.className && document.getElementsByClassName(old.className)[0]) ||
+    at("detail");
   next.focus({ preventScroll: true });
 }
 
 function number(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  return value.toFixed(Math.abs(value) < 100 ? 3 : 1).replace(/0+$/, "").replace(/\.$/, "");
+  return value
+    .toFixed(Math.abs(value) < 100 ? 3 : 1)
+    .replace(/0+$/, "")
+    .replace(/\.$/, "");
 }
 
 const percent = share => Math.round(100 * share) + "%";
@@ -52,13 +65,16 @@ let noticeTimer = 0;
 function notify(text) {
   at("notice").textContent = text;
   clearTimeout(noticeTimer);
-  noticeTimer = setTimeout(() => { at("notice").textContent = ""; }, 2500);
+  noticeTimer = setTimeout(() => {
+    at("notice").textContent = "";
+  }, 2500);
 }
 
 async function copy(text, notice) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // no permission: the old way
+  } catch {
+    // no permission: the old way
     const area = make("textarea", { "aria-label": "Text to copy" });
     area.value = text;
     document.body.append(area);

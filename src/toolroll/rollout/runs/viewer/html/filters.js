@@ -6,28 +6,87 @@ function choices() {
   const same = values => values.map(value => [value, value]);
   return [
     ["env", "Environment", same(unique(state.rows.map(row => row.env)))],
-    ["reward", "Reward", [["pass", "Reward 1 (passed)"], ["part", "Between 0 and 1"], ["zero", "Reward 0"], ["none", "No reward"]]],
+    [
+      "reward",
+      "Reward",
+      [
+        ["pass", "Reward 1 (passed)"],
+        ["part", "Between 0 and 1"],
+        ["zero", "Reward 0"],
+        ["none", "No reward"],
+      ],
+    ],
     ["status", "Status", same(unique(state.rows.map(row => row.status)))],
     ["stop", "Stop reason", same(unique(state.rows.map(row => row.stop)))],
     ["tool", "Tool", same(unique(state.rows.flatMap(row => row.called)))],
-    ["flag", "Errors", [["invalid", "With invalid calls"], ["forks", "With forks"]]],
+    [
+      "flag",
+      "Errors",
+      [
+        ["invalid", "With invalid calls"],
+        ["forks", "With forks"],
+      ],
+    ],
   ];
 }
 
 function makeFilters() {
-  const select = ([name, label, options]) => options.length < 2 && name !== "tool" ? null
-    : make("select", { id: "filter-" + name, "aria-label": label, on: { change: event => setFilter(name, event.target.value, true) } },
-      make("option", { value: "" }, label), options.map(([value, words]) => make("option", { value }, words)));
-  const sorts = COLUMNS.flatMap(({ key, words, title }) => [["", " ↑"], ["-", " ↓"]].map(([sign, arrow]) =>
-    make("option", { value: sign + key }, "Sort by " + (title || words).toLowerCase() + arrow)));
+  const select = ([name, label, options]) =>
+    options.length < 2 && name !== "tool"
+      ? null
+      : make(
+          "select",
+          {
+            id: "filter-" + name,
+            "aria-label": label,
+            on: { change: event => setFilter(name, event.target.value, true) },
+          },
+          make("option", { value: "" }, label),
+          options.map(([value, words]) => make("option", { value }, words)),
+        );
+  const sorts = COLUMNS.flatMap(({ key, words, title }) =>
+    [
+      ["", " ↑"],
+      ["-", " ↓"],
+    ].map(([sign, arrow]) =>
+      make("option", { value: sign + key }, "Sort by " + (title || words).toLowerCase() + arrow),
+    ),
+  );
   at("filters").replaceChildren(
-    make("input", { id: "filter-q", type: "search", placeholder: "Search messages, calls, results", "aria-label": "Search tasks, messages, calls and results",
-      autocomplete: "off", spellcheck: "false", on: { input: event => setFilter("q", event.target.value, false) } }),
-    make("details", { id: "more" }, make("summary", {}, "Filters ", make("span", { id: "active" })),
-      make("div", { class: "selects" }, choices().map(select),
-        make("select", { id: "sort", "aria-label": "Sort", on: { change: event => sortBy(event.target.value) } }, make("option", { value: "" }, "In the order played"), sorts))));
+    make("input", {
+      id: "filter-q",
+      type: "search",
+      placeholder: "Search messages, calls, results",
+      "aria-label": "Search tasks, messages, calls and results",
+      autocomplete: "off",
+      spellcheck: "false",
+      on: { input: event => setFilter("q", event.target.value, false) },
+    }),
+    make(
+      "details",
+      { id: "more" },
+      make("summary", {}, "Filters ", make("span", { id: "active" })),
+      make(
+        "div",
+        { class: "selects" },
+        choices().map(select),
+        make(
+          "select",
+          { id: "sort", "aria-label": "Sort", on: { change: event => sortBy(event.target.value) } },
+          make("option", { value: "" }, "In the order played"),
+          sorts,
+        ),
+      ),
+    ),
+  );
   at("more").open = !narrow.matches;
-  at("bar").append(make("button", { id: "group", type: "button", on: { click: () => setGroup(!state.group) } }, "Group by task"));
+  at("bar").append(
+    make(
+      "button",
+      { id: "group", type: "button", on: { click: () => setGroup(!state.group) } },
+      "Group by task",
+    ),
+  );
   at("clear").addEventListener("click", () => {
     for (const name of FILTERS) state.filters[name] = "";
     changed(true);
@@ -37,7 +96,9 @@ function makeFilters() {
 
 // Set the fields from the state.
 function drawFilters() {
-  for (const name of FILTERS) if (at("filter-" + name) && at("filter-" + name).value !== state.filters[name]) at("filter-" + name).value = state.filters[name];
+  for (const name of FILTERS)
+    if (at("filter-" + name) && at("filter-" + name).value !== state.filters[name])
+      at("filter-" + name).value = state.filters[name];
   at("sort").value = state.sort;
   at("group").setAttribute("aria-pressed", String(state.group));
   const active = FILTERS.filter(name => name !== "q" && state.filters[name]).length;

@@ -14,8 +14,15 @@ const KEYS = [
 ];
 
 function makeKeys() {
-  at("keys").append(make("h2", { id: "keys-title" }, "Keys"), make("dl", {}, KEYS.map(([keys, words]) => make("div", {}, make("dt", {}, keys), make("dd", {}, words)))),
-    make("form", { method: "dialog" }, make("button", {}, "Close")));
+  at("keys").append(
+    make("h2", { id: "keys-title" }, "Keys"),
+    make(
+      "dl",
+      {},
+      KEYS.map(([keys, words]) => make("div", {}, make("dt", {}, keys), make("dd", {}, words))),
+    ),
+    make("form", { method: "dialog" }, make("button", {}, "Close")),
+  );
   at("keys-open").addEventListener("click", () => at("keys").showModal());
   document.addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || at("keys").open) return;
@@ -35,33 +42,52 @@ function makeKeys() {
 }
 
 const SHORTCUTS = {
-  j: () => stepEpisode(1), k: () => stepEpisode(-1),
-  "/": () => { document.body.classList.remove("detail-shown"); at("filter-q").focus(); at("filter-q").select(); },
-  1: () => viewKey(0), 2: () => viewKey(1), 3: () => viewKey(2), 4: () => viewKey(3),
+  j: () => stepEpisode(1),
+  k: () => stepEpisode(-1),
+  "/": () => {
+    document.body.classList.remove("detail-shown");
+    at("filter-q").focus();
+    at("filter-q").select();
+  },
+  1: () => viewKey(0),
+  2: () => viewKey(1),
+  3: () => viewKey(2),
+  4: () => viewKey(3),
   g: () => setGroup(!state.group),
-  c: () => { if (state.open) pin(); },
-  Escape: () => { closeDetail(); toTable(); },
+  c: () => {
+    if (state.open) pin();
+  },
+  Escape: () => {
+    closeDetail();
+    toTable();
+  },
   "?": () => at("keys").showModal(),
 };
 
 const page = () => Math.max(1, Math.floor(at("grid").clientHeight / rowHeight()) - 1);
 const IN_TABLE = {
-  ArrowDown: () => moveTo(place() + 1), ArrowUp: () => moveTo(place() - 1),
-  PageDown: () => moveTo(place() + page()), PageUp: () => moveTo(place() - page()),
-  Home: () => moveTo(0), End: () => moveTo(table.items.length - 1),
-  ArrowRight: () => foldKey(true), ArrowLeft: () => foldKey(false),
-  Enter: enter, " ": enter,
+  ArrowDown: () => moveTo(place() + 1),
+  ArrowUp: () => moveTo(place() - 1),
+  PageDown: () => moveTo(place() + page()),
+  PageUp: () => moveTo(place() - page()),
+  Home: () => moveTo(0),
+  End: () => moveTo(table.items.length - 1),
+  ArrowRight: () => foldKey(true),
+  ArrowLeft: () => foldKey(false),
+  Enter: enter,
+  " ": enter,
 };
 
 const toTable = () => at("grid").focus();
-const place = () => table.place.has(table.active) ? table.place.get(table.active) : -1;
+const place = () => (table.place.has(table.active) ? table.place.get(table.active) : -1);
 
 function viewKey(n) {
   if (panels.length) setView(VIEWS[n]);
 }
 
 function stepEpisode(way) {
-  const rows = table.groups.flatMap(group => group.rows), here = rows.indexOf(state.open);
+  const rows = table.groups.flatMap(group => group.rows),
+    here = rows.indexOf(state.open);
   const next = rows[here < 0 ? 0 : here + way];
   if (next) openRow(next, { show: document.body.classList.contains("detail-shown") });
 }

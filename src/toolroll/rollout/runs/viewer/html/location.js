@@ -4,13 +4,18 @@ const FILTERS = ["q", "env", "reward", "status", "stop", "tool", "flag"];
 const VIEWS = ["conversation", "tokens", "tools", "data"];
 
 const state = {
-  rows: [], settings: {}, summary: {}, byKey: new Map(),
+  rows: [],
+  settings: {},
+  summary: {},
+  byKey: new Map(),
   filters: Object.fromEntries(FILTERS.map(name => [name, ""])),
   sort: "", // a column, with "-" before it for descending
   group: false,
   expanded: new Set(), // tasks whose episodes are shown while grouped
-  open: null, pinned: null, // rows
-  view: "conversation", color: "mask",
+  open: null,
+  pinned: null, // rows
+  view: "conversation",
+  color: "mask",
 };
 
 const taskOf = row => row.env + "/" + row.task;
@@ -22,7 +27,9 @@ function linkOf(row) {
 }
 
 function address() {
-  const query = new URLSearchParams(FILTERS.filter(name => state.filters[name]).map(name => [name, state.filters[name]]));
+  const query = new URLSearchParams(
+    FILTERS.filter(name => state.filters[name]).map(name => [name, state.filters[name]]),
+  );
   if (state.sort) query.set("sort", state.sort);
   if (state.group) query.set("group", "task");
   if (state.view !== "conversation") query.set("view", state.view);
@@ -32,7 +39,11 @@ function address() {
 }
 
 function decoded(text) {
-  try { return decodeURIComponent(text); } catch { return text; }
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 // Set the state from the address. Return false if it names an episode that is not in the page.
@@ -41,7 +52,9 @@ function readAddress() {
   const [, path, , search] = /^#?([^?]*)(\?(.*))?$/s.exec(location.hash);
   const query = new URLSearchParams(search || "");
   for (const name of FILTERS) state.filters[name] = query.get(name) || "";
-  state.sort = COLUMNS.some(column => column.key === (query.get("sort") || "").replace(/^-/, "")) ? query.get("sort") : "";
+  state.sort = COLUMNS.some(column => column.key === (query.get("sort") || "").replace(/^-/, ""))
+    ? query.get("sort")
+    : "";
   state.group = query.get("group") === "task";
   state.view = VIEWS.includes(query.get("view")) ? query.get("view") : "conversation";
   state.pinned = state.byKey.get(query.get("with")) || null;
@@ -55,5 +68,7 @@ let addressTimer = 0;
 function writeAddress(step) {
   clearTimeout(addressTimer);
   if (step && address() !== (location.hash || "#")) history.pushState(null, "", address());
-  else if (!step) addressTimer = setTimeout(() => history.replaceState(null, "", address()), 200); // browsers refuse many at once
+  if (step) return;
+  // A browser refuses to change the address many times a second.
+  addressTimer = setTimeout(() => history.replaceState(null, "", address()), 200);
 }

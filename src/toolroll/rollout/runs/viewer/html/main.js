@@ -7,7 +7,8 @@ function follow() {
   drawFilters();
   drawTable();
   search();
-  if (!state.open && !narrow.matches && known) state.open = table.groups.length && table.groups[0].rows[0] || null;
+  if (!state.open && !narrow.matches && known)
+    state.open = (table.groups.length && table.groups[0].rows[0]) || null;
   if (state.open) reveal(state.open);
   return drawDetail();
 }
@@ -17,10 +18,12 @@ async function start() {
   state.rows = index.rows.map((row, i) => ({ ...row, i }));
   state.settings = index.settings;
   state.summary = index.summary;
-  for (const row of [...state.rows].reverse()) state.byKey.set(keyOf(row), row); // of equal keys the first row
+  for (const row of state.rows) if (!state.byKey.has(keyOf(row))) state.byKey.set(keyOf(row), row);
   document.title = at("title").textContent = index.title;
   if (!state.rows.length) {
-    document.querySelector("main").replaceChildren(make("p", { class: "dim hint" }, "This run has no episodes."));
+    document
+      .querySelector("main")
+      .replaceChildren(make("p", { class: "dim hint" }, "This run has no episodes."));
     document.body.dataset.ready = "1";
     return;
   }

@@ -10,9 +10,15 @@ const REWARDS = {
 
 function matches(row) {
   const f = state.filters;
-  return (!f.env || row.env === f.env) && (!f.status || row.status === f.status) && (!f.stop || row.stop === f.stop)
-    && (!f.tool || row.called.includes(f.tool)) && (!REWARDS[f.reward] || REWARDS[f.reward](row.reward))
-    && (!f.flag || row[f.flag] > 0) && (!f.q || found(row));
+  return (
+    (!f.env || row.env === f.env) &&
+    (!f.status || row.status === f.status) &&
+    (!f.stop || row.stop === f.stop) &&
+    (!f.tool || row.called.includes(f.tool)) &&
+    (!REWARDS[f.reward] || REWARDS[f.reward](row.reward)) &&
+    (!f.flag || row[f.flag] > 0) &&
+    (!f.q || found(row))
+  );
 }
 
 // `x` against `y`; what has no value comes last either way.
@@ -23,13 +29,15 @@ function compare(x, y, sign) {
 }
 
 const COLLATOR = new Intl.Collator("en", { numeric: true });
-const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+const mean = values => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
 function sorted(things, value) {
   if (!state.sort) return things;
   const sign = state.sort.startsWith("-") ? -1 : 1;
-  return things.map((thing, n) => [value(thing), n, thing])
-    .sort((a, b) => compare(a[0], b[0], sign) || a[1] - b[1]).map(entry => entry[2]);
+  return things
+    .map((thing, n) => [value(thing), n, thing])
+    .sort((a, b) => compare(a[0], b[0], sign) || a[1] - b[1])
+    .map(entry => entry[2]);
 }
 
 const sortKey = () => state.sort.replace(/^-/, "");

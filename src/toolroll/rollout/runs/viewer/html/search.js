@@ -6,8 +6,11 @@ const texts = new Map(); // the searched text of each conversation, in lower cas
 // True if the task or the conversation of `row` holds the query, as far as the search has come.
 function found(row) {
   const query = state.filters.q.toLowerCase();
-  return keyOf(row).toLowerCase().includes(query) || row.reason.toLowerCase().includes(query)
-    || (hits.query === query && hits.rows.has(row.i));
+  return (
+    keyOf(row).toLowerCase().includes(query) ||
+    row.reason.toLowerCase().includes(query) ||
+    (hits.query === query && hits.rows.has(row.i))
+  );
 }
 
 function textOf(conversation) {
@@ -18,7 +21,10 @@ function textOf(conversation) {
     }
     for (const call of message.tool_calls || []) {
       const named = call.function || call;
-      parts.push(named.name, typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments));
+      parts.push(
+        named.name,
+        typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments),
+      );
     }
   }
   return parts.join("\n").toLowerCase();
@@ -34,7 +40,8 @@ async function search() {
     if (!blocks.has(row.block)) blocks.set(row.block, []);
     blocks.get(row.block).push(row);
   }
-  let read = 0, shownAt = performance.now();
+  let read = 0,
+    shownAt = performance.now();
   for (const [id, rows] of blocks) {
     if (!texts.has(id)) texts.set(id, (await unpack("block-" + id)).map(textOf));
     if (hits.query !== query) return; // another search has started
