@@ -110,8 +110,9 @@ function toolbar() {
         "aria-label": "Next episode",
         title: "Next episode (j)",
       }),
-      button("compare", state.pinned ? "Stop comparing" : "Compare", pin, {
+      button("compare", "Compare", pin, {
         "aria-pressed": String(state.pinned !== null),
+        title: state.pinned ? "Stop comparing (c)" : "Compare with another episode (c)",
       }),
       button("copy-link", "Copy link", () =>
         copy(location.href.split("#")[0] + address(), "Link copied"),
