@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
-from support.viewed import HOSTILE, viewed_run
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from support.results import episode
+from support.viewed import HOSTILE, called, viewed_run
+
+from toolroll.rollout.runs.viewer import write_page
 
 
 @pytest.fixture(scope="module")
@@ -31,52 +38,101 @@ def browser_path() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def page(run: Path) -> Iterator[Page]:
-    """The page, open; nothing but the file itself may have been asked for, and its script may
-    not have failed.
-    """
+def browser() -> Iterator[Browser]:
+    """Chromium."""
     path = browser_path()
     if path is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
-    asked: list[str] = []
-    wrong: list[str] = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1500, "height": 950})
-        page.set_default_timeout(20_000)
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text))
-        page.goto((run / "view.html").as_uri())
-        page.wait_for_selector("body[data-ready]")
-        yield page
+        yield browser
         browser.close()
-    assert asked == [(run / "view.html").as_uri()]
+
+
+@contextmanager
+def opened(browser: Browser, file: Path, link: str = "", **options: Any) -> Iterator[Page]:
+    """Open the page. Nothing but the file itself may be requested, and its script may not fail."""
+    asked: list[str] = []
+    wrong: list[str] = []
+    page = browser.new_page(**{"viewport": {"width": 1500, "height": 950}, **options})
+    page.set_default_timeout(20_000)
+    page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.goto(file.as_uri() + link)
+    page.wait_for_selector("body[data-ready]")
+    yield page
+    page.close()
+    assert asked == [file.as_uri()]
     assert wrong == []
 
 
+@pytest.fixture
+def page(browser: Browser, run: Path) -> Iterator[Page]:
+    """The page of the run, open."""
+    with opened(browser, run / "view.html") as page:
+        yield page
+
+
+VIEWS = ("conversation", "tokens", "tools", "data")
+
+
 def tasks(page: Page) -> list[str]:
-    return page.locator("#table tbody tr td:first-child").all_text_contents()
+    return page.locator("#rows .c-task").all_text_contents()
+
+
+def title(task: str, sample: int = 0) -> str:
+    return f"pond / {task} #{sample}"
 
 
 def open_task(page: Page, task: str) -> None:
-    page.locator("#table tbody tr", has=page.get_by_text(task, exact=True)).click()
-    page.get_by_role("heading", name=f"pond · {task} · sample 0").wait_for()
+    page.locator("#rows .line", has=page.get_by_text(task, exact=True)).click()
+    page.get_by_role("heading", name=title(task), exact=True).wait_for()
+
+
+def headings(page: Page) -> list[str]:
+    return page.locator("#detail h2").all_text_contents()
+
+
+def background(page: Page, k: int) -> str:
+    found = page.locator(f".tokens [data-k='{k}']")
+    return str(found.evaluate("one => getComputedStyle(one).backgroundColor"))
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of 40 tasks with 3 samples each; of task n, n % 4 samples pass."""
+    episodes = [
+        episode(
+            f"t/{n}?#é",
+            k,
+            1.0 if k < n % 4 else 0.0,
+            messages=[
+                *called("look"),
+                {"role": "user", "content": f"The password is xyzzy{n}." if k == 1 else "No."},
+            ],
+        )
+        for n in range(40)
+        for k in range(3)
+    ]
+    file = tmp_path_factory.mktemp("samples") / "page.html"
+    write_page(file, "samples", episodes, pieces_of=lambda env: None)
+    return file
 
 
 @pytest.mark.browser
 def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     hostile = f"t-{HOSTILE}"
     assert tasks(page) == ["t-2", "t-10", hostile, "t-3"]
-    page.click("th[data-key=task]")
+    page.click("#head [data-key=task]")
     assert tasks(page) == sorted(
         tasks(page), key=lambda name: {"t-2": 1, "t-3": 2, "t-10": 3}.get(name, 0)
     ), "as people count"
-    page.click("th[data-key=reward]")
+    page.click("#head [data-key=reward]")
     assert tasks(page) == ["t-10", hostile, "t-2", "t-3"]
-    page.click("th[data-key=reward]")
+    page.click("#head [data-key=reward]")
     assert tasks(page) == ["t-2", hostile, "t-10", "t-3"], "what has no reward is last either way"
-    assert page.get_attribute("th[data-key=reward]", "aria-sort") == "descending"
+    assert page.get_attribute("[role=columnheader][aria-sort]", "aria-sort") == "descending"
     for name, value, left in (
         ("reward", "pass", ["t-2"]),
         ("reward", "part", [hostile]),
@@ -89,30 +145,34 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     ):
         page.select_option(f"#filter-{name}", value)
         assert tasks(page) == left, (name, value)
-        assert page.text_content("#count") == f"{len(left)} of 4"
+        assert page.text_content("#count") == f"{len(left)} of 4 episodes"
         page.select_option(f"#filter-{name}", "")
-    page.fill("#filter-text", "T-1")
+    page.fill("#filter-q", "T-1")
+    expect(page.locator("#count")).to_have_text("1 of 4 episodes")
     assert tasks(page) == ["t-10"]
-    page.fill("#filter-text", "")
+    page.fill("#filter-q", "nowhere")
+    page.click("#clear")
+    assert len(tasks(page)) == 4
     assert page.locator("#plots figcaption").all_text_contents()[0] == "reward, mean 0.5"
 
 
 @pytest.mark.browser
 def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
     open_task(page, "t-10")
-    page.click("#view-conversation")
     messages = page.locator(".message")
     assert messages.count() == 4
     assert HOSTILE in (messages.nth(2).text_content() or "")
-    assert messages.nth(1).locator(".call b").all_text_contents() == ["look", "jump"]
+    assert messages.nth(1).locator(".called b").all_text_contents() == ["look", "jump"]
     assert "I shall." in (messages.nth(1).text_content() or "")
-    assert "invalid calls 1 (invalid_json 1)" in (page.text_content("#detail .facts") or "")
+    assert "Invalid calls1 (invalid_json 1)" in (page.text_content("#detail .facts") or "")
     page.click("#view-data")
     assert "document.title" in (page.text_content("#detail") or "")
     open_task(page, "t-3")
-    assert page.text_content("#detail p.bad") == f"E: {HOSTILE}"
+    assert page.text_content("#detail .error") == f"E: {HOSTILE}"
     page.click("#view-tokens")
     assert "This episode has no tokens." in (page.text_content("#detail") or "")
+    page.fill("#filter-q", "<script>")
+    expect(page.locator("#count")).to_have_text("4 of 4 episodes")
     assert page.title().startswith("toolroll: run <b>"), "neither script nor handler has run"
     assert page.locator("img").count() == page.locator("#title b").count() == 0
 
@@ -121,45 +181,239 @@ def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Pa
 def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_path: Path) -> None:
     open_task(page, "t-10")
     page.click("#view-tokens")
-    assert (
-        "".join(
-            page.locator("#tokens [data-k]").evaluate_all("all => all.map(one => one.dataset.mask)")
-        )
-        == "000011100111"
-    )
-    assert page.locator("#tokens .turn").all_text_contents() == [
+    masks = "all => all.map(one => one.dataset.mask)"
+    assert "".join(page.locator(".tokens [data-k]").evaluate_all(masks)) == "000011100111"
+    assert page.locator(".tokens .turn").all_text_contents() == [
         "turn 1",
         "end of turn 1: stop",
         "turn 2",
         "end of turn 2: stop",
     ]
-    page.click("#sequence-1")
+    page.click(".sequence-1")
     assert page.text_content("#detail .fork") == f"Forked: the template rewrote {HOSTILE}"
-    assert page.locator("#tokens .turn").first.text_content() == "turn 1 · not trained: context"
-    back = lambda k: page.locator(f"#tokens [data-k='{k}']").evaluate(
-        "one => getComputedStyle(one).backgroundColor"
-    )
+    assert page.locator(".tokens .turn").first.text_content() == "turn 1 · not trained: context"
     nothing = "rgba(0, 0, 0, 0)"
-    assert back(2) == nothing != back(6) != back(10) != nothing, (
-        "nothing, sampled and not trained, trained"
-    )
-    page.click("#color-logprob")
-    assert back(2) == nothing
-    alphas = [float(back(k).rpartition(",")[2].strip(" )")) for k in (10, 11, 12, 13)]
+    colors = [background(page, k) for k in (2, 6, 10)]
+    assert colors[0] == nothing and len(set(colors)) == 3, "not sampled, not trained, trained"
+    page.click(".color-logprob")
+    assert background(page, 2) == nothing
+    alphas = [float(background(page, k).rpartition(",")[2].strip(" )")) for k in (10, 11, 12, 13)]
     assert alphas == sorted(alphas) and len(set(alphas)) == 4, "the less likely, the redder"
-    page.click("#color-version")
-    assert back(6) != back(10)
+    page.click(".color-version")
+    assert background(page, 6) != background(page, 10)
     assert page.locator(".legend span").all_text_contents() == ["v0", "v1"]
-    page.hover("#tokens [data-k='11']")
-    told = page.text_content("#token") or ""
+    page.hover(".tokens [data-k='11']")
     for words in (
         "id 111",
-        "place 11",
+        "position 11",
         "loss_mask 1",
         "logprob -0.5 (p = 0.607)",
         "weight_version v1",
         "turn 2: 4 tokens in 1.5 s",
     ):
-        assert words in told
+        assert words in (page.text_content(".token") or "")
+    page.focus(".tokens")
+    page.keyboard.press("ArrowRight")
+    assert "id 112" in (page.text_content(".token") or "")
     picture = page.screenshot(path=tmp_path / "page.png")
     assert len(picture) > 20_000
+
+
+@pytest.mark.browser
+def test_a_link_opens_its_episode_with_its_filters_and_back_undoes(
+    browser: Browser, samples: Path
+) -> None:
+    task = "t/6?#é"
+    link = "#pond/t/6%3F%23%C3%A9#2?reward=zero&sort=-task&view=data&with=pond/t/5?%23é%230"
+    with opened(browser, samples, link) as page:
+        assert headings(page) == [title("t/5?#é"), title(task, 2)]
+        assert page.get_attribute("#view-data", "aria-selected") == "true"
+        assert page.input_value("#filter-reward") == "zero"
+        numbers = [int(name[2:-3]) for name in tasks(page)]
+        assert 6 in numbers and numbers == sorted(numbers, reverse=True)
+        page.click("#compare")
+        expect(page.locator("#detail h2")).to_have_count(1)
+        page.click("#view-tools")
+        page.select_option("#filter-reward", "pass")
+        address = page.url
+        page.go_back()
+        expect(page.locator("#filter-reward")).to_have_value("zero")
+        page.go_back()
+        expect(page.locator("#view-data")).to_have_attribute("aria-selected", "true")
+        page.go_back()
+        expect(page.locator("#detail h2")).to_have_count(2)
+        page.evaluate("link => { location.hash = link; }", address.partition("#")[2])
+        expect(page.locator("#filter-reward")).to_have_value("pass")
+        assert headings(page) == [title(task, 2)]
+    with opened(browser, samples, "#pond/gone#0") as page:
+        assert page.text_content("#notice") == "This page has no episode pond/gone#0"
+
+
+@pytest.mark.browser
+def test_only_the_rows_in_sight_are_in_the_document(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "many.html"
+    one = episode("t-0", messages=called("look"))
+    many = (replace(one, task_id=f"t-{n}") for n in range(3000))
+    write_page(file, "many", many, pieces_of=lambda env: None, tokens_of=0)
+    with opened(browser, file) as page:
+        assert page.get_attribute("#grid", "aria-rowcount") == "3001"
+        assert 10 < page.locator("#rows .line").count() < 60
+        page.focus("#grid")
+        page.keyboard.press("End")
+        page.get_by_role("heading", name=title("t-2999"), exact=True).wait_for()
+        assert page.locator("#rows .open .c-task").text_content() == "t-2999"
+        assert page.locator("#rows .line").count() < 60
+        page.keyboard.press("k")
+        page.get_by_role("heading", name=title("t-2998"), exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_tasks_are_grouped_with_their_pass_rates(browser: Browser, samples: Path) -> None:
+    with opened(browser, samples) as page:
+        page.keyboard.press("g")
+        page.click("#head [data-key=reward]")
+        page.click("#head [data-key=reward]")
+        groups = page.locator("#rows .group")
+        assert groups.first.locator(".c-rate").text_content() == "3/3 passed · 100%"
+        assert page.text_content("#count") == "120 of 120 episodes in 40 tasks"
+        assert groups.first.get_attribute("aria-expanded") == "false"
+        groups.first.click()
+        assert tasks(page) == ["t/3?#é"] * 3, "the open episode's group is out of sight"
+        page.focus("#grid")
+        page.keyboard.press("ArrowLeft")
+        assert tasks(page) == []
+        assert "group=task" in page.url
+
+
+@pytest.mark.browser
+def test_search_finds_messages_calls_and_results(browser: Browser, samples: Path) -> None:
+    with opened(browser, samples) as page:
+        page.keyboard.press("/")
+        page.keyboard.type("XYZZY17")
+        expect(page.locator("#count")).to_have_text("1 of 120 episodes")
+        page.locator("#rows .line").click()
+        expect(page.locator("#detail mark")).to_have_text(["xyzzy17"])
+        page.fill("#filter-q", '"at": "<b>"')
+        expect(page.locator("#count")).to_have_text("120 of 120 episodes")
+
+
+@pytest.mark.browser
+def test_two_episodes_side_by_side_and_copied(browser: Browser, samples: Path) -> None:
+    with opened(browser, samples, "#pond/t/6%3F%23%C3%A9#0") as page:
+        page.keyboard.press("c")
+        expect(page.locator("#detail h2")).to_have_text([title("t/6?#é", n) for n in (0, 1)])
+        boxes = [one.bounding_box() for one in page.locator(".panel").all()]
+        assert boxes[0] and boxes[1] and boxes[0]["y"] == boxes[1]["y"]
+        page.evaluate("navigator.clipboard.writeText = async text => { window.copied = text; }")
+        page.click("#copy-json")
+        expect(page.locator("#notice")).to_have_text("JSON copied")
+        copied = json.loads(page.evaluate("copied"))
+        assert [(one["task"], one["sample"]) for one in copied] == [("t/6?#é", 0), ("t/6?#é", 1)]
+        assert copied[1]["messages"][-1]["content"] == "The password is xyzzy6."
+        assert copied[0]["sequences"][0]["ids"][:2] == [100, 101]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_the_table_and_the_episode_take_turns(
+    browser: Browser, run: Path, scheme: str
+) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": scheme, "has_touch": True}
+    with opened(browser, run / "view.html", **phone) as page:
+        wide = "document.documentElement.scrollWidth > innerWidth"
+        assert not page.locator("#detail").is_visible()
+        assert not page.evaluate(wide)
+        page.click("#about > summary")
+        page.click("#more > summary")
+        page.select_option("#filter-flag", "forks")
+        page.select_option("#sort", "-reward")
+        assert not page.evaluate(wide)
+        open_task(page, "t-10")
+        assert not page.locator("#list").is_visible()
+        for view in VIEWS:
+            page.click(f"#view-{view}")
+            assert not page.evaluate(wide), view
+            panel = "one => one.scrollWidth > one.clientWidth"
+            assert not page.locator("#detail").evaluate(panel), view
+        page.click("#back")
+        assert page.locator("#list").is_visible()
+        page.go_back()
+        expect(page.locator("#detail")).to_be_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    episode = "#pond/t-10#0"
+    size = {"width": width, "height": 900}
+    for link in ("#?group=task", *(f"{episode}?view={view}" for view in VIEWS), "#?q=nowhere"):
+        with opened(
+            browser, run / "view.html", link, viewport=size, color_scheme=scheme, bypass_csp=True
+        ) as page:
+            found = axe.run(page)
+            assert found.response["passes"]
+            assert [(one["id"], one["nodes"]) for one in found.response["violations"]] == [], link
+
+
+@pytest.mark.browser
+def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    messages = called("look", "jump")
+    messages[1]["tool_calls"][1]["function"]["arguments"] = '{"at": '
+    failed = episode(
+        "t-1",
+        0,
+        0.0,
+        messages=messages,
+        metrics={"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0},
+        info={"failure": "turn 1: no jump"},
+    )
+    failed.result.tools.append(
+        {"function": {"name": "look", "description": "Look at it.", "parameters": {"x": 1}}}
+    )
+    file = tmp_path / "page.html"
+    write_page(file, "one", [failed, episode("t-2")], pieces_of=lambda env: None)
+    with opened(browser, file) as page:
+        assert page.text_content(".verdict") == "reward 0turn 1: no jump"
+        assert page.locator("#rows .c-reason").all_text_contents() == ["turn 1: no jump", ""]
+        assert page.locator(".call .chip").all_text_contents() == ["invalid: invalid_json"]
+        assert "jump" in (page.text_content(".bad-call") or "")
+        page.keyboard.press("3")
+        assert page.text_content(".tool summary") == "look called 1×"
+        page.click(".tool summary")
+        assert '"x": 1' in page.inner_text(".tool")
+
+
+@pytest.mark.browser
+def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
+    browser: Browser, samples: Path
+) -> None:
+    with opened(browser, samples) as page:
+        focused = "document.activeElement.id"
+        page.focus("#by-reward")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "by-reward"
+        assert page.get_attribute("[aria-sort]", "aria-sort") == "descending"
+        page.keyboard.press("Escape")
+        assert page.evaluate(focused) == "grid"
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowDown")
+        active = page.get_attribute("#grid", "aria-activedescendant")
+        assert page.get_attribute(f"#{active}", "aria-selected") == "true"
+        page.keyboard.press("Enter")
+        expect(page.locator("#detail")).to_be_focused()
+        page.focus("#view-conversation")
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(focused) == "view-tokens"
+        page.focus("#compare")
+        page.keyboard.press("Enter")
+        expect(page.locator("#detail h2")).to_have_count(2)
+        expect(page.locator("#compare")).to_be_focused()
+        page.keyboard.press("?")
+        assert page.locator("#keys").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#keys").is_visible()

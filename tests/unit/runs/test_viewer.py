@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.viewer import write_page
+from toolroll.rollout.runs.viewer.calls import CallChecker
 from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.runs.viewer.reason import reward_reason
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks(page: Path) -> dict[str, Any]:
-    """The page's data, unpacked as its script unpacks it."""
+    """Return the page's data, unpacked as its script unpacks it."""
     found = re.findall(
-        r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=]*)</script>', page.read_text()
+        r'<script type="text/plain" id="([\w-]+)">([A-Za-z0-9+/=]*)</script>', page.read_text()
     )
     return {name: json.loads(zlib.decompress(base64.b64decode(packed))) for name, packed in found}
 
@@ -39,16 +43,24 @@ def blocks(page: Path) -> dict[str, Any]:
 def test_everything_is_in_the_page_and_none_of_it_as_markup(run: Path) -> None:
     text = (run / "view.html").read_text()
     assert "owned" not in text
-    assert text.count("</script>") == text.count("<script") == 6
+    assert text.count("</script>") == text.count("<script") == 8
     assert not re.search(
         r"""(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(""", text
     ), "nothing is loaded"
     data = blocks(run / "view.html")
-    assert sorted(data) == ["e0", "e1", "e2", "e3", "index"]
+    assert sorted(data) == [
+        "block-0",
+        "index",
+        "tokens-0",
+        "tokens-1",
+        "tokens-2",
+        "tokens-3",
+        "tools-0",
+    ]
     rows = data["index"]["rows"]
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5, None]
     assert (
-        rows[1]["tools"],
+        rows[1]["called"],
         rows[1]["forks"],
         rows[1]["invalid"],
         rows[1]["tokens"],
@@ -61,8 +73,10 @@ def test_everything_is_in_the_page_and_none_of_it_as_markup(run: Path) -> None:
         10,
     )
     assert data["index"]["summary"]["pond"]["do_nothing_floor"]["passed"] == 1
-    assert data["e1"]["messages"][2]["content"] == HOSTILE
-    sequence = data["e1"]["sequences"][1]
+    assert data["block-0"][1]["messages"][2]["content"] == HOSTILE
+    assert [(row["block"], row["place"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert rows[3]["reason"] == f"E: {HOSTILE}".replace(" \u2028 ", " ")
+    sequence = data["tokens-1"][1]
     assert sequence["mask"] == "00000000001111"
     assert sequence["logprobs"][5:8] == [None, -0.25, -0.5]
     assert [turn["excluded"] for turn in sequence["turns"]] == ["context", None]
@@ -84,7 +98,9 @@ def test_pieces_are_the_text(tokenizer: Any) -> None:
 def test_fewer_tokens_make_a_smaller_page(run: Path, tmp_path: Path) -> None:
     page, count, said = view(run, out=tmp_path / "small.html", tokenizer=None, tokens=1)
     data = blocks(page)
-    assert (count, data["e0"]["sequences"] is None, data["e1"]["sequences"]) == (4, False, None)
+    assert count == 4
+    assert [name for name in sorted(data) if name.startswith("tokens-")] == ["tokens-0"]
+    assert [row["hasTokens"] for row in data["index"]["rows"]] == [True, False, False, False]
     assert "the tokens of the first 1 episodes are in the page" in said[0]
 
 
@@ -96,8 +112,8 @@ def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
         settings.read_text().replace('"embedded"', json.dumps(str(tmp_path / "nowhere")))
     )
     page, _, said = view(copy, out=None, tokenizer=None, tokens=9)
-    assert "tokens are shown by their ids" in said[0]
-    assert blocks(page)["e0"]["sequences"][0]["texts"][:2] == ["100 ", "101 "]
+    assert "tokens are shown as ids" in said[0]
+    assert blocks(page)["tokens-0"][0]["texts"][:2] == ["100 ", "101 "]
     assert view(copy, out=None, tokenizer="embedded", tokens=9)[2] == []
     with pytest.raises(UsageError, match="no tokenizer can be loaded"):
         view(copy, out=None, tokenizer=str(tmp_path / "nowhere"), tokens=9)
@@ -108,8 +124,78 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
         app, ["view", str(run), "--out", str(tmp_path / "page.html")], env={"COLUMNS": "300"}
     )
     assert done.exit_code == 0
-    assert "page.html: 4 episodes, 0.0 MB; open it in a browser" in done.stdout
+    assert "page.html: 4 episodes, 0.1 MB; open it in a browser" in done.stdout
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
         view(tmp_path, out=None, tokenizer=None, tokens=1)
     with pytest.raises(UsageError, match="there is no folder"):
         view(run, out=tmp_path / "no" / "page.html", tokenizer=None, tokens=1)
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+
+
+def calling(*calls: tuple[str, str]) -> dict[str, Any]:
+    """An assistant message with a call for each `(name, arguments)`."""
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": f"c{at}", "function": {"name": name, "arguments": arguments}}
+            for at, (name, arguments) in enumerate(calls)
+        ],
+    }
+
+
+def test_invalid_calls_are_found_again_by_the_statuses_that_were_counted() -> None:
+    messages = [
+        {"role": "user", "content": "Add."},
+        calling(("add", '{"x": 1}'), ("add", '{"x": "1"}')),
+        calling(("add", '{"x": '), ("sub", "{}")),
+    ]
+
+    def found(**counts: float) -> list[tuple[int, int, str]]:
+        metrics = {f"invalid_calls/{status}": count for status, count in counts.items()}
+        result = episode(messages=messages, metrics=metrics).result
+        result.tools.append(TOOL)
+        return CallChecker().invalid(result)
+
+    assert found(bad_arguments=1, invalid_json=1, unknown_tool=1) == [
+        (1, 1, "bad_arguments"),
+        (2, 0, "invalid_json"),
+        (2, 1, "unknown_tool"),
+    ]
+    assert found(unclosed=1) == [(2, 0, "unclosed")]
+    assert found() == [], "nothing is marked that the episode did not count"
+
+
+def test_the_reason_for_a_reward() -> None:
+    tau_bench = {
+        "reward": 0.0,
+        "info": {"r_outputs": 0.0, "outputs": {"$12": False}, "gt_data_hash": "af01"},
+        "actions": [{"name": "book"}],
+    }
+    assert reward_reason({"failure": "turn 1:\n no call"}) == "turn 1: no call"
+    assert reward_reason({"reward_info": tau_bench}) == "r_outputs 0, $12 no"
+    assert reward_reason({"failure": "x", "error": {"type": "E", "message": "m"}}) == "E: m"
+    assert reward_reason({"entry": "t-1"}) == ""
+    assert len(reward_reason({"reason": "long " * 99})) == 300
+
+
+def test_a_list_of_tools_is_in_the_page_once_and_blocks_are_bounded(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "x" * 100_000}]
+    many = [episode(f"t-{n}", messages=long) for n in range(7)]
+    for one in many[1:]:
+        one.result.tools.append(TOOL)
+    write_page(tmp_path / "page.html", "many", many, pieces_of=lambda env: None, tokens_of=0)
+    data = blocks(tmp_path / "page.html")
+    assert data["tools-0"] == [] and data["tools-1"] == [TOOL] and "tools-2" not in data
+    assert [len(data[f"block-{n}"]) for n in range(3)] == [3, 3, 1]
+    rows = data["index"]["rows"]
+    assert [(row["block"], row["place"]) for row in rows][2:5] == [(0, 2), (1, 0), (1, 1)]
+    assert data["block-1"][0]["tools"] == 1

@@ -1,4 +1,4 @@
-"""`toolroll view`: makes the page of a run."""
+"""`toolroll view`: write the page of a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ PAGE_NAME = "view.html"
 def view(
     folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int
 ) -> tuple[Path, int, list[str]]:
-    """Write the page of the run in `folder`; where it is, how many episodes it has, and what must
-    be said.
+    """Write the page of the run in `folder`. Return its path, the number of its episodes, and
+    messages for the user.
 
-    `tokenizer`: default, each environment's own model as `run.json` names it. `tokens`: of so many
-    episodes the tokens are shown.
+    Args:
+        folder: The folder of a run.
+        out: The file to write; by default `view.html` in `folder`.
+        tokenizer: The tokenizer of all environments; by default that of each environment's model,
+            as `run.json` names it.
+        tokens: The number of episodes whose tokens are in the page.
+
+    Raises:
+        UsageError: `folder` is not the folder of a run, `out` cannot be written, or `tokenizer`
+            cannot be loaded.
     """
     if not (folder / FILE_NAME).is_file():
         raise UsageError(
@@ -50,8 +58,8 @@ def view(
     )
     if count > tokens:
         said.append(
-            f"the tokens of the first {tokens} episodes are in the page, of the others the "
-            f"conversation only (--tokens)"
+            f"the tokens of the first {tokens} episodes are in the page; the other episodes have "
+            f"their conversation only (to include more: --tokens)"
         )
     return out, count, said
 
@@ -71,7 +79,9 @@ def _pieces_by_model(
             except UsageError as error:
                 if tokenizer is not None:
                     raise
-                said.append(f"tokens are shown by their ids (--tokenizer): {error}")
+                said.append(
+                    f"tokens are shown as ids; to show their text, give --tokenizer: {error}"
+                )
                 known[name] = None
         return known[name]
 

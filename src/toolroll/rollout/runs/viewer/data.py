@@ -1,17 +1,27 @@
-"""An episode as the page's data: a row of its table, and the detail behind it."""
+"""The data of the page.
+
+`view.html` holds JSON in blocks `<script type="text/plain" id=ID>`, each deflated and in base64:
+
+- `index`: `title`, `rows` (one for each episode: `row`), and by environment `settings` (`run.json`)
+  and `summary` (`summary.json`);
+- `block-N`: a list of conversations (`conversation`); a row has its `block` and its `place` in it;
+- `tools-N`: a list of tools in OpenAI's format; a conversation has its N as `tools`;
+- `tokens-I`: the sequences (`sequences`) of the episode in row I, if its `hasTokens` is true.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from toolroll.rollout.runs.viewer.calls import CallChecker, called_tools
 from toolroll.rollout.runs.viewer.pieces import Pieces
-from toolroll.rollout.types import Episode, Trajectory, Turn
+from toolroll.rollout.runs.viewer.reason import reward_reason
+from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
-    """What the table shows and filters by."""
+    """Return what the table shows and filters by."""
     result = episode.result
     metrics = result.metrics
     return {
@@ -22,6 +32,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "status": result.status.value,
         "stop": str(result.stop_reason),
         "reward": result.reward,
+        "reason": reward_reason(result.info),
         "turns": int(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
         or int(metrics.get("completion_tokens", 0)),
@@ -30,23 +41,27 @@ def row(episode: Episode) -> dict[str, Any]:
         "invalid": int(metrics.get("invalid_calls", 0)),
         "forks": max(len(result.trajectories) - 1, 0),
         "seconds": round(metrics.get("seconds", 0.0), 3),
-        "tools": sorted(_called(result.messages)),
+        "called": called_tools(result.messages),
     }
 
 
-def detail(episode: Episode, pieces: Pieces | None, *, tokens: bool) -> dict[str, Any]:
-    """What one episode's view shows. `pieces` None: ids stand for the tokens' texts. Without
-    `tokens` the sequences are left out.
+def conversation(result: InteractionResult, checker: CallChecker, tools: int) -> dict[str, Any]:
+    """Return what an episode's view shows, without its tokens. `invalid`: `[message, call,
+    status]` for each invalid call.
     """
-    result = episode.result
     return {
         "messages": result.messages,
-        "toolNames": [tool.get("function", tool).get("name") for tool in result.tools],
+        "invalid": checker.invalid(result),
+        "tools": tools,
         "info": result.info,
         "metrics": result.metrics,
         "stepRewards": list(result.step_rewards),
-        "sequences": [_sequence(part, pieces) for part in result.trajectories] if tokens else None,
     }
+
+
+def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
+    """Return the training sequences. `pieces` None: show ids instead of the tokens' texts."""
+    return [_sequence(part, pieces) for part in result.trajectories]
 
 
 def _sequence(part: Trajectory, pieces: Pieces | None) -> dict[str, Any]:
@@ -77,12 +92,3 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "cached": turn.cached_tokens,
         "latency": round(turn.latency, 4),
     }
-
-
-def _called(messages: list[dict[str, Any]]) -> set[str]:
-    names = set()
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            function: Mapping[str, Any] = call.get("function") or {}
-            names.add(str(function.get("name") or "unknown"))
-    return names

@@ -1,15 +1,14 @@
-"""Writes the page: one HTML file with everything in it.
+"""Write the page: one HTML file with everything in it.
 
 Invariants: nothing is loaded from anywhere (a content security policy forbids it); whatever an
-episode holds is text: it travels as compressed data, and the page's script puts it in place as text
-nodes only; a page is written whole or not at all.
+episode holds is text: it travels as compressed data, and the page's script only makes text nodes of
+it; a page is written whole or not at all.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,14 +16,18 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from toolroll.rollout.runs.viewer.data import detail, row
+from toolroll.rollout.runs.viewer.calls import CallChecker
+from toolroll.rollout.runs.viewer.data import conversation, row, sequences
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runtime.disk import written_whole
-from toolroll.rollout.types import Episode
+from toolroll.rollout.types import Episode, Tool
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-_MARK = "<!-- data -->"
+_BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
+_SCRIPTS = (
+    "elements blocks location order search plots table filters "
+    "tokens messages episode keyboard main"
+).split()
 
 
 def write_page(
@@ -37,46 +40,84 @@ def write_page(
     summary: dict[str, Any] | None = None,
     tokens_of: int = 500,
 ) -> int:
-    """Write the page of `episodes` into `out`; how many there are.
+    """Write the page of `episodes` to `out`. Return their number.
 
-    `pieces_of(env)` gives the tokens' texts, or None. `settings` and `summary`: what `run.json` and
-    `summary.json` say. `tokens_of`: of so many episodes, from the first on, the tokens are in the
-    page too.
+    Args:
+        pieces_of: Returns what gives the texts of an environment's tokens, or None.
+        settings: The content of `run.json`, by environment.
+        summary: The content of `summary.json`, by environment.
+        tokens_of: The number of episodes, from the first on, whose tokens the page holds.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
     with written_whole(out) as file:
         file.write(head.encode())
+        conversations = _Conversations(file)
         for episode in episodes:
+            block, place = conversations.add(episode)
             tokens = len(rows) < tokens_of
-            _block(
-                file,
-                f"e{len(rows)}",
-                detail(episode, pieces_of(episode.env) if tokens else None, tokens=tokens),
-            )
-            rows.append(row(episode))
-        _block(
-            file,
-            "index",
-            {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}},
-        )
+            if tokens:
+                found = sequences(episode.result, pieces_of(episode.env))
+                _write(file, f"tokens-{len(rows)}", _json(found))
+            rows.append(row(episode) | {"block": block, "place": place, "hasTokens": tokens})
+        conversations.flush()
+        index = {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}}
+        _write(file, "index", _json(index))
         file.write(tail.encode())
     return len(rows)
 
 
-def _block(file: BinaryIO, name: str, data: Any) -> None:
-    """A data block: base64 of deflated JSON, in which no markup can be."""
-    packed = base64.b64encode(zlib.compress(orjson.dumps(data, option=_OPTIONS, default=repr), 6))
+class _Conversations:
+    """Write conversations in blocks, and each list of tools once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._checker = CallChecker()
+        self._tools: dict[bytes, int] = {}
+        self._block = 0
+        self._waiting: list[bytes] = []
+
+    def add(self, episode: Episode) -> tuple[int, int]:
+        """Add a conversation. Return its block and its place in it."""
+        if sum(map(len, self._waiting)) >= _BLOCK:
+            self.flush()
+        found = conversation(episode.result, self._checker, self._add_tools(episode.result.tools))
+        self._waiting.append(_json(found))
+        return self._block, len(self._waiting) - 1
+
+    def flush(self) -> None:
+        """Write the block under way."""
+        _write(self._file, f"block-{self._block}", b"[" + b",".join(self._waiting) + b"]")
+        self._block += 1
+        self._waiting.clear()
+
+    def _add_tools(self, tools: list[Tool]) -> int:
+        data = _json(tools)
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest not in self._tools:
+            self._tools[digest] = len(self._tools)
+            _write(self._file, f"tools-{self._tools[digest]}", data)
+        return self._tools[digest]
+
+
+def _json(data: Any) -> bytes:
+    return orjson.dumps(data, option=_OPTIONS, default=repr)
+
+
+def _write(file: BinaryIO, name: str, data: bytes) -> None:
+    """Write a data block. Base64 cannot contain markup."""
+    packed = base64.b64encode(zlib.compress(data, 6))
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 
 
 def _template() -> tuple[str, str]:
-    """What stands before and behind the data, with the script's hash in the content security
-    policy.
-    """
-    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    script = _SCRIPT.search(page)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script.group(1).encode()).digest()).decode()
-    head, tail = page.replace("SCRIPT-HASH", f"sha256-{digest}").split(_MARK)
-    return head, tail
+    """Return what comes before and after the data, with style and script in it."""
+    folder = Path(__file__).parent / "html"
+    parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    script = '\n"use strict";\n' + "\n".join(parts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    page = page.replace("SCRIPT-HASH", f"sha256-{digest}")
+    page = page.replace("/* style */", (folder / "page.css").read_text(encoding="utf-8"))
+    head, tail = page.split("<!-- data -->")
+    return head, tail.replace("/* script */", script)

@@ -1,7 +1,7 @@
-"""The text of each token of a sequence, for the eye.
+"""The text of each token of a sequence, to be displayed.
 
-Invariant: joined, the pieces of a sequence are its text; a token that holds only a part of a
-character shows nothing, and the one that completes it shows the whole.
+Invariant: joined, the pieces of a sequence are its text. A token that holds only a part of a
+character has an empty piece; the token that completes the character has all of it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _LONGEST = 8  # tokens that one character may be spread over: 4 bytes in UTF-8, 
 
 
 class Pieces:
-    """Pieces for the vocabulary of `tokenizer`; each id is decoded once."""
+    """The pieces of the tokens of `tokenizer`. Each id is decoded once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, str] = {}
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        """One text for each of `ids`."""
+        """Return one text for each of `ids`."""
         found: list[str] = []
         waiting: list[int] = []
         for index in ids:

@@ -1,0 +1,137 @@
+// An episode as a conversation, its tools, and its data.
+
+const LONG = 2400; // characters of a text that are shown at first
+
+function conversation(panel) {
+  const { messages, invalid } = panel.detail;
+  if (!messages.length) return [make("p", { class: "dim" }, "This episode has no messages.")];
+  return [
+    make(
+      "ol",
+      { class: "messages" },
+      messages.map((message, n) => {
+        const role = String(message.role);
+        const bad = new Map(
+          invalid.filter(([at]) => at === n).map(([, call, status]) => [call, status]),
+        );
+        return make(
+          "li",
+          {
+            class: "message " + (/^[a-z]+$/.test(role) ? role : "") + (bad.size ? " invalid" : ""),
+          },
+          make(
+            "div",
+            { class: "role" },
+            make("span", {}, role),
+            message.name ? make("span", { class: "name" }, message.name) : null,
+            make("span", { class: "place" }, n),
+          ),
+          message.reasoning_content
+            ? make(
+                "div",
+                { class: "thought" },
+                make("span", { class: "label" }, "Reasoning"),
+                long(asText(message.reasoning_content)),
+              )
+            : null,
+          message.content
+            ? long(asText(message.content), role === "system" ? 600 : LONG, role === "tool")
+            : null,
+          (message.tool_calls || []).map((call, at) => oneCall(call, bad.get(at))),
+        );
+      }),
+    ),
+  ];
+}
+
+const asText = value => (typeof value === "string" ? value : pretty(value));
+
+function oneCall(call, status) {
+  const named = call.function || call;
+  let values = named.arguments;
+  try {
+    values = pretty(typeof values === "string" ? JSON.parse(values) : values);
+  } catch {
+    /* shown as it was written */
+  }
+  return make(
+    "div",
+    { class: "call" + (status ? " bad-call" : "") },
+    make(
+      "div",
+      { class: "called" },
+      make("b", {}, marked(String(named.name))),
+      status ? make("span", { class: "chip bad" }, "invalid: " + status) : null,
+    ),
+    values === undefined || values === "{}" ? null : long(String(values), LONG, true),
+  );
+}
+
+// A text; of a long one the start, unless the search found something in it.
+function long(text, shown = LONG, code = false) {
+  const box = make(code ? "pre" : "div", { class: "text" });
+  const all = () => box.replaceChildren(...marked(text));
+  const showAll = () => {
+    all();
+    box.tabIndex = -1;
+    box.focus({ preventScroll: true });
+  };
+  if (
+    text.length <= shown * 1.2 ||
+    (state.filters.q && text.toLowerCase().includes(state.filters.q.toLowerCase()))
+  ) {
+    all();
+    return box;
+  }
+  box.append(
+    text.slice(0, shown) + "… ",
+    make(
+      "button",
+      { type: "button", class: "more", on: { click: showAll } },
+      "Show all " + number(text.length) + " characters",
+    ),
+  );
+  return box;
+}
+
+function tools(panel) {
+  const list = panel.detail.tools;
+  if (!list.length) return [make("p", { class: "dim" }, "No tools were offered in this episode.")];
+  const calls = panel.detail.messages
+    .flatMap(message => message.tool_calls || [])
+    .map(call => (call.function || call).name);
+  return list.map(tool => {
+    const named = tool.function || tool,
+      count = calls.filter(name => name === named.name).length;
+    return make(
+      "details",
+      { class: "tool" },
+      make(
+        "summary",
+        {},
+        make("b", {}, named.name),
+        make("span", { class: "dim" }, count ? " called " + count + "×" : " not called"),
+      ),
+      named.description ? make("p", { class: "text" }, named.description) : null,
+      make("pre", { class: "text" }, pretty(named.parameters || {})),
+    );
+  });
+}
+
+function data(panel) {
+  const { metrics, info, row } = panel.detail;
+  return [
+    ["Metrics", metrics],
+    ["Info from the environment", info],
+    ["Settings of the run", state.settings[row.env] || {}],
+  ].map(([words, value]) =>
+    make(
+      "details",
+      { open: "" },
+      make("summary", {}, words),
+      Object.keys(value).length
+        ? make("pre", { class: "text" }, pretty(value))
+        : make("p", { class: "dim" }, "None."),
+    ),
+  );
+}

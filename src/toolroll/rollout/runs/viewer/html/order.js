@@ -1,0 +1,65 @@
+// Which episodes the table shows, in which order, and in which groups.
+
+const PASSED = 1 - 1e-6;
+const REWARDS = {
+  pass: reward => reward !== null && reward >= PASSED,
+  part: reward => reward !== null && reward > 0 && reward < PASSED,
+  zero: reward => reward !== null && reward <= 0,
+  none: reward => reward === null,
+};
+
+function matches(row) {
+  const f = state.filters;
+  return (
+    (!f.env || row.env === f.env) &&
+    (!f.status || row.status === f.status) &&
+    (!f.stop || row.stop === f.stop) &&
+    (!f.tool || row.called.includes(f.tool)) &&
+    (!REWARDS[f.reward] || REWARDS[f.reward](row.reward)) &&
+    (!f.flag || row[f.flag] > 0) &&
+    (!f.q || found(row))
+  );
+}
+
+// `x` against `y`; what has no value comes last either way.
+function compare(x, y, sign) {
+  if (x === y) return 0;
+  if (x === null || y === null) return x === null ? 1 : -1;
+  return sign * (typeof x === "string" ? COLLATOR.compare(x, y) : x - y);
+}
+
+const COLLATOR = new Intl.Collator("en", { numeric: true });
+const mean = values => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+
+function sorted(things, value) {
+  if (!state.sort) return things;
+  const sign = state.sort.startsWith("-") ? -1 : 1;
+  return things
+    .map((thing, n) => [value(thing), n, thing])
+    .sort((a, b) => compare(a[0], b[0], sign) || a[1] - b[1])
+    .map(entry => entry[2]);
+}
+
+const sortKey = () => state.sort.replace(/^-/, "");
+
+// The episodes that match, as groups `{key, env, task, rows, graded, passed}`; one group if they
+// are not grouped.
+function groups() {
+  const rows = sorted(state.rows.filter(matches), row => row[sortKey()]);
+  if (!state.group) return [{ rows }];
+  const byTask = new Map();
+  for (const row of rows) {
+    const key = taskOf(row);
+    if (!byTask.has(key)) byTask.set(key, { key, env: row.env, task: row.task, rows: [] });
+    byTask.get(key).rows.push(row);
+  }
+  for (const group of byTask.values()) {
+    const graded = group.rows.filter(row => row.reward !== null);
+    group.graded = graded.length;
+    group.passed = graded.filter(row => row.reward >= PASSED).length;
+  }
+  return sorted([...byTask.values()], group => {
+    const values = group.rows.map(row => row[sortKey()]).filter(value => value !== null);
+    return typeof values[0] === "string" ? values[0] : mean(values);
+  });
+}

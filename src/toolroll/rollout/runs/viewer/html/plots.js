@@ -1,0 +1,77 @@
+// The summary: a card for each environment, and histograms of what the table shows.
+
+function drawCards() {
+  const interval = rate =>
+    number(rate.value) + " [" + rate.low.toFixed(2) + ", " + rate.high.toFixed(2) + "]";
+  at("cards").replaceChildren(
+    ...Object.entries(state.summary).map(([env, part]) => {
+      const facts = [
+        plural(part.episodes, "episode"),
+        part.reward ? "reward " + interval(part.reward) : null,
+        part.do_nothing_floor
+          ? "do-nothing baseline " +
+            part.do_nothing_floor.passed +
+            "/" +
+            part.do_nothing_floor.episodes
+          : null,
+        part.trainable === false ? "not trainable" : null,
+      ];
+      return make(
+        "div",
+        { class: "card" },
+        make("strong", {}, env),
+        facts.filter(Boolean).map(text => make("span", {}, text)),
+      );
+    }),
+  );
+}
+
+const BINS = 16;
+
+function drawPlots(rows) {
+  at("plots").replaceChildren(
+    ...["reward", "tokens", "turns"].map(key =>
+      histogram(
+        key,
+        rows.map(row => row[key]).filter(value => value !== null),
+      ),
+    ),
+  );
+}
+
+function histogram(name, values) {
+  if (!values.length) return make("figure", {}, make("figcaption", {}, name + ": none"));
+  let low = Infinity,
+    high = -Infinity;
+  for (const value of values) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  const bins = new Array(BINS).fill(0);
+  for (const value of values)
+    bins[high > low ? Math.min(BINS - 1, Math.floor((BINS * (value - low)) / (high - low))) : 0] +=
+      1;
+  const most = Math.max(...bins),
+    caption = name + ", mean " + number(mean(values));
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const put = (kind, attributes, text) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", kind);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text) node.textContent = text;
+    svg.append(node);
+  };
+  for (const [key, value] of [
+    ["width", 9.5 * BINS],
+    ["height", 44],
+    ["role", "img"],
+    ["aria-label", "Histogram of " + caption],
+  ])
+    svg.setAttribute(key, value);
+  bins.forEach((count, bin) => {
+    const tall = (28 * count) / most;
+    put("rect", { x: 9.5 * bin, y: 30 - tall, width: 8, height: tall });
+  });
+  put("text", { x: 0, y: 42 }, number(low));
+  put("text", { x: 9.5 * BINS - 2, y: 42, "text-anchor": "end" }, number(high));
+  return make("figure", {}, svg, make("figcaption", {}, caption));
+}

@@ -1,0 +1,58 @@
+// Search in messages, calls and results. Blocks are read in turn, so that keys are never blocked.
+
+const hits = { query: "", rows: new Set(), share: 1 };
+const texts = new Map(); // the searched text of each conversation, in lower case, by block
+
+// True if the task or the conversation of `row` holds the query, as far as the search has come.
+function found(row) {
+  const query = state.filters.q.toLowerCase();
+  return (
+    keyOf(row).toLowerCase().includes(query) ||
+    row.reason.toLowerCase().includes(query) ||
+    (hits.query === query && hits.rows.has(row.i))
+  );
+}
+
+function textOf(conversation) {
+  const parts = [];
+  for (const message of conversation.messages) {
+    for (const text of [message.reasoning_content, message.content]) {
+      if (text) parts.push(typeof text === "string" ? text : JSON.stringify(text));
+    }
+    for (const call of message.tool_calls || []) {
+      const named = call.function || call;
+      parts.push(
+        named.name,
+        typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments),
+      );
+    }
+  }
+  return parts.join("\n").toLowerCase();
+}
+
+async function search() {
+  const query = state.filters.q.toLowerCase();
+  if (hits.query === query) return;
+  Object.assign(hits, { query, rows: new Set(), share: query ? 0 : 1 });
+  if (!query) return;
+  const blocks = new Map();
+  for (const row of state.rows) {
+    if (!blocks.has(row.block)) blocks.set(row.block, []);
+    blocks.get(row.block).push(row);
+  }
+  let read = 0,
+    shownAt = performance.now();
+  for (const [id, rows] of blocks) {
+    if (!texts.has(id)) texts.set(id, (await unpack("block-" + id)).map(textOf));
+    if (hits.query !== query) return; // another search has started
+    for (const row of rows) if (texts.get(id)[row.place].includes(query)) hits.rows.add(row.i);
+    hits.share = ++read / blocks.size;
+    if (performance.now() - shownAt > 150) {
+      drawTable();
+      await new Promise(done => setTimeout(done));
+      if (hits.query !== query) return;
+      shownAt = performance.now();
+    }
+  }
+  drawTable();
+}

@@ -1,0 +1,240 @@
+// The table. Only the rows in sight are in the document.
+
+const COLUMNS = [
+  { key: "task", words: "Task", width: 170, keep: true },
+  { key: "sample", words: "#", title: "Sample", width: 36, num: true, keep: true },
+  { key: "reward", words: "Reward", width: 72, num: true, keep: true },
+  { key: "reason", words: "Reason", title: "Reason for the reward", width: 200 },
+  { key: "turns", words: "Turns", width: 60, num: true, keep: true },
+  { key: "calls", words: "Calls", width: 60, num: true, keep: true },
+  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true },
+  { key: "forks", words: "Forks", width: 66, num: true },
+  { key: "tokens", words: "Tokens", width: 78, num: true, keep: true },
+  { key: "trained", words: "Trained", title: "Trained tokens", width: 80, num: true, keep: true },
+  { key: "seconds", words: "Seconds", width: 84, num: true, keep: true },
+  { key: "status", words: "Status", width: 100 },
+  { key: "stop", words: "Stop reason", width: 130 },
+  { key: "env", words: "Environment", width: 170 },
+];
+const SPARE = 8; // rows above and below those in sight
+const table = { columns: COLUMNS, groups: [], items: [], place: new Map(), active: null };
+
+// A column whose value is the same in all episodes is left out.
+function chooseColumns() {
+  table.columns = COLUMNS.filter(
+    ({ key, keep }) => keep || state.rows.some(row => row[key] !== state.rows[0][key]),
+  );
+  const widths = table.columns.map(column => column.width);
+  at("grid").style.setProperty(
+    "--columns",
+    widths.map((width, n) => (n ? width + "px" : "minmax(" + width + "px, 1fr)")).join(" "),
+  );
+  at("grid").style.setProperty("--width", widths.reduce((a, b) => a + b, 0) + 24 + "px");
+}
+
+const rowHeight = () => (narrow.matches ? 58 : 34);
+const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.rows[0].i);
+
+// Find what matches, and draw it.
+function drawTable() {
+  table.groups = groups();
+  layRows();
+  const count = table.groups.reduce((sum, group) => sum + group.rows.length, 0);
+  at("count").textContent =
+    (hits.share < 1 ? "Searching " + Math.floor(100 * hits.share) + "% · " : "") +
+    number(count) +
+    " of " +
+    plural(state.rows.length, "episode") +
+    (state.group ? " in " + plural(table.groups.length, "task") : "");
+  at("empty").hidden = count > 0 || hits.share < 1;
+  at("grid").hidden = count === 0;
+  if (at("about").open) drawPlots(table.groups.flatMap(group => group.rows));
+}
+
+function layRows() {
+  table.items = [];
+  for (const group of table.groups) {
+    if (state.group) table.items.push({ group });
+    if (!state.group || state.expanded.has(group.key))
+      for (const row of group.rows) table.items.push({ row });
+  }
+  table.place = new Map(table.items.map((item, n) => [idOf(item), n]));
+  const grid = at("grid");
+  grid.setAttribute("role", state.group ? "treegrid" : "grid");
+  grid.setAttribute("aria-rowcount", table.items.length + 1);
+  grid.setAttribute("aria-colcount", table.columns.length);
+  drawHead();
+  at("rows").style.height = table.items.length * rowHeight() + "px";
+  drawRows();
+}
+
+function drawHead() {
+  const sign = state.sort.startsWith("-") ? "descending" : "ascending";
+  keepFocus(() =>
+    at("head").replaceChildren(
+      make(
+        "div",
+        { role: "row", "aria-rowindex": 1, class: "line" },
+        table.columns.map(({ key, words, title, num }) => {
+          const chosen = sortKey() === key;
+          return make(
+            "div",
+            {
+              role: "columnheader",
+              class: "c-" + key + (num ? " num" : ""),
+              "aria-sort": chosen ? sign : null,
+            },
+            make(
+              "button",
+              {
+                type: "button",
+                id: "by-" + key,
+                "data-key": key,
+                title,
+                on: { click: () => sortBy(chosen && sign === "ascending" ? "-" + key : key) },
+              },
+              words + (chosen ? (sign === "descending" ? " ↓" : " ↑") : ""),
+            ),
+          );
+        }),
+      ),
+    ),
+  );
+}
+
+function sortBy(sort) {
+  state.sort = sort;
+  writeAddress(true);
+  drawFilters();
+  drawTable();
+}
+
+function drawRows() {
+  const grid = at("grid"),
+    tall = rowHeight(),
+    height = grid.clientHeight || 600;
+  const first = Math.max(0, Math.floor(grid.scrollTop / tall) - SPARE);
+  const last = Math.min(table.items.length, Math.ceil((grid.scrollTop + height) / tall) + SPARE);
+  const lines = [];
+  for (let n = first; n < last; n++) lines.push(line(table.items[n], n, tall));
+  at("rows").replaceChildren(...lines);
+  const active = table.active !== null && at(table.active) ? table.active : null;
+  if (active) grid.setAttribute("aria-activedescendant", active);
+  else grid.removeAttribute("aria-activedescendant");
+}
+
+function line(item, n, tall) {
+  const { row, group } = item,
+    id = idOf(item),
+    open = row !== undefined && row === state.open;
+  const expanded = group ? state.expanded.has(group.key) : null;
+  return make(
+    "div",
+    {
+      role: "row",
+      id,
+      "aria-rowindex": n + 2,
+      "aria-selected": group ? null : String(open),
+      "aria-expanded": group && String(expanded),
+      "aria-level": state.group ? (group ? 1 : 2) : null,
+      style: "transform:translateY(" + n * tall + "px)",
+      class:
+        "line" +
+        (group ? " group" : "") +
+        (open ? " open" : "") +
+        (row && row === state.pinned ? " pinned" : "") +
+        (id === table.active ? " active" : ""),
+      on: {
+        click: () => {
+          activate(id);
+          if (group) toggle(group);
+          else openRow(row, { step: true, show: true });
+        },
+      },
+    },
+    group ? groupCells(group, expanded) : table.columns.map(column => cell(row, column)),
+  );
+}
+
+function cell(row, { key, num }) {
+  const value = row[key],
+    text = typeof value === "number" || value === null ? number(value) : value;
+  return make(
+    "div",
+    { role: "gridcell", class: "c-" + key + (num ? " num" : "") + mood(row, key), title: text },
+    text,
+  );
+}
+
+function mood(row, key) {
+  if (key === "reward" && row.reward !== null)
+    return row.reward >= PASSED ? " good" : row.reward <= 0 ? " bad" : " part";
+  if (key === "invalid" || key === "forks") return row[key] ? " warn" : " dim";
+  return key === "status" && row.status === "aborted"
+    ? " bad"
+    : key === "reason" || key === "sample"
+      ? " dim"
+      : "";
+}
+
+function groupCells(group, expanded) {
+  const rate = group.graded ? group.passed / group.graded : null,
+    text = group.passed + "/" + group.graded + " passed";
+  return [
+    make(
+      "div",
+      { role: "gridcell", class: "c-name", title: group.key },
+      make("span", { class: "fold", "aria-hidden": "true" }, expanded ? "▾" : "▸"),
+      make("span", {}, group.task),
+    ),
+    make(
+      "div",
+      {
+        role: "gridcell",
+        class:
+          "c-rate" +
+          (rate === null ? " dim" : rate === 1 ? " good" : rate === 0 ? " bad" : " part"),
+      },
+      rate === null ? "no reward" : text + " · " + percent(rate),
+    ),
+    make(
+      "div",
+      { role: "gridcell", class: "c-bar" },
+      make(
+        "span",
+        { class: "rate", "aria-hidden": "true" },
+        make("span", { style: "width:" + 100 * (rate || 0) + "%" }),
+      ),
+    ),
+  ];
+}
+
+function toggle(group, wanted) {
+  const expand = wanted === undefined ? !state.expanded.has(group.key) : wanted;
+  if (expand) state.expanded.add(group.key);
+  else state.expanded.delete(group.key);
+  layRows();
+}
+
+function activate(id) {
+  table.active = id;
+  const n = table.place.get(id),
+    grid = at("grid"),
+    tall = rowHeight(),
+    head = at("head").offsetHeight;
+  if (n !== undefined) {
+    if (n * tall < grid.scrollTop) grid.scrollTop = n * tall;
+    else if ((n + 1) * tall + head > grid.scrollTop + grid.clientHeight)
+      grid.scrollTop = (n + 1) * tall + head - grid.clientHeight;
+  }
+  drawRows();
+}
+
+// Show `row` in the table, with its group expanded.
+function reveal(row) {
+  if (state.group && !state.expanded.has(taskOf(row))) {
+    state.expanded.add(taskOf(row));
+    layRows();
+  }
+  activate("row-" + row.i);
+}

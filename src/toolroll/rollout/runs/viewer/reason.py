@@ -1,0 +1,45 @@
+"""Find the reason for a reward in what the environment reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_KEYS = ("reward_reason", "reason", "failure")  # what environments call a reason in words
+_LONGEST = 300
+_LEAVES = 8
+
+
+def reward_reason(info: Mapping[str, Any]) -> str:
+    """Return why the reward is what it is, as one line; "" if `info` does not tell.
+
+    An error comes first, then a reason in words, then the parts of `reward_info` (as tau-bench and
+    tau2 report them).
+    """
+    error = info.get("error")
+    if isinstance(error, Mapping):
+        return _short(f"{error.get('type')}: {error.get('message')}")
+    for key in _KEYS:
+        if isinstance(info.get(key), str) and info[key]:
+            return _short(info[key])
+    parts = info.get("reward_info")
+    if not isinstance(parts, Mapping):
+        return ""
+    found = [part for part in _leaves(parts) if not part.startswith("reward ")]
+    return _short(", ".join(found[:_LEAVES]))
+
+
+def _leaves(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each number and truth value in `parts` with its key."""
+    for key, value in parts.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        elif isinstance(value, bool):
+            yield f"{key} {'yes' if value else 'no'}"
+        elif isinstance(value, int | float):
+            yield f"{key} {value:g}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
