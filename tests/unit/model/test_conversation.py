@@ -372,3 +372,10 @@ async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: 
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."
     assert reply.node.ids.tolist() == engine.log[0].output_ids
+
+
+async def test_a_thought_that_nothing_opens_is_no_content_of_an_episode(tokenizer: Any) -> None:
+    """A stream of the endpoint cannot wait for the closing tag; an episode can."""
+    async with talking(tokenizer, "Hm.</think>Yes.") as (dialogue, _, _):
+        reply = await dialogue.reply(PARAMS)
+    assert (reply.parsed.reasoning, reply.parsed.content) == ("Hm.", "Yes.")
