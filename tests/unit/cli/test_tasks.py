@@ -90,13 +90,3 @@ def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
 def test_the_page_gives_the_command_that_installs_it() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tau-bench.md").read_text(encoding="utf-8")
     assert f"    {INSTALL}\n" in page
-
-
-def test_the_tasks_of_a_file_name_it_with_its_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A trainer reads them in another folder."""
-    (tmp_path / "mine.py").write_text("from toolroll.agents.environments.desk import DESK\n")
-    monkeypatch.chdir(tmp_path)
-    done = RUN.invoke(app, ["tasks", "mine.py:DESK", "--tasks", "0"], catch_exceptions=False)
-    assert json.loads(done.stdout)["metadata"]["env"] == f"{tmp_path}/mine.py:DESK"
