@@ -68,7 +68,7 @@ def refused(
         ([*RUN, "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (["serve", "--model", "embedded", "--history", "foo"], "--history: "),
-        ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; did you mean 2-5?"),
+        ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; 2-5 is meant?"),
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
         (
             ["serve", "--model", "embedded", "--chat-template", "bad.jinja"],
