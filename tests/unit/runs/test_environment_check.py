@@ -234,7 +234,6 @@ BROKEN = [
     (WrongSchema, "tool schemas", "add: parameters/properties/a/type: 'int' is not valid"),
     (RequiredButUnknown, "tool schemas", "add: 'c' is required and not among the properties"),
     (Silent, "an episode", "no tool message with the tool_call_id of a call"),
-    (OneThread, "an episode", "step failed: .*ProgrammingError: SQLite objects created in a"),
     (BadReset, "an episode", "reset returned .* must return an Observation"),
     (BadMessage, "an episode", r"messages\[0\] must be a mapping with a role"),
     (NotANumber, "an episode", "step gave the reward nan"),
@@ -268,6 +267,12 @@ async def test_each_fault_is_found_once_and_named(
     found = failed(await checked(EnvironmentClass(kind, "broken"), tasks, time_limit))
     assert len(found) == 1, found
     assert re.match(f"{name}: .*{words}", found[0]), found
+
+
+async def test_an_object_of_one_thread_is_found() -> None:
+    """In one or more of the checks: which thread makes a call is not fixed."""
+    found = failed(await checked(EnvironmentClass(OneThread, "broken")))
+    assert found and all("ProgrammingError: SQLite objects created in a" in one for one in found)
 
 
 async def test_one_without_a_fault_passes_all_checks() -> None:
