@@ -166,7 +166,8 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
             )
         if dash and int(last) < int(first):
             raise UsageError(
-                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; did you mean {last}-{first}?"
+                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; did you mean "
+                f"{last}-{first}?"
             )
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
