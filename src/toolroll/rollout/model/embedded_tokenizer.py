@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolroll.rollout.runtime.optional import import_transformers
+
 FOLDER = Path(__file__).parent / "tokenizer"
 
 CONTROL_TOKENS = (
@@ -33,11 +35,10 @@ def load_embedded_tokenizer() -> Any:
     """The embedded tokenizer, as `transformers`' `PreTrainedTokenizerFast`, with its chat
     template.
     """
-    from transformers import PreTrainedTokenizerFast  # 1-2 s: not at import
-
+    transformers: Any = import_transformers()
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
     del settings["tokenizer_class"]
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(FOLDER / "tokenizer.json"), name_or_path="embedded", **settings
     )
     tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")

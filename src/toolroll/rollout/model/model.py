@@ -29,6 +29,7 @@ from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.optional import import_transformers
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -200,10 +201,9 @@ def load_tokenizer(name: str | None) -> Any:
         raise UsageError(
             f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
         )
-    from transformers import AutoTokenizer  # 1-2 s: not at import
-
+    transformers: Any = import_transformers()
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
+from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.policy import Policy, echo, script
 
@@ -39,7 +39,7 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     engine = EmbeddedEngine(
-        _tokenizer(tokenizer),
+        load_tokenizer(tokenizer),
         policy,
         context_length=context_length,
         latency=latency,
@@ -52,17 +52,6 @@ async def serve(
             await stop.wait()
     except OSError as error:
         raise UsageError(f"the embedded engine cannot listen on {host}:{port}: {error}") from error
-
-
-def _tokenizer(name: str) -> Any:
-    if name == "embedded":
-        return load_embedded_tokenizer()
-    from transformers import AutoTokenizer  # 1-2 s: not at import
-
-    try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"no tokenizer can be loaded from {name!r}: {error}") from error
 
 
 def _policy(path: Path | None) -> Policy:
