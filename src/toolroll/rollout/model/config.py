@@ -16,54 +16,75 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.complaints import complaints
 
 
-class RolloutArgs(BaseModel):
-    """Settings of one served model. The defaults are the published ones where those exist."""
+class ModelSettings(BaseModel):
+    """What every way to open a model can set: one name, one default and one description each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sglang_router_ip: str = "127.0.0.1"
-    sglang_router_port: int = Field(default=30000, ge=1, le=65535)
-    engine_url: str | None = Field(
-        default=None, description="the address as a whole; takes the place of ip and port"
-    )
-    use_http2: bool = False
-    hf_checkpoint: str | None = Field(default=None, description="folder or name of the tokenizer")
-    chat_template: str | None = Field(
-        default=None, description="a Jinja file, or Jinja text, in the tokenizer's template's place"
-    )
-    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tool_call_parser: str = Field(
         default="auto",
         description="as SGLang's --tool-call-parser names it; auto: the one that reads what the "
         "chat template writes",
     )
-    context_length: int | None = Field(
-        default=None, ge=1, description="where the engine does not tell it"
+    chat_template: str | None = Field(
+        default=None, description="a Jinja file, or Jinja text, instead of the tokenizer's template"
     )
-    history: Literal["fork", "preserve"] = "fork"
-    verify: Literal["off", "sample", "always"] = "sample"
+    context_length: int | None = Field(
+        default=None, ge=1, description="in tokens; default: what the engine reports"
+    )
+    history: Literal["fork", "preserve"] = Field(
+        default="fork",
+        description="if the template rewrites earlier turns: start a new sequence, or keep what "
+        "was served",
+    )
+    verify: Literal["off", "sample", "always"] = Field(
+        default="sample",
+        description="when sequences are checked: never, when an episode has ended, or also after "
+        "every turn",
+    )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
-        description="of all text that one reset or step returns; more is a failure",
-    )
-    max_resumes: int = Field(
-        default=3, ge=0, description="how often a turn that the engine aborted is resumed"
-    )
-    return_routed_experts: bool = Field(
-        default=False, description="MoE: carry the experts that the engine chose for each token"
+        description="of all text that one reset or step returns; more is a failure of the "
+        "environment",
     )
     engine_timeout: float = Field(
-        default=0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
+        default=0.0,
+        ge=0,
+        description="seconds to wait for an engine that does not answer at all; 0: fail after the "
+        "retries, as a trainer that restarts its engines expects (`toolroll run` waits 600 s)",
     )
-    concurrency: int = Field(default=64, ge=1)
+    max_resumes: int = Field(
+        default=3,
+        ge=0,
+        description="how often a turn is resumed that the engine aborted, for a weight update",
+    )
     pace_gc: bool = Field(
         default=True,
-        description="let Python's garbage collector come seldom while the model is open",
+        description="run Python's garbage collector less often while the model is open",
     )
     allow_model_mismatch: bool = Field(
         default=False, description="only warn if the engine serves a model with another tokenizer"
     )
+
+
+class RolloutArgs(ModelSettings):
+    """Settings of one served model. The defaults are the published ones where those exist."""
+
+    sglang_router_ip: str = "127.0.0.1"
+    sglang_router_port: int = Field(default=30000, ge=1, le=65535)
+    engine_url: str | None = Field(
+        default=None, description="the whole address, instead of ip and port"
+    )
+    use_http2: bool = False
+    hf_checkpoint: str | None = Field(default=None, description="folder or name of the tokenizer")
+    apply_chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="variables of the chat template"
+    )
+    return_routed_experts: bool = Field(
+        default=False, description="MoE: carry the experts that the engine chose for each token"
+    )
+    concurrency: int = Field(default=64, ge=1, description="episodes at once")
 
     @property
     def url(self) -> str:

@@ -11,10 +11,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.runtime.complaints import complaints
 
 PREFIX = "toolroll_"
@@ -25,12 +25,10 @@ drop the second one.
 """
 
 
-class SlimeSettings(BaseModel):
+class SlimeSettings(ModelSettings):
     """Each field is the attribute `toolroll_<field>` of `args`, as a key of the file behind
     --custom-config-path.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: str | None = Field(
         default=None, description="the environment; a sample's metadata['env'] comes before it"
@@ -46,19 +44,9 @@ class SlimeSettings(BaseModel):
     agent: str = Field(
         default="tool-calling", description="an agent's name (entry points toolroll.agents)"
     )
-    tool_call_parser: str = Field(
-        default="auto", description="as SGLang's --tool-call-parser names it"
-    )
-    chat_template: str | None = Field(
-        default=None, description="a Jinja file in the tokenizer's template's place"
-    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="default: slime's --apply-chat-template-kwargs"
     )
-    history: Literal["fork", "preserve"] = Field(
-        default="fork", description="where the chat template rewrites history"
-    )
-    verify: Literal["off", "sample", "always"] = "sample"
     max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
@@ -75,27 +63,14 @@ class SlimeSettings(BaseModel):
     user_settings: dict[str, Any] = Field(
         default_factory=dict, description="of the user simulator; openai: base_url, model ..."
     )
-    context_length: int | None = Field(
-        default=None,
-        ge=1,
-        description="default: slime's --rollout-max-context-len, then the engine's",
-    )
-    max_observation_bytes: int = Field(
-        default=1_000_000,
-        ge=1,
-        description="of one message of an observation; a longer one is a failure",
-    )
     step_timeout: float | None = Field(
         default=None, gt=0, description="seconds for one call of the environment; default: no limit"
     )
-    engine_timeout: float = Field(
-        default=0.0, ge=0, description="seconds to wait for an engine that does not answer at all"
-    )
-    pace_gc: bool = Field(default=True, description="let Python's garbage collector come seldom")
     max_resumes: int = Field(
         default=0,
         ge=0,
-        description="how often a turn is resumed that the engine aborted while the rollout goes on",
+        description="how often a turn is resumed that the engine aborted while the rollout goes "
+        "on; 0: slime's own rollout does not resume turns either",
     )
     retries: int = Field(
         default=1, ge=0, description="how often an episode that a failure aborted is played again"
@@ -114,9 +89,6 @@ class SlimeSettings(BaseModel):
     )
     seed: int | None = Field(
         default=None, description="of environments and users; default: slime's --rollout-seed"
-    )
-    allow_model_mismatch: bool = Field(
-        default=False, description="only warn if the engine serves a model with another tokenizer"
     )
 
 
@@ -178,22 +150,15 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
     template_kwargs = settings.chat_template_kwargs
     if template_kwargs is None:
         template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
+    own = {name: getattr(settings, name) for name in ModelSettings.model_fields}
+    own["context_length"] = settings.context_length or attribute(args, "rollout_max_context_len")
     return RolloutArgs(
         sglang_router_ip=attribute(args, "sglang_router_ip", "127.0.0.1"),
         sglang_router_port=attribute(args, "sglang_router_port", 30000),
         hf_checkpoint=attribute(args, "hf_checkpoint"),
-        chat_template=settings.chat_template,
         apply_chat_template_kwargs=template_kwargs,
-        tool_call_parser=settings.tool_call_parser,
-        context_length=settings.context_length or attribute(args, "rollout_max_context_len"),
-        history=settings.history,
-        verify=settings.verify,
-        max_resumes=settings.max_resumes,
-        max_observation_bytes=settings.max_observation_bytes,
-        engine_timeout=settings.engine_timeout,
-        pace_gc=settings.pace_gc,
         concurrency=concurrency(args, settings),
-        allow_model_mismatch=settings.allow_model_mismatch,
+        **own,
     )
 
 
