@@ -1,4 +1,4 @@
-"""The errors that toolroll raises, each with what, where, and what to do.
+"""The errors that toolroll raises. Messages state what is wrong, where, and what to do.
 
 Two families: `UsageError` (the caller can fix it) and `RolloutError` (a part failed; at the
 episode border it becomes the episode's status and stop reason, see
@@ -32,7 +32,7 @@ class ToolrollError(Exception):
 
 
 class UsageError(ToolrollError):
-    """A setting, a path or an argument is wrong; the message says which and what would be right."""
+    """A setting, a path or an argument is wrong; the message names it and the valid values."""
 
 
 class RolloutError(ToolrollError):
@@ -48,7 +48,7 @@ class RolloutError(ToolrollError):
 class EngineError(RolloutError):
     """The engine, or the router in front of it, refused or failed.
 
-    `status` is the HTTP status (None if there was no answer), `body` the answer's text, `attempts`
+    `status` is the HTTP status (None without a response), `body` the response's text, `attempts`
     the number of attempts.
     """
 
@@ -62,7 +62,7 @@ class EngineError(RolloutError):
 
 
 class EngineUnreachableError(EngineError):
-    """A server has not answered at all for `engine_timeout` seconds.
+    """A server has not responded at all for `engine_timeout` seconds.
 
     It is not the episode's fault: agents do not catch it, and it ends the run.
     """
@@ -75,7 +75,7 @@ class ContextOverflowError(EngineError):
 
 
 class CompletionError(EngineError):
-    """The engine's answer contradicts itself (ids, logprobs and counts do not agree)."""
+    """The engine's response contradicts itself (ids, logprobs and counts do not agree)."""
 
 
 class TokenError(RolloutError):
@@ -108,7 +108,7 @@ class UserSimulatorError(RolloutError):
 
 
 class TimeLimitError(RolloutError):
-    """An episode, or one step of its environment, took longer than it may."""
+    """An episode, or one step of its environment, exceeded its time limit."""
 
 
 class ActionError(ToolrollError):

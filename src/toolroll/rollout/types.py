@@ -20,8 +20,8 @@ import numpy.typing as npt
 from toolroll.parsers.types import ToolCall
 
 Message = dict[str, Any]
-"""One chat message in OpenAI's format: role, content, and tool_calls / tool_call_id / name where
-they apply.
+"""One chat message in OpenAI's format: role, content, and tool_calls / tool_call_id / name if they
+apply.
 """
 
 Tool = dict[str, Any]
@@ -66,7 +66,7 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """The status that `reason` stands for. What the model did not cause is ABORTED: its reward
+    """Return the status for `reason`. A failure that the model did not cause is ABORTED: its reward
     is None, never 0.
     """
     if reason in _COMPLETED:
@@ -78,8 +78,8 @@ Record = TypeVar("Record")
 
 
 def _pickled_by_field(kind: type[Record]) -> type[Record]:
-    """Let a frozen dataclass be pickled as its values: as dataclasses with slots do it, in
-    Python, an episode takes twice as long.
+    """Pickle a frozen dataclass as its values. The default for dataclasses with slots, written in
+    Python, doubles the time for an episode.
     """
     values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
     kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
@@ -92,8 +92,8 @@ def _pickled_by_field(kind: type[Record]) -> type[Record]:
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """Tokens [start, stop) were sampled under weights `version`. Positions count from the list
-    they stand in.
+    """Tokens [start, stop) were sampled under weights `version`. Positions count from the start of
+    the list that holds them.
     """
 
     version: str
@@ -122,7 +122,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The engine's answer, checked and unchanged.
+    """The engine's response, checked and unchanged.
 
     `output_ids` int32 [n], the stop token included; `logprobs` float32 [n] at the effective
     temperature, or None if they were not requested. `finish_reason` is "stop", "length" or
@@ -147,9 +147,7 @@ class Completion:
     tokens but the last one.
     """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """For each sampled token the likeliest ones, (logprob, id), where `top_logprobs_num` asked
-    for them.
-    """
+    """For each sampled token the likeliest ones, (logprob, id), if `top_logprobs_num` was set."""
 
     @property
     def weight_version(self) -> str | None:
@@ -181,7 +179,7 @@ class Turn:
 
     @property
     def length(self) -> int:
-        """How many tokens were sampled."""
+        """The number of sampled tokens."""
         return self.stop - self.start
 
 
@@ -200,10 +198,10 @@ class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
     `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that
-    place; `logprobs` float32 [n], NaN if the token was not sampled. `prompt_length` tokens
-    precede the first sampled one that may be trained. `source` is "engine", or "transcript" where
-    the tokens were made from text: RL adapters refuse those. `fork_reason` says why this sequence
-    was begun anew; None for the first. `spans`, of a transcript: which messages stand where.
+    position; `logprobs` float32 [n], NaN if the token was not sampled. `prompt_length` tokens
+    precede the first sampled one that may be trained. `source` is "engine", or "transcript" if
+    the tokens were made from text: RL adapters refuse those. `fork_reason` says why a new sequence
+    was started; None for the first. `spans`, for a transcript: the tokens of each message.
     """
 
     input_ids: IdArray
@@ -215,7 +213,7 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[n - 1, layers * top_k], as the engine gave them with the last turn: the experts of every
+    """[n - 1, layers * top_k], as the engine returned them with the last turn: the experts of every
     token but the last.
     """
 
@@ -237,12 +235,12 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """How many tokens follow the prompt."""
+        """The number of tokens after the prompt."""
         return len(self.input_ids) - self.prompt_length
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens carry loss."""
+        """The number of tokens with loss mask 1."""
         return int(self.loss_mask.sum())
 
     @property
@@ -260,8 +258,8 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a benchmark: `id` is stable between versions of the library, `index` its place
-    in the split.
+    """One task of a benchmark: `id` is stable between versions of the library, `index` is its
+    position in the split.
     """
 
     id: str
@@ -272,8 +270,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The agent's action in one step: visible `content` (reasoning never stands in it) and
-    executable `tool_calls`.
+    """The agent's action in one step: visible `content` (never reasoning) and executable
+    `tool_calls`.
     """
 
     content: str
@@ -307,16 +305,26 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One episode's world, made by an `EnvironmentFactory`, played once, closed.
+    """The environment of one episode: made by an `EnvironmentFactory`, played once, then closed.
 
-    Its methods may be plain or `async`; plain ones run in a thread, off the event loop. An
-    `ActionError` raised by `step` is the model's fault and goes back to it as the observation;
-    whatever else `reset`, `step` or `truncated_reward` raise, `SystemExit` and `CancelledError`
-    included, aborts the episode and no other one.
+    Methods may be plain or `async`; plain ones run in a thread, off the event loop. An
+    `ActionError` raised by `step` is the model's mistake and is returned to it as the observation.
+    Any other exception of `reset`, `step` or `truncated_reward`, even `SystemExit` and
+    `CancelledError`, aborts this episode and no other.
+
+    Example:
+
+        class Guess(Environment):
+            def reset(self, task: Task, seed: int) -> Observation:
+                self.secret = random.Random(seed).randint(1, 9)
+                return Observation([{"role": "user", "content": "Guess a digit from 1 to 9."}])
+
+            def step(self, action: Action) -> StepResult:
+                return StepResult(reward=float(str(self.secret) in action.content), done=True)
     """
 
     reward_mode: Literal["final", "sum"] = "final"
-    """An episode's reward is the last one given, or the sum of all."""
+    """The episode's reward: the last step's reward, or the sum over all steps."""
 
     parallel_calls: ParallelCalls = "all"
     """The rule in training and in evaluation, unless an agent's `CallPolicy` overrides it."""
@@ -326,86 +334,80 @@ class Environment(ABC):
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`; everything random in it follows from `seed`."""
+        """Start `task`; derive all randomness from `seed`."""
 
     @abstractmethod
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. Not called again after `done`."""
 
     def truncated_reward(self) -> float | None:
-        """The reward of an episode that ran out of steps or of context; None: the runner takes
-        0.0.
-        """
+        """Return the reward of an episode that ran out of steps or of context; None means 0.0."""
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers of this episode's world (tool errors, user tokens ...); read once after
-        the last step.
+        """Return numbers about this episode (tool errors, user tokens ...); read once after the
+        last step.
 
         Finite numbers are kept; `info["metrics_error"]` names the others, and any error.
         """
         return {}
 
     def close(self) -> Awaitable[None] | None:
-        """Free what `reset` took. Called exactly once, also after a failure."""
+        """Release the resources of `reset`. Called exactly once, also after a failure."""
         return None
 
 
 class UserSimulator(Protocol):
-    """Who plays the user in one episode. Its failure is a `UserSimulatorError`, never reward 0."""
+    """The simulated user of one episode. Its failure is a `UserSimulatorError`, never reward 0."""
 
     async def reset(self, instruction: str) -> str:
-        """The user's first line."""
+        """Return the user's first message."""
         ...
 
     async def step(self, content: str) -> str:
-        """The user's answer to the agent's visible text."""
+        """Return the user's answer to the agent's visible text."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """user_calls, user_prompt_tokens, user_completion_tokens, user_seconds, user_retries."""
+        """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds ..."""
         ...
 
     async def close(self) -> None:
-        """Free the connection."""
+        """Close the connection."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """Options that a run sets for every environment it makes: the user simulator's factory, and an
-    environment's own keys."""
+    """A run's options for each environment: the user simulator, and the environment's settings."""
 
     user: Callable[[int], UserSimulator] | None = None
-    """`user(seed)` makes the user simulator of one episode."""
+    """`user(seed)` returns the user simulator of one episode."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EnvironmentFactory(Protocol):
-    """A benchmark by name: what an entry point of the group `toolroll.environments` names (the
-    object itself or its class)."""
+    """A benchmark by name. Entry points of `toolroll.environments` name such objects or classes."""
 
     name: str
     description: str
     splits: tuple[str, ...]
-    """The first one is the default."""
+    """The first is the default."""
 
     def missing(self) -> str | None:
         """Return the command that installs what is missing, None if nothing is."""
         ...
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of `split`, in order; `UsageError` for an unknown split."""
+        """Return all tasks of `split`, in order. Raise `UsageError` for an unknown split."""
         ...
 
     def make(self, options: EnvironmentOptions) -> Environment:
-        """A fresh environment for one episode."""
+        """Return a new environment for one episode."""
         ...
 
     def reference(self, task: Task) -> Sequence[Action] | None:
-        """The actions that solve `task`, in order, one a step; None where the benchmark gives
-        none.
-        """
+        """Return the actions that solve `task`, one per step, or None if there are none."""
         ...
 
 
@@ -417,9 +419,8 @@ class InteractionResult:
     """The result of one episode: the published fields, then ours.
 
     `tokens` (prompt + response) and `loss_mask`, `logprobs` (over the response) are views of the
-    last trajectory: the conversation as it ended. Where a chat template made the session fork,
-    `trajectories` holds every sequence, and a trainer must take them all. `reward` is None for an
-    ABORTED episode.
+    last trajectory: the conversation as it ended. If the session forked, `trajectories` holds every
+    sequence, and a trainer must take them all. `reward` is None for an ABORTED episode.
     """
 
     prompt: str
@@ -477,7 +478,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played (task, sample): who and which, and the result."""
+    """One played (task, sample) and its result."""
 
     env: str
     task_id: str
@@ -503,5 +504,5 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raises only `CancelledError` and `UsageError`."""
+        """Play one episode of `env` to its end. Raise only `CancelledError` and `UsageError`."""
         ...

@@ -1,1 +1,1 @@
-"""What has nothing to do with rollouts: threads, files, JSON, time limits."""
+"""Helpers that are not specific to rollouts: threads, files, JSON, time limits."""

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in words for a user."""
+"""pydantic's validation errors, as messages for a user."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WORDS = {
     "bool_parsing": "must be true or false",
     "string_too_short": "must have at least {min_length} characters",
 }
-"""By the validator's type of error; the words of any other type are the validator's."""
+"""Messages by pydantic's error type; other types keep pydantic's own message."""
 
 
 def complaints(error: ValidationError) -> list[tuple[str, str]]:
-    """Return for each complaint the setting's name, with dots if it is nested, and what is wrong.
+    """Return (setting, message) for each error; nested settings are joined with dots.
 
-    The name is "" if the complaint is about several settings.
+    The name is "" if the error is about several settings.
     """
     return [
         (".".join(map(str, found["loc"])), _words(found["type"], found["msg"], found.get("ctx")))

@@ -15,7 +15,7 @@ from toolroll.rollout.errors import UsageError
 
 @contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Raise `UsageError` from an `OSError` (a full disk, say): `path` and what is wrong."""
+    """Turn an `OSError` (a full disk, say) into a `UsageError` that names `path` and the cause."""
     try:
         yield
     except OSError as error:
@@ -40,10 +40,9 @@ class _Draft(io.FileIO):
 
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
-    """Give a file that takes the place of `path` at the end, on the disk.
+    """Open a temporary file that replaces `path` on success, synced to disk.
 
-    If writing fails, `path` stays as it was. Errors of the body are its own, such as those of
-    reading another file.
+    If writing fails, `path` is unchanged. Other errors of the `with` body are raised as they are.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -56,8 +56,8 @@ def guarded() -> Iterator[None]:
 async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
     """Call `function`, and await what it returned if that can be awaited.
 
-    To be run as a task of its own, for `outcome`: code that cancels its task, and maybe goes on
-    after that, then cancels nothing else.
+    Run it as a separate task, for `outcome`: code that cancels its task, and maybe continues after
+    that, then cancels nothing else.
     """
     task = _running_task()
     try:

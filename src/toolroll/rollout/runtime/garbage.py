@@ -15,7 +15,7 @@ THRESHOLD = (50_000, 20, 100)
 
 
 class _Pace:
-    """The collector's, which is the process's: from its first user until its last one ends."""
+    """The process's collector settings: changed by the first user, restored after the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

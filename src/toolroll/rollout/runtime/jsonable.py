@@ -1,10 +1,10 @@
-"""`to_jsonable`: what an episode holds, as values that JSON can write, so that no episode is lost
-for one of them.
+"""`to_jsonable`: convert any value of an episode to one that JSON can write, so that no value can
+lose an episode.
 
-Invariants: it never raises, whatever an environment returned; what it gives is written and read
-back as the same values. Arrays and whatever JSON knows stay what they are; surrogates are
-replaced; an integer that needs more than 64 bits becomes its digits; keys become text; what is
-nested too deep, or contains itself, becomes text.
+Invariants: it never raises, whatever an environment returned; its result is written and read back
+as the same values. Arrays and JSON types are unchanged; surrogates are replaced; an integer that
+needs more than 64 bits becomes its digits; keys become text; a value that is nested too deep, or
+contains itself, becomes text.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BITS = 10_000
 
 
 def to_jsonable(value: Any) -> Any:
-    """Return `value` with everything in it that orjson refuses as text."""
+    """Return `value` with everything that orjson refuses converted to text."""
     return _storable(value, ())
 
 
 def _storable(value: Any, around: tuple[int, ...]) -> Any:
-    """`around`: the ids of the containers that `value` is in."""
+    """Convert `value`; `around` holds the ids of the containers that it is in."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool) or type(value) is float:
@@ -88,7 +88,7 @@ def _digits(number: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON gives it back: dicts, lists, texts, numbers, and nothing else."""
+    """Return `value` after a round trip through JSON: only dicts, lists, strings and numbers."""
     try:
         return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
     except TypeError:
@@ -104,7 +104,7 @@ def ids_json(ids: npt.NDArray[np.int32]) -> bytes:
 
 
 def as_text(value: Any) -> Any:
-    """Return what JSON does not know as text, or as something that JSON knows."""
+    """Return text, or a JSON type, for a value that JSON cannot represent."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, set | frozenset):

@@ -21,16 +21,16 @@ _ENTRY = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Signature:
-    """What `function` (or the constructor of a class) takes by name, without the parameters `skip`.
+    """The named parameters of `function` (or of a class's constructor), without those in `skip`.
 
-    Arguments are JSON values, and are not converted: "3" is no integer. Raise `UsageError` if an
-    annotation cannot be resolved, or if a parameter cannot be given by name.
+    Arguments are JSON values and are not converted: "3" is not an integer. Raise `UsageError` if an
+    annotation cannot be resolved, or if a parameter is positional-only.
     """
 
     def __init__(self, function: Callable[..., Any], *, skip: Collection[str] = ()) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.open = False
-        """Whether the function has **kwargs, and takes any name."""
+        """True if the function has **kwargs, so that it accepts any name."""
         found = [p for p in _parameters(function, self.name) if p.name not in skip]
         self.parameters: list[inspect.Parameter] = []
         for parameter in found:
@@ -72,7 +72,7 @@ class Signature:
         try:
             found = self._model.model_validate_json(json.dumps(given))
         except ValidationError as error:
-            raise UsageError("; ".join(_said(one) for one in error.errors())) from error
+            raise UsageError("; ".join(_message(one) for one in error.errors())) from error
         except (TypeError, ValueError) as error:
             raise UsageError(f"the arguments are not JSON: {error}") from error
         checked = {
@@ -111,7 +111,7 @@ class Signature:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Writes no titles: a model reads the names."""
+    """Omit the titles: they only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -155,16 +155,16 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _field(at: int) -> str:
-    """The name of a field: a parameter may have a name that a model's own attribute has."""
+    """Return the name of a field. A parameter's own name may clash with a model's attribute."""
     return f"argument_{at}"
 
 
-def _said(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
+def _message(error: Any) -> str:
+    name = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        return f"the argument {place!r} is missing"
-    said = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    if said == error["msg"]:
-        return f"the argument {place!r}: {said}"
+        return f"the argument {name!r} is missing"
+    text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if text == error["msg"]:
+        return f"the argument {name!r}: {text}"
     given = json.dumps(error["input"], default=str, ensure_ascii=False)
-    return f"the argument {place!r} must be {said}, not {given[:80]}"
+    return f"the argument {name!r} must be {text}, not {given[:80]}"

@@ -45,12 +45,11 @@ class BlockingRunner(Protocol):
 
 
 class Threads:
-    """At most `most` blocking calls at once, first come, first served. For one event loop at a
-    time.
+    """Run at most `most` blocking calls at once, in order of arrival, on one event loop at a time.
 
-    Calls that were given up do not count among them. If `most` + `most_given_up` of these or more
-    still run, a call waits for one of them to end; it raises `UsageError` if none does within
-    `grace` seconds. No thread keeps the process from ending.
+    Calls that were given up do not count. If `most` + `most_given_up` or more of them still run, a
+    call waits for one of them to end; it raises `UsageError` if none does within `grace` seconds.
+    No thread keeps the process from ending.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Threads:
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> T:
-        """Run blocking `function` in a thread. If the caller is cancelled before it begins, it is
+        """Run blocking `function` in a thread. If the caller is cancelled before it starts, it is
         not run.
 
         `begun` is called on the event loop when the thread starts; `what` names the call in

@@ -1,5 +1,5 @@
-"""Lone surrogates: characters that a Python string may hold, but no encoding (so no tokenizer and
-no JSON) can write.
+"""Lone surrogates: characters that a Python string can hold, but that no encoding (so no tokenizer
+and no JSON) can write.
 
 Invariants: a pair of surrogates becomes the character that it encodes, a lone one U+FFFD; a value
 without surrogates is returned as it is.

@@ -1,10 +1,10 @@
-"""`ConversationTree`: which served turn a request goes on from, and the exact tokens of its prompt.
+"""`ConversationTree`: find the served turn that a request continues, and build its exact prompt.
 
 Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
-tokens the chat template keeps, whatever the client changed behind it; else the path forks, with the
-reason, and shares the whole nodes that stay; what belongs to no turn is a new root. Only `Session`
-writes tokens; a turn holds only the messages that it added. Planning changes nothing: a turn exists
-once it is committed.
+tokens the chat template keeps, whatever the client changed after it. Otherwise the path forks, with
+a reason, and shares the nodes whose tokens all match. A request that repeats no turn starts a new
+root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes
+nothing: a turn exists once it is committed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ NEW_ROOT = "another conversation of the same session"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A planned prompt: `input_ids` whole; `parent` the node that it shares, `delta` what comes
-    behind. `messages` and `tools` as they are served; `digest` of the messages. `fork_reason` where
-    it is no plain continuation."""
+    """A planned prompt.
+
+    `input_ids` is the whole prompt: the path to the shared node `parent`, then `delta`. `messages`
+    and `tools` are as served; `digest` is of the messages. `fork_reason` is None if the prompt
+    simply continues a turn, or is the session's first.
+    """
 
     template: ChatTemplate
     messages: list[Message]
@@ -50,7 +53,7 @@ class Prompt:
 
     @property
     def turn(self) -> TurnNode | None:
-        """The turn that it goes on from."""
+        """The turn that it continues or forks from."""
         return self.repeated.turn if self.repeated is not None else None
 
 
@@ -88,17 +91,15 @@ class ConversationTree:
         return self._forked(repeated, new, tools, tools_key, digest, template, reason)
 
     def _one_of(self, tools_key: bytes) -> bytes:
-        """The object that stands for these tools already: each turn keeps one, and lists of
-        tools are long.
+        """Return the object already kept for equal tools: every turn holds one, and tool lists are
+        long.
         """
         return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
     ) -> PrefixMatch | None:
-        """Return the longest turn that `messages` repeat; `digests` are those up to each of
-        them.
-        """
+        """Return the longest repeated turn; `digests[i]` is of `messages[: i + 1]`."""
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
@@ -108,13 +109,14 @@ class ConversationTree:
     def _choose(
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
-        """Of turns that say the same (siblings), return the one whose call ids the client repeats,
-        else the first; None if the client changed a thought."""
+        """Of siblings (turns with equal messages), return the one whose call ids the client
+        repeats, else the first; None if the client changed the reasoning.
+        """
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
             return kept[0] if kept else None
         given = messages[length - 1]
-        exact = (turn for turn in kept if _said(turn.reply) == _said(given))
+        exact = (turn for turn in kept if _parts(turn.reply) == _parts(given))
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
@@ -152,8 +154,8 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Behind the turn, whose tokens stay: also where the client changed what was served
-        behind it (`edited`).
+        """Return the prompt that follows the turn, whose tokens are kept; also if the client
+        changed what was served after it (`edited`).
         """
         turn, served = repeated.turn, repeated.served
         changed = tools_key != turn.tools_key
@@ -198,7 +200,7 @@ class ConversationTree:
     # --- verifying --------------------------------------------------------------------------------
 
     def unchecked(self) -> list[TurnNode]:
-        """Return the turns that end a sequence that was not verified yet."""
+        """Return the last turns of the sequences that are not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
@@ -206,7 +208,7 @@ class ConversationTree:
     # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:
-        """Write the prompt's own tokens; the same prompt twice is one node."""
+        """Write the tokens that the prompt adds; the same prompt twice is one node."""
         before = self.session.nodes
         node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
         if prompt.fork_reason is not None and self.session.nodes > before:
@@ -214,7 +216,7 @@ class ConversationTree:
         return node
 
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
-        """Enter the turn that was sampled as `node`."""
+        """Add the turn that was sampled as `node`."""
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)
         turn = TurnNode(
@@ -237,5 +239,5 @@ def _call_ids(message: Message) -> list[str]:
     return [call["id"] for call in message.get("tool_calls") or ()]
 
 
-def _said(message: Message) -> tuple[str, str | None, list[str]]:
+def _parts(message: Message) -> tuple[str, str | None, list[str]]:
     return (message.get("content") or "", message.get("reasoning_content"), _call_ids(message))

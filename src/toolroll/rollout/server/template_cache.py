@@ -1,5 +1,5 @@
-"""The served chat template under other switches (`chat_template_kwargs`, `reasoning_effort`), a
-bounded number of them.
+"""`TemplateCache`: the served chat template with a request's switches (`chat_template_kwargs`,
+`reasoning_effort`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _RESERVED = frozenset(
     }
 )
 _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
-"""Switches for how much a model thinks, as chat templates name them. The last two are on or off."""
+"""Names of chat templates' switches for the reasoning effort. The last two are booleans."""
 
 
 class TemplateCache:
-    """Chat templates by their switches; one object per set of switches as long as it is in use."""
+    """The most recently used chat templates, by their switches."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """Return `switches` with the one that `effort` (OpenAI's `reasoning_effort`) sets."""
+        """Return `switches` plus the one for `effort` (OpenAI's `reasoning_effort`)."""
         if effort is None:
             return switches
         name = self._effort
@@ -59,14 +59,14 @@ class TemplateCache:
 
     @cached_property
     def _effort(self) -> str | None:
-        """The template's switch for the effort, None if it has none."""
+        """The template's switch for the effort, or None."""
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
         names = meta.find_undeclared_variables(environment.parse(renderer.source))
         return next((name for name in _EFFORTS if name in names), None)
 
     def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
-        """The template with `switches` over its own."""
+        """Return the template with `switches` over its own. Refuse reserved names."""
         taken = _RESERVED.intersection(switches)
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"

@@ -1,6 +1,6 @@
-"""`TurnNode`: one turn that was served, and `PrefixMatch`: how much of a request repeats one.
+"""`TurnNode`: one served turn. `PrefixMatch`: the part of a request that repeats one.
 
-Invariant: neither changes what it says of the conversation once it is made; a turn holds only the
+Invariant: neither changes its part of the conversation after it is created; a turn holds only the
 messages that it added.
 """
 
@@ -26,8 +26,8 @@ from toolroll.rollout.types import IdArray, Message
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One served turn: the messages that its prompt added, the reply, its node, and under what
-    it was served.
+    """One served turn: the messages that its prompt added, the reply, its node, and the tools and
+    template that it was served with.
     """
 
     parent: TurnNode | None
@@ -41,26 +41,22 @@ class TurnNode:
     continues: bool = False
     """True if its tokens directly follow those of `parent`."""
     preserved: bool = False
-    """True if the template would have rewritten what its prompt keeps."""
+    """True if its prompt keeps tokens that the template would have rewritten."""
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
-    """The request that it came from, as long as that is kept for a retry: a turn does not keep
-    it alive.
-    """
+    """The request that produced this turn, while it is cached for a retry. A weak reference."""
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
-        """The request that it came from, if that is still kept; it is asked for once, by who
-        goes on from the answer.
-        """
+        """Return the request that produced this turn, if still cached. Cleared on first read."""
         source, self.source = self.source, None
         return source() if source is not None else None
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
-        """The ids up to and with the reply, and `delta`: from the prompt as it was sent where
-        that is kept, without a walk.
+        """Return the ids up to and including the reply, then `delta`. Reuse the prompt of the
+        cached request if there is one, to avoid walking the tree.
         """
-        # read once: another request may take it while this one is planned in a thread
+        # read once: another request may clear it while this one is planned in a thread
         source = self.source
         work = source() if source is not None else None
         begun = (
@@ -71,7 +67,7 @@ class TurnNode:
         return np.concatenate([*begun, delta])
 
     def messages(self) -> list[Message]:
-        """Return the conversation up to and with the reply, as it was served."""
+        """Return the conversation up to and including the reply, as it was served."""
         turns: list[TurnNode] = []
         turn: TurnNode | None = self
         while turn is not None:
@@ -80,8 +76,9 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return whether the first `length` messages of `given`, which say what was served up to
-        here, leave its reasoning alone, or out."""
+        """Return whether the first `length` messages of `given`, which repeat what was served up to
+        here, keep or omit its reasoning, but do not change it.
+        """
         turn: TurnNode | None = self
         while turn is not None:
             start = length - len(turn.added) - 1
@@ -92,7 +89,7 @@ class TurnNode:
 
 
 def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
-    """Return the token sequence that ends with `last`, as the verifier wants it."""
+    """Return the token sequence that ends with `last`, in the verifier's form."""
     chain = [last]
     while chain[-1].continues and chain[-1].parent is not None:
         chain.append(chain[-1].parent)
@@ -115,8 +112,8 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `length` messages of a request repeat `turn`; `served`: the same messages as
-    they were served.
+    """The first `length` messages of a request repeat the conversation up to `turn`; `served` are
+    the same messages as they were served.
     """
 
     turn: TurnNode
