@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import CONTEXT, Session
 from toolroll.rollout.types import Completion, WeightVersion
@@ -296,6 +298,7 @@ class Model:
 
 
 SMALL = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+SMALL_OR_NONE = st.lists(st.integers(0, 3), max_size=3)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("observe"), SMALL),
@@ -508,3 +511,121 @@ def test_nodes_of_another_session_are_refused() -> None:
         with pytest.raises(TokenError, match="another session, not of 's'"):
             use()
     assert path.session.nodes == 2 and path.session.trajectories()[0].trained_tokens == 1
+
+
+# --- several paths and writers of one session -----------------------------------------------------
+
+
+Step = tuple[int, str, tuple[int, ...]]
+"""A number, who wrote it (`observe` or `sample`), its ids."""
+
+
+class SharedSession(RuleBasedStateMachine):
+    """One session, written by two paths that fork and by whoever writes at any node, against lists
+    of steps.
+    """
+
+    nodes = Bundle("nodes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = Session("s")
+        self.paths = [SessionPath(self.session), SessionPath(self.session)]
+        self.routes: list[tuple[Step, ...]] = [(), ()]
+        self.known: dict[Node | None, tuple[Step, ...]] = {None: ()}
+
+    def observed(self, before: tuple[Step, ...], node: Node, ids: list[int]) -> tuple[Step, ...]:
+        """Return the steps to `node`: the same node if the same ids were observed there before."""
+        route = self.known.setdefault(node, (*before, (len(self.known), "observe", tuple(ids))))
+        assert route[:-1] == before and route[-1][1:] == ("observe", tuple(ids))
+        return route
+
+    def sampled(self, before: tuple[Step, ...], node: Node, ids: list[int]) -> tuple[Step, ...]:
+        """Return the steps to `node`, which no earlier answer is."""
+        assert node not in self.known
+        self.known[node] = (*before, (len(self.known), "sample", tuple(ids)))
+        return self.known[node]
+
+    @rule(target=nodes, at=st.integers(0, 1), ids=SMALL_OR_NONE)
+    def observe_on_a_path(self, at: int, ids: list[int]) -> Node:
+        node = self.paths[at].observe(ids)
+        self.routes[at] = self.observed(self.routes[at], node, ids)
+        return node
+
+    @rule(target=nodes, at=st.integers(0, 1), ids=SMALL_OR_NONE)
+    def sample_on_a_path(self, at: int, ids: list[int]) -> Any:
+        path = self.paths[at]
+        if path.head is None:
+            with pytest.raises(TokenError, match="observe its prompt before it"):
+                path.sample(said(ids), {})
+            return multiple()
+        node = path.sample(said(ids), {})
+        self.routes[at] = self.sampled(self.routes[at], node, ids)
+        return node
+
+    @rule(target=nodes, at=st.integers(0, 1), to=st.one_of(st.none(), nodes), rest=SMALL_OR_NONE)
+    def fork(self, at: int, to: Node | None, rest: list[int]) -> Node:
+        prompt = [*ids_of(self.known[to]), *rest]
+        kept: tuple[Step, ...] = ()
+        for step in self.routes[at]:
+            if prompt[: len(ids_of((*kept, step)))] != ids_of((*kept, step)):
+                break
+            kept = (*kept, step)
+        node = self.paths[at].fork(prompt, "rewritten")
+        self.routes[at] = self.observed(kept, node, prompt[len(ids_of(kept)) :])
+        return node
+
+    @rule(target=nodes, after=st.one_of(st.none(), nodes), ids=SMALL_OR_NONE)
+    def observe_anywhere(self, after: Node | None, ids: list[int]) -> Node:
+        node = self.session.observe(ids, after=after)
+        self.observed(self.known[after], node, ids)
+        return node
+
+    @rule(target=nodes, after=nodes, ids=SMALL_OR_NONE)
+    def sample_anywhere(self, after: Node, ids: list[int]) -> Node:
+        node = self.session.sample(said(ids), {}, after=after)
+        self.sampled(self.known[after], node, ids)
+        return node
+
+    @invariant()
+    def the_paths_agree(self) -> None:
+        for path, route in zip(self.paths, self.routes, strict=True):
+            ids = ids_of(route)
+            assert path.input_ids.tolist() == ids and len(path) == len(ids)
+            assert orjson.loads(b"[" + path.input_ids_json + b"]") == ids
+            assert path.highest_id == max(ids, default=0)
+            assert self.session.path_ids(path.head).tolist() == ids
+            assert self.known[path.head] == route
+
+    @invariant()
+    def every_sampled_token_is_trained_once(self) -> None:
+        given = list(self.session.trajectories())
+        routes = [route for route in self.known.values() if route]
+        answers = {step[0]: step[2] for *_, step in routes if step[1] == "sample" and step[2]}
+        by_ids = [route for route in routes if route[-1][0] in answers]
+        trained = [
+            (
+                tuple(each.input_ids[: turn.start].tolist()),
+                tuple(each.input_ids[turn.start : turn.stop].tolist()),
+            )
+            for each in given
+            for turn in each.turns
+            if turn.excluded is None
+        ]
+        expected = [(tuple(ids_of(route[:-1])), route[-1][2]) for route in by_ids]
+        assert sorted(trained) == sorted(expected)
+        for each in given:
+            spans = [(turn.start, turn.stop) for turn in each.turns if turn.excluded is None]
+            mask = np.zeros(len(each), dtype=np.uint8)
+            for start, stop in spans:
+                mask[start:stop] = 1
+            assert each.loss_mask.tolist() == mask.tolist()
+            assert not np.isnan(each.logprobs[mask == 1]).any()
+
+
+def ids_of(route: tuple[Step, ...]) -> list[int]:
+    return [index for _, _, ids in route for index in ids]
+
+
+TestSharedSession = SharedSession.TestCase
+TestSharedSession.settings = settings(stateful_step_count=20)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -83,10 +83,17 @@ class BodyMasker:
         def walk(item: Any, pattern: re.Pattern[str]) -> Any:
             if isinstance(item, str):
                 return pattern.sub(marker, item)
-            if isinstance(item, dict):
+            if isinstance(item, Mapping):
                 return {walk(name, pattern): walk(entry, pattern) for name, entry in item.items()}
-            if isinstance(item, list | tuple):
+            if isinstance(item, list):
                 return [walk(entry, pattern) for entry in item]
+            if isinstance(item, tuple):
+                return tuple(walk(entry, pattern) for entry in item)
+            if item is not None and not isinstance(item, int | float) and pattern.search(str(item)):
+                raise TemplateError(
+                    f"a {type(item).__name__} in a message or a tool prints the text of a control "
+                    "token, which cannot be told from a real one: give it as text"
+                )
             return item
 
         masked = []
@@ -102,9 +109,12 @@ class BodyMasker:
         if not isinstance(content, list):
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
-        if len(pattern.findall("".join(texts))) != sum(
-            len(pattern.findall(text)) for text in texts
-        ):
+        counts = {
+            len(pattern.findall("".join(texts))),
+            len(pattern.findall("".join(map(str.strip, texts)))),  # as Gemma's template joins them
+            sum(len(pattern.findall(text)) for text in texts),
+        }
+        if len(counts) > 1:
             raise TemplateError(
                 "the parts of a message's content form the text of a control token together: join "
                 "them"
