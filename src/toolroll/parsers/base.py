@@ -1,7 +1,7 @@
 """`ToolCallParser`: the text that the model wrote, taken apart, at once or as it comes.
 
 Invariants: reading never raises for any text; nothing is lost (see `toolroll.parsers.types`);
-`parse` equals `feed` and `close` at every split; a format's marker counts only where it is the real
+`parse` equals `feed` and `close` at every split; a format's marker counts only if it is the real
 control token, when ids are given and the vocabulary has it as one token; the time is linear in the
 text.
 """
@@ -25,7 +25,7 @@ Tool = Mapping[str, Any]
 
 class ToolCallParser(ABC):
     """One wire format. `control_tokens`: the texts that the vocabulary holds as single control
-    tokens. `reasoning`: how the model writes its reasoning, where it is not the format's own way
+    tokens. `reasoning`: how the model writes its reasoning, if it is not the format's own way
     (None).
 
     A subclass gives `read_calls`, a generator that reads visible text and calls; see
@@ -36,7 +36,7 @@ class ToolCallParser(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     reasoning: Tags | None = THINK
     openers: tuple[str, ...] = ()
-    """What begins a call, where that is certain: unclosed reasoning ends there."""
+    """What begins a call, if that is certain: unclosed reasoning ends there."""
     markers: tuple[str, ...] = ()
     """The format's own markers: what a reply may hold besides reasoning, content and calls. None
     of them is content.
@@ -186,7 +186,7 @@ class ReplyStream:
 
 
 def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
-    """Raises `ValueError` where there are more of one than of the other."""
+    """Raises `ValueError` if there are more of one than of the other."""
     if ids is not None and offsets is not None and len(ids) != len(offsets):
         raise ValueError(
             f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
@@ -231,7 +231,7 @@ def broken_call(
     """A call, begun at `begin`, that cannot be read because of `problem`, and where the text goes
     on; `raw` begins at `start`.
 
-    It ends behind the next of `closes`, or before the next of `openers`, or with the text; the last
+    It ends after the next of `closes`, or before the next of `openers`, or with the text; the last
     two leave it unclosed.
     """
     at, marker = yield from source.until(start, (*closes, *openers))

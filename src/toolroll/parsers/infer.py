@@ -41,7 +41,7 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
     renders.
 
     Of several parsers that read the probe back the one that leaves the least text over is taken.
-    Raises `UnknownParserError` where none does: name the parser then.
+    Raises `UnknownParserError` if none does: name the parser then.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -89,7 +89,7 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 ),
                 len(prompt),
             )
-            # both go on with a marker, and with another one
+            # both continue with a marker, and with another one
             while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:

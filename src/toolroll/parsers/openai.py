@@ -25,7 +25,7 @@ class OpenAICompatibleToolCallAdapter:
         """`{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]}, success,
         error}`.
 
-        `success` is False where a call was attempted that cannot be executed; `error` says why, and
+        `success` is False if a call was attempted that cannot be executed; `error` says why, and
         nothing of the text is lost: the attempts stand in `openai_message`.
         """
         reply = self._parser.parse(response, tools=self.tools_info)

@@ -14,7 +14,7 @@ from toolroll.parsers.reading.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, where it is not
+    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, if it is not
     known whether the prompt opened it, was reasoning up to there. `others`: more pairs that a model
     has, for other efforts say."""
 
@@ -31,7 +31,7 @@ class Tags:
     def read(
         self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
     ) -> Steps[int]:
-        """Read the reasoning at the reply's beginning; where the rest begins.
+        """Read the reasoning at the reply's beginning, and return where the rest begins.
 
         `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning;
         None: not known.

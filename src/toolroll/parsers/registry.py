@@ -80,7 +80,7 @@ def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> 
     """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this
     process.
 
-    Raises `ValueError` where the name is taken. A package that others install uses the entry-point
+    Raises `ValueError` if the name is taken. A package that others install uses the entry-point
     group `toolroll.parsers` instead.
     """
     if name in parser_names():
@@ -93,7 +93,7 @@ def get_parser(
 ) -> ToolCallParser:
     """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens;
     `reasoning`: how the model writes its reasoning, by the name of SGLang's `--reasoning-parser`,
-    where that is not the format's own way.
+    if that is not the format's own way.
 
     `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for
     an unknown reasoning format.

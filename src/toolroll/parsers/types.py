@@ -29,10 +29,10 @@ class CallStatus(StrEnum):
 class ToolCall:
     """One attempted call.
 
-    `arguments` is the decoded JSON object, or None where it could not be read. `raw` is the text
+    `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
     between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
-    the reply's text; `token_span` the same in `output_ids`, where the parser was given ids. `id` is
-    the one that the model wrote where its format carries one, else "" until `with_id` gives it one.
+    the reply's text; `token_span` the same in `output_ids`, if the parser was given ids. `id` is
+    the one that the model wrote if its format carries one, else "" until `with_id` gives it one.
     `error` says in words what is wrong, fit to be shown to the model.
     """
 
@@ -60,7 +60,7 @@ class ParsedReply:
     """A reply, taken apart.
 
     `content` is the visible text without reasoning and without calls. `tool_calls` holds every
-    attempt, in the order written. `reasoning_closed` is False where the reply ended inside its
+    attempt, in the order written. `reasoning_closed` is False if the reply ended inside its
     reasoning.
     """
 

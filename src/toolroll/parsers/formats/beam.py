@@ -68,7 +68,7 @@ class BeamParser(HarmonyParser):
     def _parameter(
         self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
     ) -> Steps[int]:
-        """Put the parameter whose key stands at `start` in `found`; where it ends. Raises
+        """Put the parameter whose key is at `start` in `found`, and return where it ends. Raises
         `Broken`.
         """
         at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
@@ -81,7 +81,7 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            # the line break behind the tag: the value itself begins so
+            # the line break after the tag: the value itself begins so
             if marker == _NEXT and at == first:
                 at += 1
                 continue

@@ -2,7 +2,7 @@
 in a block.
 
 Invariants: the calls of a block are kept one by one, and one that cannot be read does not hide the
-others; what stands between them is content; a call whose block is not closed is unclosed.
+others; what is between them is content; a call whose block is not closed is unclosed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Broken(Exception):
 class BlockParser(ToolCallParser):
     """`block`: what begins and ends a block of calls, None for calls that stand by themselves.
     `call`: what begins and ends a call. `bare`: a call counts outside of a block too. `wrappers`:
-    what stands around visible text."""
+    what surrounds visible text."""
 
     prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
@@ -55,7 +55,7 @@ class BlockParser(ToolCallParser):
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[ToolCall, int]]:
-        """The call behind the marker that ends at `start`, and where its end marker ends; its span
+        """The call after the marker that ends at `start`, and where its end marker ends; its span
         begins at `begin`.
 
         Raises `Broken`.
@@ -92,7 +92,7 @@ class BlockParser(ToolCallParser):
         offered: Offered | None,
     ) -> Steps[int]:
         """Put the calls of the block that opens at `at` (with what stands before it: at
-        `begin`); where the text goes on.
+        `begin`), and return where the text continues.
         """
         opener, closer = block
         last: ToolCall | None = None  # waits for the block's end, which belongs to its span
@@ -113,7 +113,7 @@ class BlockParser(ToolCallParser):
                     if source.text.startswith(closer, at - len(closer)):
                         return at
             elif first and (marker or at < len(source.text) or source.closed):
-                problem = f"expected {self.call[0]} behind {opener}"
+                problem = f"expected {self.call[0]} after {opener}"
                 call, at = yield from broken_call(
                     source, begin, start, problem, closes=(closer,), openers=(opener,)
                 )
@@ -146,8 +146,8 @@ class BlockParser(ToolCallParser):
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """The calls whose element opens at `at` (with what stands around it: at `begin`), and
-        where the text goes on.
+        """The calls whose element opens at `at` (with what surrounds it: at `begin`), and
+        where the text continues.
         """
         start = at + len(self.call[0])
         try:
@@ -163,7 +163,7 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """The JSON value at `at` (behind white space) as the arguments of `name`, and where it ends.
+    """The JSON value at `at` (after white space) as the arguments of `name`, and where it ends.
     Raises `Broken`.
     """
     at = yield from source.skip(at)
@@ -181,7 +181,7 @@ def json_arguments(
 
 
 class NamedJsonParser(BlockParser):
-    """Calls as a name, a separator and the arguments as JSON. `fence`: what stands around the
+    """Calls as a name, a separator and the arguments as JSON. `fence`: what surrounds the
     JSON; the name stands before it then.
     """
 
@@ -210,7 +210,7 @@ class NamedJsonParser(BlockParser):
             at = yield from source.skip(at + len(self.fence[1]))
         if not (yield from source.starts(at, self.call[1], spelled=True)):
             raise Broken(
-                f"the call of {name} is not closed with {self.call[1]} behind its arguments", name
+                f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
         stop = at + len(self.call[1])
         span: Span = (begin, stop)
@@ -225,7 +225,7 @@ class NamedJsonParser(BlockParser):
         name = source.text[start:at].strip()
         if marker != self.fence[0]:
             raise Broken(
-                f"expected {self.fence[0]} and the arguments behind the name",
+                f"expected {self.fence[0]} and the arguments after the name",
                 name.split("\n")[0][:100],
             )
         return at + len(marker), name

@@ -37,12 +37,12 @@ class Gemma4Parser(BlockParser):
         brace, marker = yield from source.until(at, ("{", *self.call))
         name = source.text[at:brace].strip()
         if marker != "{":
-            raise Broken("expected { behind the tool's name", name)
+            raise Broken("expected { after the tool's name", name)
         arguments, at = yield from _object(source, brace, name, 0)
         at = yield from source.skip(at)
         if not (yield from source.starts(at, self.call[1], spelled=True)):
             raise Broken(
-                f"the call of {name} is not closed with {self.call[1]} behind its arguments", name
+                f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
         stop = at + len(self.call[1])
         return made_call(name, arguments, source.text[start:at], (begin, stop)), stop

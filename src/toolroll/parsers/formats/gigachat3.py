@@ -1,4 +1,4 @@
-"""GigaChat 3: `<|function_call|>{"name": ..., "arguments": {...}}`, or that behind `function
+"""GigaChat 3: `<|function_call|>{"name": ..., "arguments": {...}}`, or that after `function
 call<|role_sep|>`; nothing closes it.
 """
 

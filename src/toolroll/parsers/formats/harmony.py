@@ -74,7 +74,7 @@ class HarmonyParser(ToolCallParser):
     def _message(
         self, source: Source, out: Collector, begin: int, offered: Offered | None
     ) -> Steps[int]:
-        """Put the message whose header stands at `begin`; where the text goes on."""
+        """Put the message whose header is at `begin`, and return where the text continues."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -118,8 +118,9 @@ class HarmonyParser(ToolCallParser):
         name: str,
         offered: Offered | None,
     ) -> Steps[int]:
-        """Put the call of `name` whose arguments stand at `body` (with its header: at `begin`);
-        where the text goes on.
+        """Put the call of `name` whose arguments are at `body` (with its header: at `begin`).
+
+        Return where the text continues.
         """
         at = yield from source.skip(body)
         if (yield from source.starts(at, *ENDS)):

@@ -4,7 +4,7 @@ or, for a call,
 
 The prompt ends with `<|message_model|>`, so that a reply begins inside a header. Invariant: a word
 before a message's kind is its
-header where the message is a call, and text everywhere else.
+header if the message is a call, and text everywhere else.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InklingParser(JsonBlockParser):
         self, source: Source, out: Collector, at: int = 0, *, thinks: bool
     ) -> Steps[None]:
         begin = at
-        header = not thinks  # a header may stand at `at`; its message begins at `begin`
+        header = not thinks  # a header may be at `at`; its message begins at `begin`
         while True:
             name, marker = (yield from self._header(source, at)) if header else ("", "")
             stop = at + len(name)
@@ -84,7 +84,7 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """The tool's name at `at` and what opens its call behind it; the latter "" where no call
+        """The tool's name at `at` and what opens its call after it; the latter "" if no call
         stands there.
         """
         stop = yield from source.run(at, _HEADER)
@@ -92,7 +92,7 @@ class InklingParser(JsonBlockParser):
         return source.text[at:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """Put the call whose text stands at `start`; where the text goes on."""
+        """Put the call whose text is at `start`, and return where the text continues."""
         end, marker = yield from source.until(start, (_END, _STOP, _MESSAGE, _JSON, _PLAIN))
         raw, stop = source.text[start:end], end + len(marker) if marker in (_END, _STOP) else end
         out.call(made_call("", {"text": raw}, raw, (begin, stop)))

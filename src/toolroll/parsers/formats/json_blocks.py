@@ -17,8 +17,8 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 
 class JsonBlockParser(ToolCallParser):
-    """`opener` and `closer` stand around the JSON; `names`: how its objects name their parts;
-    `wrappers`: what stands around visible text. `ends`: stop tokens that end a block too, whether
+    """`opener` and `closer` surround the JSON; `names`: how its objects name their parts;
+    `wrappers`: what surrounds visible text. `ends`: stop tokens that end a block too, whether
     the text holds them or not. `bounds`: what begins another message: a block that was not closed
     ends before it."""
 
@@ -35,7 +35,7 @@ class JsonBlockParser(ToolCallParser):
         cls.markers = (cls.opener, cls.closer, *cls.wrappers)
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
-        """The calls that the decoded `value` stands for."""
+        """The calls that the decoded `value` represents."""
         return [
             call_of(one, raw, span, self.names)
             for one in (value if isinstance(value, list) and value else [value])
@@ -58,8 +58,10 @@ class JsonBlockParser(ToolCallParser):
     def _block(
         self, source: Source, out: Collector, begin: int, start: int, name: str = ""
     ) -> Steps[int]:
-        """Put the calls of the block whose JSON stands at `start` (with its opener: at `begin`);
-        where the text goes on. `name`: the tool's, where it stands before the opener too."""
+        """Put the calls of the block whose JSON is at `start` (with its opener: at `begin`).
+
+        Return where the text continues. `name`: the tool's, if it comes before the opener too.
+        """
         at = start
         # many in a row cost little
         if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):
@@ -117,7 +119,7 @@ class JsonBlockParser(ToolCallParser):
 
 
 class OpenJsonParser(ToolCallParser):
-    """JSON behind a marker (`opener`) that nothing closes: it ends where it is complete."""
+    """JSON after a marker (`opener`) that nothing closes: it ends where it is complete."""
 
     opener: ClassVar[str]
     names: ClassVar[Names] = Names()
@@ -126,7 +128,7 @@ class OpenJsonParser(ToolCallParser):
         self, source: Source, out: Collector, begin: int, at: int, stops: tuple[str, ...]
     ) -> Steps[int]:
         """Put the calls of the JSON value at `at` (with its marker: from `begin`); where the text
-        goes on: behind it, or at the next of `stops` where it cannot be read."""
+        continues: after it, or at the next of `stops` where it cannot be read."""
         at = yield from source.skip(at)
         scanned = yield from scan_json(source, at)
         problem = scanned.problem

@@ -43,7 +43,7 @@ class K2HorizonParser(TagParser):
             raise Broken(str(broken)) from broken  # without a name: that stands in the JSON
         close = yield from source.skip(end)
         if not (yield from source.starts(close, _CLOSE, spelled=True)):
-            raise Broken(f"the tool call is not closed with {_CLOSE} behind its JSON")
+            raise Broken(f"the tool call is not closed with {_CLOSE} after its JSON")
         stop, raw = close + len(_CLOSE), source.text[at:end]
         found = value if isinstance(value, list) and value else [value]
         functions = [one.get("function", one) if isinstance(one, dict) else one for one in found]

@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: a reply that is `{"name": ..., "parameters": {...}}`, several of them parted by
-`;`, mostly behind nothing,
-sometimes behind `<|python_tag|>`.
+`;`, mostly after nothing,
+sometimes after `<|python_tag|>`.
 
-A reply that begins with `{` is a call only where its object has a name and arguments, or seems to
+A reply that begins with `{` is a call only if its object has a name and arguments, or seems to
 have been meant so: other JSON is text.
 """
 
@@ -46,7 +46,7 @@ class Llama3Parser(OpenJsonParser):
             at = yield from self._objects(source, out, begin, begin + len(marker))
 
     def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
-        """Put the calls at `at`, each behind the other; where the text goes on."""
+        """Put the calls at `at`, each after the other, and return where the text continues."""
         while True:
             at = yield from self.json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)

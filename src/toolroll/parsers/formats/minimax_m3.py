@@ -3,7 +3,7 @@ by its key; objects and arrays are elements in elements (an array's are each an 
 token `]<]minimax[>[` stands before every tag.
 
 Invariants: a tag without that token is text; what an element holds is read by the tool's schema,
-level by level; where that says nothing, elements that are all called `item` are an array. Source:
+level by level; if that says nothing, elements that are all called `item` are an array. Source:
 SGLang 0.5.23 (minimax_m3).
 """
 
@@ -104,7 +104,7 @@ class _Holder:
     repeated: set[str] = field(default_factory=set)
 
     def schema_of(self, key: str) -> Any:
-        """The schema of the next element, called `key`; None where it is not told."""
+        """The schema of the next element, called `key`; None if it is unknown."""
         schema = self.schema
         if not isinstance(schema, Mapping):
             return None
@@ -139,7 +139,7 @@ class _Holder:
 
 
 def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Put the element whose tag stands at `at` in `holder`; where its closing tag ends. Raises
+    """Put the element whose tag is at `at` in `holder`; where its closing tag ends. Raises
     `Broken`.
     """
     if depth >= MAX_DEPTH:
@@ -172,8 +172,8 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
 
 
 def _leaf(text: str, schema: Any) -> Any:
-    """What an element's `text` stands for; one that holds nothing is an empty array or object
-    where it must be one.
+    """What an element's `text` represents; one that holds nothing is an empty array or object
+    if it must be one.
     """
     kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
     if (

@@ -51,7 +51,7 @@ class MistralParser(OpenJsonParser):
             at, marker = yield from source.until(first, (_ARGS, "{", self.opener))
             call_id = source.text[first:at].strip()
         if not marker or marker == self.opener:
-            problem = f"expected {_ARGS} and the arguments behind the tool's name"
+            problem = f"expected {_ARGS} and the arguments after the tool's name"
             call, stop = yield from broken_open(
                 source,
                 begin,

@@ -11,7 +11,7 @@ from toolroll.parsers.reading.source import Source, Steps
 
 
 class PlainParser(ToolCallParser):
-    """All text behind the reasoning is content."""
+    """All text after the reasoning is content."""
 
     name = "plain"
 

@@ -1,7 +1,7 @@
 """Calls as Python writes them: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
 `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
-Llama 4 marks its calls with nothing, so a list of calls counts where it can be read, and where it
+Llama 4 marks its calls with nothing, so a list of calls counts if it can be read, and if it
 cannot only at the beginning of a line; in a line of prose it must name a tool that was offered.
 """
 
@@ -74,7 +74,10 @@ class PythonicParser(ToolCallParser):
     def _list(
         self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
     ) -> Steps[int]:
-        """Put the calls of the list at `begin`, or its bracket as text; where the text goes on."""
+        """Put the calls of the list at `begin`, or its bracket as text.
+
+        Return where the text continues.
+        """
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
         meant = alone or offered is None or name in offered.functions
@@ -116,7 +119,7 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
         elif char != "]":
             raise Unreadable(
                 at,
-                "expected ',' or ']' behind a call"
+                "expected ',' or ']' after a call"
                 if char
                 else "the text ends in the list of calls",
                 incomplete=not char,
@@ -160,7 +163,7 @@ class Lfm2Parser(ToolCallParser):
                 out.call(spanned if closer else unclosed(spanned, _LFM_END))
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """The calls behind the marker, and where they end. Raises `Unreadable` or `Broken`."""
+        """The calls after the marker, and where they end. Raises `Unreadable` or `Broken`."""
         at = yield from source.skip(start)
         inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
         if (yield from source.char(inner)) == "{":

@@ -1,4 +1,4 @@
-"""`sglang:NAME`: SGLang's own tool-call parser, where SGLang is installed, with a report of what it
+"""`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed, with a report of what it
 dropped.
 
 Invariant: what SGLang's parser leaves out of both text and calls is kept as an attempt with a
@@ -27,7 +27,7 @@ class SGLangParser(ToolCallParser):
     """SGLang's parser `sglang_name`; `ours`: the parser of the same format here, for its reasoning
     and its markers.
 
-    Raises `UnknownParserError` where SGLang is not there, or has no such parser.
+    Raises `UnknownParserError` if SGLang is not there, or has no such parser.
     """
 
     def __init__(

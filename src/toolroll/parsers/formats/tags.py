@@ -2,7 +2,7 @@
 with a key and bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and their like differ in their markers, which `Shape` names.
-Invariants: a value ends at the first closing marker behind which the format can go on, so that
+Invariants: a value ends at the first closing marker after which the format can continue, so that
 values may spell the format's own tags; but a value that was never closed ends with its call and
 block, so that it does not swallow the next call.
 """
@@ -28,11 +28,11 @@ _NO_NAME = re.compile(r"""[{}"'<>\n]""")
 class Shape:
     """The markers of one format.
 
-    `block`: what stands around all calls, None for nothing. `call`: what begins a call and what
+    `block`: what surrounds all calls, None for nothing. `call`: what begins a call and what
     ends it. `name_end`: what ends the name; the first is passed over, at the others the parameters
     begin. `key`: what begins and ends a parameter's key. `kind`: what begins and ends the value's
-    JSON type, which may stand behind the key. `value`: what begins and ends its value ("" where the
-    key's end begins it). `typed_by`: the attribute behind the key that tells whether the value is a
+    JSON type, which may stand after the key. `value`: what begins and ends its value ("" if the
+    key's end begins it). `typed_by`: the attribute after the key that tells whether the value is a
     string, and what it says then. `json_body`: a JSON object may stand in place of the parameters.
     """
 
@@ -109,7 +109,7 @@ class TagParser(BlockParser):
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """The arguments behind the name, where the call's inner text ends, and where the call
+        """The arguments after the name, where the call's inner text ends, and where the call
         ends.
         """
         shape = self.shape
@@ -153,9 +153,7 @@ class TagParser(BlockParser):
         if shape.value[0]:
             at = yield from source.skip(at)
             if not (yield from source.starts(at, shape.value[0])):
-                raise Broken(
-                    f"expected {shape.value[0]} behind the parameter {key} of {name}", name
-                )
+                raise Broken(f"expected {shape.value[0]} after the parameter {key} of {name}", name)
             at += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
         end = yield from source.closing(
@@ -169,7 +167,7 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """The place behind the type that may stand at `at`, and the schema for the value: the
+        """The place after the type that may be at `at`, and the schema for the value: the
         type, where `schema` leaves it open.
         """
         start = yield from source.skip(at)
@@ -188,7 +186,7 @@ class TagParser(BlockParser):
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 
     def value(self, text: str, schema: Any, *, is_string: bool | None) -> Any:
-        """The value that a parameter's bare `text` stands for."""
+        """The value that a parameter's bare `text` represents."""
         if self.shape.trim_newline:
             text = text.removeprefix("\n").removesuffix("\n")
         if self.shape.unescape is not None:

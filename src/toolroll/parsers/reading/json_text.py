@@ -30,7 +30,7 @@ _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """Where a value ends; or, with a `problem`, the character at which it cannot go on."""
+    """Where a value ends; or, with a `problem`, the character at which it cannot continue."""
 
     stop: int
     problem: str | None = None
@@ -42,7 +42,7 @@ class Scanned:
 
 
 def scan_json(source: Source, at: int) -> Steps[Scanned]:
-    """The end of the JSON value at `at` (behind white space)."""
+    """The end of the JSON value at `at` (after white space)."""
     if source.closed and not source.is_absent(_DECODER, at):
         known = _whole(source.text, at)
         if known is not None:
@@ -70,7 +70,7 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
                 )
         elif expect == "colon":
             if char != ":":
-                return Scanned(at, "expected ':' behind the name")
+                return Scanned(at, "expected ':' after the name")
             at, expect = at + 1, "value"
             continue
         elif expect in ("key", "first key"):
@@ -104,7 +104,7 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Where a good value at `at` ends, found by the standard library's decoder in C; None where
+    """Where a good value at `at` ends, found by the standard library's decoder in C; None if
     it must be looked at by characters.
     """
     try:
@@ -133,7 +133,7 @@ def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
 
 
 def _string(source: Source, at: int) -> Steps[Scanned]:
-    """The end of the string whose quote stands at `at`."""
+    """The end of the string whose quote is at `at`."""
     at += 1
     while True:
         at = yield from source.run(at, _PLAIN)
@@ -150,7 +150,7 @@ def _string(source: Source, at: int) -> Steps[Scanned]:
                 last = yield from source.char(at + 5)
                 if not _HEX.match(source.text, at + 2):
                     return Scanned(
-                        at, "expected four hexadecimal digits behind \\u" if last else INCOMPLETE
+                        at, "expected four hexadecimal digits after \\u" if last else INCOMPLETE
                     )
                 at += 6
             elif letter in '"\\/bfnrt':
@@ -259,7 +259,7 @@ def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -
 
 
 def name_in(raw: str, key: str = "name") -> str:
-    """The name in a call that cannot be read, for its answer; "" where even that is not there."""
+    """The name in a call that cannot be read, for its answer; "" if even that is not there."""
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)
     return (

@@ -30,7 +30,7 @@ _TYPES: dict[str, Fits] = {
 
 
 def plain_fits(schema: Any) -> Fits | None:
-    """The function that says yes to what plainly fits `schema`; None where `schema` holds
+    """The function that says yes to what plainly fits `schema`; None if `schema` holds
     anything that is not plain.
     """
     if not isinstance(schema, Mapping) or not schema.keys() <= _KNOWN:

@@ -50,7 +50,7 @@ _CONSTANTS: dict[str, Any] = {
 
 
 class Unreadable(Exception):
-    """What stands at `at` is no Python value; `incomplete`: because the text ended there."""
+    """What is at `at` is no Python value; `incomplete`: because the text ended there."""
 
     def __init__(self, at: int, problem: str, *, incomplete: bool = False) -> None:
         super().__init__(problem)
@@ -104,7 +104,7 @@ def _argument(source: Source, at: int, arguments: dict[str, Any]) -> Steps[int]:
 
 
 def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]]:
-    """The literal at `at` (behind white space), and where it ends. Raises `Unreadable`."""
+    """The literal at `at` (after white space), and where it ends. Raises `Unreadable`."""
     at = yield from source.skip(at)
     char = yield from source.char(at)
     if depth > MAX_DEPTH:
@@ -178,7 +178,7 @@ def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[
 
 
 def _closes(source: Source, at: int) -> Steps[bool]:
-    """Whether what stands behind a quote at `at` can follow a value."""
+    """Whether what stands after a quote at `at` can follow a value."""
     behind = yield from source.skip(at)
     char = yield from source.char(behind)
     return bool(char) and char in ",)]}:"
@@ -221,7 +221,7 @@ def _dictionary(source: Source, at: int, depth: int) -> Steps[tuple[dict[str, An
         at = yield from source.skip(at)
         char = yield from source.char(at)
         if char != ":":
-            raise _wrong(at, char, "':' behind the key")
+            raise _wrong(at, char, "':' after the key")
         found[key if isinstance(key, str) else str(key)], at = yield from read_value(
             source, at + 1, depth + 1
         )

@@ -25,7 +25,7 @@ class Offered:
         }
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """The JSON schemas of the parameters of the tool `name` by their names; empty where they
+        """The JSON schemas of the parameters of the tool `name` by their names; empty if they
         are not told.
         """
         schema = self.functions.get(name, {}).get("parameters")
@@ -42,7 +42,7 @@ class ToolSchemas:
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """`call`, with the status unknown_tool or bad_arguments where that applies."""
+        """`call`, with the status unknown_tool or bad_arguments if that applies."""
         functions = offered.functions
         function = functions.get(call.name)
         if function is None:

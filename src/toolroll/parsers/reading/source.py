@@ -1,10 +1,10 @@
 """`Source`: a reply's text as it comes, with the places of its tokens, for readers written as
 generators.
 
-A reader yields where it needs more text, and goes on when there is more or when the text is closed.
+A reader yields when it needs more text, and continues when there is more or the text is closed.
 Invariants: what a reader decides never depends on where the text was cut into pieces; a marker that
-the vocabulary holds as one control token counts only where it is that token; a search that failed
-once is not made again, and one that waits goes on where it stopped, so that reading is linear in
+the vocabulary holds as one control token counts only if it is that token; a search that failed
+once is not made again, and one that waits continues where it stopped, so that reading is linear in
 the text, however small its pieces are. For that no reader keeps a match of the text, which keeps
 the text, over a yield.
 """
@@ -102,7 +102,7 @@ class Source:
     def until(
         self, start: int, markers: tuple[str, ...], put: Put | None = None
     ) -> Steps[tuple[int, str]]:
-        """The next of `markers` at or behind `start`: its place and which; the text's end and ""
+        """The next of `markers` at or after `start`: its place and which; the text's end and ""
         for none.
 
         `put` is given the text before it, as soon as it is certain.
@@ -115,7 +115,7 @@ class Source:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            # A marker may stand in a longer one that has only begun: it counts where that can no
+            # A marker may stand in a longer one that has only begun: it counts if that can no
             # longer be.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
@@ -140,7 +140,7 @@ class Source:
         self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
     ) -> int:
         """Where the end of the text may be the beginning of a marker, but not all of it; the
-        text's end where it is none.
+        text's end if it is none.
         """
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
@@ -153,7 +153,7 @@ class Source:
         return len(self.text)
 
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
-        """Which of `prefixes` stands at `at`, "" for none; the longer of two that fit.
+        """Which of `prefixes` is at `at`, "" for none; the longer of two that fit.
         `spelled`: also as ordinary text.
         """
         while True:
@@ -171,7 +171,7 @@ class Source:
             yield
 
     def skip(self, at: int) -> Steps[int]:
-        """The place of the first character at or behind `at` that is no white space; the text's
+        """The place of the first character at or after `at` that is no white space; the text's
         end for none.
         """
         while True:
@@ -193,7 +193,7 @@ class Source:
             yield
 
     def char(self, at: int) -> Steps[str]:
-        """The character at `at`, "" behind the end."""
+        """The character at `at`, "" after the end."""
         while at >= len(self.text) and not self.closed:
             yield
         return self.text[at : at + 1]
@@ -201,7 +201,7 @@ class Source:
     def closing(
         self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
     ) -> Steps[int]:
-        """The place of the first `close` behind which, white space aside, one of `followers`
+        """The place of the first `close` after which, white space aside, one of `followers`
         stands; -1 for none before the next of `stops`. Where `close` is known from the tokens, the
         first one counts: a value may spell the format's own tags."""
         key = (close, followers, stops)

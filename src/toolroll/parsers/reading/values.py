@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
 def typed(text: str, schema: Any) -> Any:
-    """The value that `text` stands for under `schema` (None, or anything that is no schema: not
+    """The value that `text` represents under `schema` (None, or anything that is no schema: not
     known).
 
     Of several types that a schema allows the most special one that fits is taken, a string last.
@@ -55,7 +55,7 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def guessed(text: str) -> Any:
-    """`text` as a number, a constant, an object or an array where it is one, else the text
+    """`text` as a number, a constant, an object or an array if it is one, else the text
     itself.
     """
     bare = text.strip()
@@ -76,7 +76,7 @@ def guessed(text: str) -> Any:
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """The types that `schema` allows; None where it does not say."""
+    """The types that `schema` allows; None if it does not say."""
     kind = schema.get("type")
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:
