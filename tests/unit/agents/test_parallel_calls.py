@@ -17,6 +17,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Environment, Message, Task, Tool
@@ -84,3 +85,15 @@ def test_what_the_environments_declare() -> None:
 def test_the_published_agents_make_one_call_whatever_the_environment_allows() -> None:
     for policy in (TrainableAgentMixin.policy, TrainableToolCallingAgent().policy):
         assert policy.under(AnyNumber()).parallel_calls == "first"
+
+
+@pytest.mark.parametrize("rule", ["First", None, ["all"]])
+def test_a_rule_that_is_none_of_the_three_is_refused(rule: Any) -> None:
+    class Misspelled(ListedWorld):
+        parallel_calls = rule
+
+    with pytest.raises(UsageError, match=r"Misspelled\.parallel_calls must be one of"):
+        CallPolicy().under(Misspelled())
+    if rule is not None:
+        with pytest.raises(UsageError, match="parallel_calls must be one of"):
+            CallPolicy(parallel_calls=rule)

@@ -19,6 +19,7 @@ from toolroll import (
     tool_environment,
 )
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
+from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing.play_episode import play_episode
 from toolroll.rollout.types import EnvironmentOptions
@@ -336,3 +337,48 @@ def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> N
 def test_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="takes no settings, got: a; to take some, make it in a"):
         tool_environment(**BASE).make(EnvironmentOptions(settings={"a": 1}))
+
+
+def test_a_tool_with_any_arguments_does_not_take_the_state_from_the_model() -> None:
+    def note(state: dict[str, int], **entries: int) -> str:
+        """Note numbers."""
+        state.update(entries)
+        return str(state)
+
+    env = tool_environment(
+        tools=[note], tasks=[{"prompt": "Hi"}], reward=lambda state: 1.0, state=dict
+    )
+    played = env.make(EnvironmentOptions())
+    played.reset(env.tasks("test")[0], 0)
+    calls = [ToolCall("note", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
+    texts = [message["content"] for message in played.step(Action("", tuple(calls))).messages]
+    assert texts == ["Error: there is no argument 'state'; there are none", "{'a': 1, 'b': 3}"]
+
+
+def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
+    def pop(state: dict[str, Any]) -> int:
+        """Take the last number."""
+        return int(state["numbers"].pop())
+
+    env = tool_environment(
+        tools=[pop],
+        tasks=[{"prompt": "Hi", "numbers": [1, 2]}],
+        reward=lambda task: float(len(task["numbers"])),
+        state=lambda task: task,
+    )
+    [task] = env.tasks("test")
+    for _ in range(2):
+        played = env.make(EnvironmentOptions())
+        played.reset(task, 0)
+        [answer] = played.step(Action("", (ToolCall("pop", {}, ""),))).messages
+        assert answer["content"] == "2"
+        assert played.step(Action("Done.")).reward == 1.0
+    assert task.data["numbers"] == [1, 2]
+
+
+def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
+    env = tool_environment(tools=[], tasks=[{"prompt": "Hi"}], reward=lambda task: None)
+    played = env.make(EnvironmentOptions())
+    played.reset(env.tasks("test")[0], 0)
+    with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
+        played.step(Action("Done."))

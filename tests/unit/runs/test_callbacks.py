@@ -151,3 +151,21 @@ async def test_the_documented_examples_work(
     assert board.writer.lines[-1] == ("run/pass_rate", online.run.summary["pass_rate"], 12)
     assert [step for _, step in online.run.lines] == list(range(1, 13))
     assert (board.writer.closed, online.run.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, GeneratorExit])
+async def test_a_callback_that_exits_does_not_end_the_run(
+    tokenizer: Any, raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exits(Callback):
+        async def on_episode(self, episode: Episode, summary: Summary) -> None:
+            raise raised
+
+        def on_summary(self, summary: Summary) -> None:
+            raise raised
+
+    counts, stored = Counts(), []
+    with caplog.at_level(logging.ERROR):
+        await play(tokenizer, [Exits(), counts], stored.append)
+    assert len(stored) == len(counts.seen) == 6 and counts.ends == [6]
+    assert caplog.text.count("Exits failed; the run continues") == 7

@@ -7,6 +7,7 @@ one object, made for it alone.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import traceback
@@ -200,14 +201,15 @@ class ToolEnvironment(Environment):
     def reset(self, task: Task, seed: int) -> Observation:
         """Make the state, and show the prompt."""
         rules = self._rules
-        self._task, self._calls = task.data, []
-        if rules.state is not None:
-            self._state = rules.state(task=task.data, seed=seed)
+        # a copy: what the user's functions change in it belongs to this episode
+        self._task, self._calls = copy.deepcopy(dict(task.data)), []
         messages = [dict(message) for message in task.data.get("messages", ())]
         if rules.system is not None:
             messages.insert(0, {"role": "system", "content": rules.system})
         if "prompt" in task.data:
             messages.append({"role": "user", "content": task.data["prompt"]})
+        if rules.state is not None:
+            self._state = rules.state(task=self._task, seed=seed)
         return Observation(messages, tools=[tool.schema for tool in rules.tools.values()])
 
     def step(self, action: Action) -> StepResult:
@@ -217,6 +219,8 @@ class ToolEnvironment(Environment):
         found = self._rules.reward(
             task=self._task, final=action.content, calls=list(self._calls), state=self._state
         )
+        if found is None:
+            raise EnvironmentFailure("reward returned None; it must return a number")
         return StepResult(reward=found, done=True)
 
     def metrics(self) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
@@ -65,6 +65,8 @@ class CallPolicy:
             raise UsageError(
                 f"max_invalid_in_a_row must be at least 1, not {self.max_invalid_in_a_row}"
             )
+        if self.parallel_calls is not None:
+            _check_rule("parallel_calls", self.parallel_calls)
         if self.invalid_penalty > 0:
             raise UsageError(
                 f"invalid_penalty is added to the reward: give 0 or a negative number, not "
@@ -74,9 +76,12 @@ class CallPolicy:
     def under(self, environment: Environment) -> CallPolicy:
         """Return the policy with the rule of `environment` for parallel calls, if it has none of
         its own.
+
+        Raise `UsageError` if the rule of `environment` is not one.
         """
         if self.parallel_calls is not None:
             return self
+        _check_rule(f"{type(environment).__name__}.parallel_calls", environment.parallel_calls)
         return replace(self, parallel_calls=environment.parallel_calls)
 
     def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
@@ -114,6 +119,11 @@ class CallPolicy:
         return Decision(
             None, {**answers, **{at: tool_message(call, NO_PARALLEL) for at, call in calls}}
         )
+
+
+def _check_rule(where: str, rule: object) -> None:
+    if rule not in get_args(ParallelCalls):
+        raise UsageError(f"{where} must be one of {get_args(ParallelCalls)}, not {rule!r}")
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")

@@ -1,6 +1,6 @@
 """`Callback`: code of your own that a `Runner` calls after each episode and at the end of a run.
 
-Invariants: an episode is stored before any callback sees it; an exception in a callback is logged
+Invariants: an episode is stored before any callback sees it; whatever a callback raises is logged
 and changes neither the run nor the other callbacks.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -66,9 +67,10 @@ class Callbacks:
 
 async def _guarded(callback: Callback, call: Callable[[], Awaitable[None] | None]) -> None:
     try:
-        made = call()
-        if inspect.isawaitable(made):
-            await made
+        with guarded():
+            made = call()
+            if inspect.isawaitable(made):
+                await made
     except Exception:  # the callback's border: it must not end the run
         logger.exception(
             "%s failed; the run continues and no episode is lost", type(callback).__name__

@@ -29,6 +29,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any], *, skip: Collection[str] = ()) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
+        self._skip = frozenset(skip)
         self.open = False
         """True if the function has **kwargs, so that it accepts any name."""
         found = [p for p in _parameters(function, self.name) if p.name not in skip]
@@ -66,8 +67,9 @@ class Signature:
         Raise `UsageError` if one is unknown, missing, or of another type.
         """
         unknown = [name for name in arguments if name not in self.names]
-        if unknown and not self.open:
-            raise UsageError(self._no_such(unknown[0]))
+        refused = [name for name in unknown if not self.open or name in self._skip]
+        if refused:
+            raise UsageError(self._no_such(refused[0]))
         given = {name: value for name, value in arguments.items() if name not in unknown}
         try:
             found = self._model.model_validate_json(json.dumps(given))
