@@ -12,6 +12,7 @@ from support.source import ROOT
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.provenance import (
     benchmark_packages,
+    command_without_secrets,
     commit,
     extended,
     package_version,
@@ -57,10 +58,23 @@ async def test_a_run_names_its_software_its_model_and_its_command() -> None:
         ("--api-key-env=OPENAI_API_KEY", "--api-key-env=OPENAI_API_KEY"),
         ("--max-new-tokens=5", "--max-new-tokens=5"),
         ("a@b", "a@b"),
+        ('{"password": "my long pass", "n": 2}', '{"password": "***", "n": 2}'),
+        (r'{"api_key": "a\"b", "n": 2}', '{"api_key": "***", "n": 2}'),
+        ('{"api_key": ["sk-1", "sk-2"], "n": 2}', '{"api_key": ***, "n": 2}'),
+        ("passwd=foo", "passwd=***"),
+        ('{"judge": "sk-proj-abcdefghijklmnop"}', '{"judge": "***"}'),
+        ("--model=Qwen/sk-8B", "--model=Qwen/sk-8B"),
     ],
 )  # fmt: skip
 def test_secrets_are_not_stored(word: str, shown: str) -> None:
     assert without_secrets(word) == shown
+
+
+def test_a_key_in_a_word_of_its_own_is_not_stored() -> None:
+    words = ["run.py", "--api-key", "abc", "--hf-token", "def", "--max-tokens", "5", "--secret"]
+    assert command_without_secrets(words) == [
+        "run.py", "--api-key", "***", "--hf-token", "***", "--max-tokens", "5", "--secret"
+    ]  # fmt: skip
 
 
 def test_the_commit_of_a_checkout_is_known() -> None:

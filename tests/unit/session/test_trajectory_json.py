@@ -84,3 +84,15 @@ def test_every_field_is_documented(record: type[BaseModel], first: int) -> None:
     table = text.split("| field | shape |")[first + 1].split("\n\n")[0]
     documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(documented) == sorted(record.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("input_ids", value) for value in (2**31, "7", 7.0, True)]
+    + [("loss_mask", value) for value in (2, 300, -1, True)],
+)
+def test_what_is_no_id_or_mask_is_refused(name: str, wrong: object) -> None:
+    data = to_json(third())
+    data[name][0] = wrong
+    with pytest.raises(ValidationError, match=rf"{name}\.0"):
+        from_json(data)

@@ -25,11 +25,15 @@ from toolroll.rollout.types import EnvironmentFactory
 Provenance = dict[str, Any]
 
 _CREDENTIALS = re.compile(r"(://)[^/?#\s\"']*@")
-_KEY = re.compile(
-    r"((?:api[-_]?key|access[-_]?key|token|secret|password|authorization)[\"']?\s*[=:]\s*[\"']?)"
-    r"[^\"'&\s,}]+(?: [^\"'&\s,}]+)?",
-    re.IGNORECASE,
+_NAME = r"(?:api[-_]?key|access[-_]?key|token|secret|passw(?:or)?d|authorization)"
+_VALUE = (
+    r"""\[[^\]]*\]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:bearer|basic)\s+[^"'&\s,}]+|[^"'&\s,}]+"""
 )
+_KEY = re.compile(rf"""({_NAME}["']?\s*[=:]\s*)({_VALUE})""", re.IGNORECASE)
+_OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
+"""An option whose value is the next word."""
+_ISSUED = re.compile(r"\b(?:sk|hf|ghp)[-_][\w-]{16,}")
+"""Keys of OpenAI, Hugging Face and GitHub, wherever they are."""
 
 
 async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Provenance:
@@ -39,7 +43,7 @@ async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Proven
     """
     found: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [without_secrets(word) for word in (sys.argv if command is None else command)],
+        "command": command_without_secrets(sys.argv if command is None else command),
         "python": sys.version.split()[0],
         "toolroll": package_version("toolroll"),
         "commit": commit(),
@@ -61,7 +65,20 @@ async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Proven
 
 def without_secrets(text: str) -> str:
     """Return `text` with `***` for the user and password of addresses, and for values of keys."""
-    return _KEY.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+
+    def hidden(match: re.Match[str]) -> str:
+        quote = match[2][0] if match[2][0] in "\"'" else ""
+        return f"{match[1]}{quote}***{quote}"
+
+    return _ISSUED.sub("***", _KEY.sub(hidden, _CREDENTIALS.sub(r"\1***@", text)))
+
+
+def command_without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without secrets, as `--api-key KEY` has one in two words."""
+    return [
+        "***" if _OPTION.fullmatch(before) else without_secrets(word)
+        for before, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def package_version(name: str) -> str | None:

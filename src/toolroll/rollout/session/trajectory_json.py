@@ -8,15 +8,19 @@ needs; a logprob of a token that was not sampled is null.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
 """Sampling parameters that constrain the distribution."""
+
+
+TokenId = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
+Masked = Annotated[int, Field(strict=True, ge=0, le=1)]
 
 
 class TurnRecord(BaseModel):
@@ -42,8 +46,8 @@ class TrajectoryRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    input_ids: list[int]
-    loss_mask: list[int]
+    input_ids: list[TokenId]
+    loss_mask: list[Masked]
     logprobs: list[float | None]
     turns: list[TurnRecord]
     prompt_length: int
