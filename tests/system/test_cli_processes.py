@@ -75,7 +75,7 @@ def test_a_signal_ends_it_gracefully(
             out, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 128 + number, errors
         assert "Traceback" not in errors
-        assert "Stopped early; the same command goes on from here." in out
+        assert "Stopped early; the same command continues from here." in out
         assert "the run is not finished: 3 of 6 episodes" in out
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
         assert [
@@ -161,7 +161,7 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
     assert "bfcl/multi_turn_base" in out
     assert "desk" not in out
     assert "Stopped early." in out
-    assert "goes on from here" not in out
+    assert "continues from here" not in out
 
 
 async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:

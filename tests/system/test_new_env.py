@@ -132,11 +132,11 @@ def test_what_is_written_passes_check_env(file: Path, package: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Heat", "small letters"),
-        ("heat_pump", "small letters"),
-        ("../x", "small letters"),
-        ("heat--pump", "small letters"),
-        ("", "small letters"),
+        ("Heat", "lowercase letters"),
+        ("heat_pump", "lowercase letters"),
+        ("../x", "lowercase letters"),
+        ("heat--pump", "lowercase letters"),
+        ("", "lowercase letters"),
         ("class", "something else in Python"),
         ("json", "something else in Python"),
         ("pytest", "something else in Python"),
@@ -152,7 +152,7 @@ def test_names_that_cannot_be_are_refused(name: str, words: str, tmp_path: Path)
 
 
 def test_nothing_is_overwritten(package: Path, file: Path) -> None:
-    with pytest.raises(UsageError, match="heat-pump exists already"):
+    with pytest.raises(UsageError, match="heat-pump already exists"):
         new_package("heat-pump", package.parent)
-    with pytest.raises(UsageError, match=r"heat_pump.py exists already"):
+    with pytest.raises(UsageError, match=r"heat_pump.py already exists"):
         new_env("heat-pump", file.parent)

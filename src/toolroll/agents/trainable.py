@@ -1,5 +1,5 @@
-"""`TrainableAgentMixin`: plays one episode of an environment against an SGLang router and returns
-exactly its tokens.
+"""`TrainableAgentMixin`: play one episode of an environment against an SGLang router and return its
+exact tokens.
 
 The published hooks are all here under their names and may be overridden. Those that make tokens
 (`_prepare_prompt_tokens`, `_get_token_delta`) are served as given and compared with the chat
@@ -49,28 +49,40 @@ TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
     "A turn either calls one function or speaks to the user; it never does both."
 )
-"""Stands, for agents that make one call a turn, in the place of the sentence that invites
-several.
-"""
+"""For agents that make one call a turn: replaces the sentence that invites several calls."""
 
 _INVITATION = "You may call one or more functions to assist with the user query."
 
 
 def one_call_a_turn(text: str) -> str:
-    """`text`, the head of a prompt, with `TOOL_INSTRUCTION` in the place of the sentence that
+    """Return `text`, the head of a prompt, with `TOOL_INSTRUCTION` instead of the sentence that
     invites several calls.
     """
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
 
 
 class TrainableAgentMixin:
-    """Subclasses give `tools_info`, `wiki`, `rollout_args`, `sampling_params`.
+    """An agent that plays episodes and returns their exact tokens.
+
+    Subclasses set `tools_info`, `wiki`, `rollout_args` and `sampling_params`.
+
+    Example:
+        class MyAgent(TrainableAgentMixin):
+            rollout_args = {
+                "engine_url": "http://127.0.0.1:30000",
+                "hf_checkpoint": "Qwen/Qwen3-8B",
+            }
+            sampling_params = {"temperature": 1.0, "max_new_tokens": 1024}
+
+        agent = MyAgent()
+        result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
+        await agent.aclose()
 
     `served` shares one `Model` between agents; without it the agent opens its own from
-    `rollout_args`, and closes it with `aclose`. `on_length`: what a turn cut by max_new_tokens
-    does: "stop" ends the episode (TRUNCATED), "continue" closes the turn, masked 0, and goes on.
-    `step_timeout`: seconds that one call of the environment may take (user simulator included);
-    beyond them the episode is aborted.
+    `rollout_args`, and `aclose` closes it. `on_length` handles a turn cut by max_new_tokens: "stop"
+    ends the episode (TRUNCATED); "continue" closes the turn with mask 0 and continues.
+    `step_timeout`: seconds that one call of the environment may take (user simulator included),
+    after which the episode is aborted.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -95,12 +107,12 @@ class TrainableAgentMixin:
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` and return it; at most `max_num_steps` turns of the model.
+        """Play one episode of `env`, of at most `max_num_steps` model turns, and return it.
 
-        `env`: an `Environment`, or an environment of tau-bench's kind as it is. `task_index`
-        chooses the task where no `task` is given. Raises `UsageError` for settings that cannot
-        work, `EngineUnreachableError` (only if an `engine_timeout` is set), and `CancelledError`;
-        everything else becomes the result's status, stop reason and `info["error"]`.
+        `env`: an `Environment`, or a tau-bench environment unchanged. `task_index` chooses the task
+        if no `task` is given. Raise `UsageError` for settings that cannot work,
+        `EngineUnreachableError` (only if an `engine_timeout` is set), and `CancelledError`; any
+        other failure becomes the result's status, stop reason and `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
@@ -133,7 +145,7 @@ class TrainableAgentMixin:
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
-        """The shared served model, or one opened from `rollout_args`."""
+        """Return the shared served model, or one opened from `rollout_args`."""
         if self.served is None:
             self.served = Model.from_args(
                 read_args(rollout_args if rollout_args is not None else self.rollout_args)
@@ -187,11 +199,10 @@ class TrainableAgentMixin:
         )
 
     def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
-        """The template whose head (system text and tools) is rewritten: by an override, or because
-        one call a turn is the rule.
+        """Return the template whose head (system text and tools) is rewritten: by an override, or
+        because the policy allows one call a turn. None: use the served template unchanged.
 
-        None: the served one as it is. The rule's own is shared by all agents, an override's belongs
-        to its agent.
+        The policy's template is shared by all agents; an override's belongs to its agent.
         """
         if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
             return (
@@ -228,13 +239,13 @@ class TrainableAgentMixin:
         """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's
         JSON.
 
-        An override is given each request as it would be sent; what it returns is checked like the
-        engine's own answer.
+        An override receives each request as it would be sent; its result is checked like the
+        engine's own response.
         """
         return await self._open(None).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
-        """The reply's text, taken apart: `{openai_message, parsed_result, success, error}`."""
+        """Parse the reply's text into `{openai_message, parsed_result, success, error}`."""
         name = self._open(None).parser.name
         return create_openai_adapter(
             list(self.tools_info), parser_type=name
@@ -247,13 +258,13 @@ class TrainableAgentMixin:
     async def _initialize_environment(
         self, env: EnvironmentRunner, task_index: int | None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Reset the environment: its first observation, and info to keep."""
+        """Reset the environment; return its first observation, and the info to keep."""
         first = await env.reset(task_index)
         return first, dict(first.info)
 
     def _build_initial_messages(self, obs: Observation | str) -> list[Message]:
-        """The first messages: the observation's own, or `wiki` and the user's text where it is
-        only a text.
+        """Return the first messages: the observation's own, or `wiki` and the user's message if it
+        is a string.
         """
         if isinstance(obs, Observation):
             return [dict(message) for message in obs.messages]
@@ -262,8 +273,8 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
-        """The first prompt: its text and its ids. Within an episode, those that will be served
-        unless an override gives others.
+        """Return the text and the ids of the first prompt. Within an episode these are the ids that
+        will be served, unless an override returns others.
         """
         template = self._open(None).template
         served = proposed_ids()
@@ -273,13 +284,13 @@ class TrainableAgentMixin:
     def _get_token_delta(
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[int], list[int]]:
-        """The ids and the loss mask of the last message of a recorded conversation, by diffing
-        successive renders.
+        """Return the ids and the loss mask of the last message of a recorded conversation, by
+        diffing successive renders.
 
-        Assistant messages are 1, all others 0, and so is the generation prompt before an assistant
-        message. The rollout itself never encodes what the model sampled: this is for transcripts.
-        Called by an override within an episode, it gives the delta that will be served for the new
-        messages, all of it 0.
+        Assistant messages have mask 1; all others, and the generation prompt before an assistant
+        message, have mask 0. This is for transcripts: a rollout never encodes what the model
+        sampled. Called by an override within an episode, it returns the delta that will be served
+        for the new messages, with mask 0.
         """
         served = proposed_ids()
         if served is not None:

@@ -114,7 +114,7 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     for words, kind, env, out in (
         ("there are parquet, tau-bench", "csv", None, "x"),
         ("one environment: --env, of lake, pond", "tau-bench", None, "x"),
-        ("is there already", "tau-bench", "pond", "tau.json"),
+        ("already exists", "tau-bench", "pond", "tau.json"),
     ):
         with pytest.raises(UsageError, match=words):
             export(run, kind, tmp_path / out, env)

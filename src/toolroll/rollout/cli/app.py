@@ -1,6 +1,6 @@
 """The commands and their options.
 
-A command imports what it needs when it runs, so that `toolroll --help` comes at once.
+A command imports what it needs when it runs, so that `toolroll --help` is fast.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _version(*, value: bool) -> None:
 
 
 def main() -> None:
-    """The `toolroll` command: errors that the user can mend are one line, without a traceback."""
+    """Run the `toolroll` command. Print errors that the user can fix on one line, no traceback."""
     try:
         app()
     except ToolrollError as error:
@@ -126,8 +126,7 @@ def tasks(
     env_args: _EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
-    """Write an environment's tasks, one JSON object a line: what a trainer takes as its prompt
-    data.
+    """Write an environment's tasks as JSON lines, to be used as a trainer's prompt data.
 
     Example: toolroll tasks desk --out tasks.jsonl
     """
@@ -148,7 +147,7 @@ def check_template(
         typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
     ],
     template: Annotated[
-        Path | None, typer.Option(help="a Jinja file in the tokenizer's template's place")
+        Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's template")
     ] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="JSON: the template's switches")
@@ -156,7 +155,7 @@ def check_template(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Say what a chat template does to the tokens of tool-calling episodes; exit with 1 if they
+    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if they
     cannot be exact.
 
     Example: toolroll check-template Qwen/Qwen3-8B
@@ -176,10 +175,10 @@ def view(
         Path | None, typer.Option(help="the page; default: view.html in the folder")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="in place of the run's own model: folder, name or `embedded`")
+        str | None, typer.Option(help="instead of the run's own: folder, name or `embedded`")
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=0, help="of so many episodes the tokens are in the page")
+        int, typer.Option(min=0, help="include the tokens of this many episodes")
     ] = 500,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
@@ -189,8 +188,8 @@ def view(
     """
     from toolroll.rollout.cli.view import view as view_run
 
-    page, count, said = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
-    for line in said:
+    page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    for line in messages:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     size = page.stat().st_size / 1e6
     console.print(
@@ -205,15 +204,15 @@ def view(
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
-        Path, typer.Option(help="what is written: a folder for parquet, a file for tau-bench")
+        Path, typer.Option(help="the output: a folder for parquet, a file for tau-bench")
     ],
     kind: Annotated[
         str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
     ] = "parquet",
-    env: Annotated[str | None, typer.Option(help="of this environment only")] = None,
+    env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
 ) -> None:
-    """Write a run in another format: training samples as a Parquet data set, or results as
-    tau-bench writes them.
+    """Write a run in another format: training samples as a Parquet data set, or results in
+    tau-bench's format.
 
     Example: toolroll export out/desk --out out/desk-parquet
     """
@@ -282,9 +281,9 @@ def _outcome(settings: RunConfig) -> Outcome:
 
 
 def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:
-    """The table, the remarks, the files; `resumes`: the same command goes on where it stopped.
+    """Print the table, the remarks and the files. `resumes`: the same command can continue the run.
 
-    Exit with 128 + the signal that ended the run early, or with 1 where nothing was graded.
+    Exit with 128 + the signal that ended the run early, or with 1 if nothing was graded.
     """
     from toolroll.rollout.cli.display import remarks, results_table
 
@@ -294,14 +293,14 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         console.print(
-            f"In {out}: episodes.jsonl, summary.json; to look at: toolroll view {out}",
+            f"In {out}: episodes.jsonl, summary.json; to view them: toolroll view {out}",
             highlight=False,
             soft_wrap=True,
         )
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
         console.print(
-            "Stopped early; the same command goes on from here."
+            "Stopped early; the same command continues from here."
             if out is not None and resumes
             else "Stopped early."
         )
@@ -318,9 +317,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; a group of errors that are all the same kind is raised as the first of
-    them.
-    """
+    """Run `main` to its end. Of a group of `ToolrollError`s, raise the first."""
     try:
         return run_loop(main)
     except* ToolrollError as group:

@@ -1,4 +1,4 @@
-"""`toolroll check-template`: what a chat template does to the tokens of tool-calling episodes,
+"""`toolroll check-template`: the effect of a chat template on the tokens of tool-calling episodes,
 as a table or as JSON.
 """
 
@@ -20,8 +20,8 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """The report on the tokenizer `model` with its own chat template, or with the one in the
-    file `template`.
+    """Return the report on the tokenizer `model` with its own chat template, or with the one in
+    the file `template`.
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(

@@ -1,6 +1,4 @@
-"""`toolroll demo`: the main job on embedded defaults: real benchmarks, a scripted engine, no
-weights.
-"""
+"""`toolroll demo`: play real benchmarks against the embedded engine with scripted replies."""
 
 from __future__ import annotations
 
@@ -22,13 +20,11 @@ from toolroll.rollout.types import EnvironmentOptions
 
 ENVIRONMENTS = ("bfcl/multi_turn_base", "desk")
 MISTAKES = 0.3
-"""In this share of the episodes the scripted engine makes a mistake, so that rewards differ."""
+"""The share of episodes in which the scripted engine makes a mistake, so that rewards differ."""
 
 
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[Outcome]:
-    """Play every demo environment that is installed; the episodes of an earlier demo in `out`
-    are replaced.
-    """
+    """Play every installed demo environment. Replace the episodes of an earlier demo in `out`."""
     console.print(
         f"The engine is scripted: it plays each task's reference actions, with a mistake in "
         f"{MISTAKES:.0%} of the episodes. "
@@ -44,7 +40,7 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> l
         factory = find_environment(name)
         command = factory.missing()
         if command is not None:
-            console.print(f"{name} is left out: {command}", highlight=False)
+            console.print(f"{name} is skipped; to install it: {command}", highlight=False)
             continue
         tasks = choose_tasks(factory, None, None)
         lines = play_references(factory, tasks, samples=samples, mistakes=MISTAKES, seed=seed)

@@ -30,8 +30,10 @@ _LINES = 20  # without a terminal: one line for each twentieth of the run
 
 
 class RunDisplay:
-    """Shows the episodes of one environment as they finish. `summary` holds those of earlier runs,
-    and takes the new ones in before `show`. A context manager."""
+    """Shows the episodes of one environment as they finish. A context manager.
+
+    `summary` holds the episodes of earlier runs. Add each new one to it before `show`.
+    """
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
         self.summary = summary
@@ -107,9 +109,7 @@ class RunDisplay:
 
 
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The table at the end of a run: one column for each environment, so that it fits into 80
-    characters.
-    """
+    """Return the table at the end of a run: one column per environment, to fit in 80 characters."""
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in reports:
@@ -145,8 +145,8 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
-    """pass@k and pass^k for the usual k, as far as any environment has them; at k = 1 they are
-    the same.
+    """Return rows of pass@k and pass^k for each usual k that any environment has; at k = 1 they
+    are equal.
     """
     found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
     rows: list[tuple[str, Read]] = []
@@ -182,9 +182,7 @@ def _invalid(found: Mapping[str, Any]) -> str:
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table must also know: how episodes ended, which calls could not be
-    read, and every warning.
-    """
+    """Return the lines below the table: how episodes ended, the invalid calls, and all warnings."""
     ends = ", ".join(
         f"{reason} {count}"
         for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1])
@@ -209,8 +207,8 @@ def _number(value: float | None) -> str:
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
-    """The environments as a table; under it, whole and on one line each, the commands that
-    install what is missing.
+    """Print the environments as a table, and below it the commands that install what is missing,
+    one per line and uncut.
     """
     table = Table()
     table.add_column("environment", no_wrap=True)

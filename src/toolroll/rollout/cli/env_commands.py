@@ -1,4 +1,4 @@
-"""`toolroll new-env` and `toolroll check-env`: the commands for an environment of one's own."""
+"""`toolroll new-env` and `toolroll check-env`: the commands for your own environments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toolroll.rollout.runtime.event_loop import run
 
 
 def new_env(
-    name: Annotated[str, typer.Argument(help="its name: small letters, digits and hyphens")],
+    name: Annotated[str, typer.Argument(help="its name: lowercase letters, digits and hyphens")],
     at: Annotated[Path, typer.Option(help="the folder to write into")] = Path(),
     *,
     package: Annotated[
         bool, typer.Option("--package", help="write a package with an entry point")
     ] = False,
 ) -> None:
-    """Write a working environment of your own, with its test: one file, to be changed.
+    """Write a small working environment and its test, as a starting point for your own.
 
     Example: toolroll new-env my-bench
     """
@@ -55,7 +55,7 @@ def check_env(
     ] = None,
 ) -> None:
     """Check an environment before it is played: seeds, references, wrong arguments, blocking calls,
-    episodes at once. Exit with 1 if a check failed.
+    concurrent episodes. Exit with 1 if a check failed.
 
     Example: toolroll check-env env.py:env
     """

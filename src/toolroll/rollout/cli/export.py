@@ -17,8 +17,9 @@ FORMATS = ("parquet", "tau-bench")
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
-    """Write the run in `folder` as `kind` to `out`; what is to be said of it. `env`: of this
-    environment only.
+    """Write the run in `folder` as `kind` to `out`. Return the messages to print.
+
+    `env`: export only this environment.
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: there are {', '.join(FORMATS)}")
@@ -37,21 +38,22 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     names = {episode.env for episode in episodes}
     if len(names) > 1:
         raise UsageError(
-            f"tau-bench's format holds one environment: --env, of {', '.join(sorted(names))}"
+            f"tau-bench's format holds one environment: choose one with --env: "
+            f"{', '.join(sorted(names))}"
         )
     results, left_out = tau_bench_results(episodes)
     if out.exists():
-        raise UsageError(f"{out} is there already")
+        raise UsageError(f"{out} already exists")
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     text = orjson.dumps(results, option=options, default=repr)
     with written_whole(out) as file:
         file.write(text)
-    said = [
+    messages = [
         f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"
     ]
     if left_out:
-        said.append(f"left out, since a trial is missing: {', '.join(left_out)}")
-    return said
+        messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
+    return messages
 
 
 def _episodes(folder: Path, env: str | None) -> Iterator[Episode]:

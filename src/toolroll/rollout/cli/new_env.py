@@ -1,7 +1,7 @@
-"""`toolroll new-env NAME`: a working environment in one file, or in a package, to be changed into
-the real one.
+"""`toolroll new-env NAME`: write a small working environment, as one file or as a package, to edit
+into the real one.
 
-Invariant: what is written passes its own test and mypy --strict as it stands.
+Invariant: the files as written pass their own test and mypy --strict.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class House:
 
     def set_temperature(self, room: str, degrees: int) -> str:
         """Set the temperature of a room."""
-        if room not in self.rooms:  # the model's mistake: it is told, and may try again
+        if room not in self.rooms:  # the model's mistake: it gets this message and may retry
             raise ActionError(f"there is no room {room!r}; there are {', '.join(self.rooms)}")
         self.rooms[room] = degrees
         return "done"
@@ -222,8 +222,8 @@ def test_it_is_known_by_name() -> None:
 
 
 def new_env(name: str, at: Path) -> Path:
-    """Write an environment into one file of the folder `at`, with its test beside it; return the
-    file. Raise `UsageError` if one of them exists.
+    """Write an environment and its test as two files in the folder `at`; return the environment's.
+    Raise `UsageError` if one of them exists.
     """
     package = _package(name)
     files = {at / f"{package}.py": FILE, at / f"test_{package}.py": FILE_TEST}
@@ -249,7 +249,7 @@ def new_package(name: str, at: Path) -> Path:
 def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> None:
     for path in not_there:
         if path.exists():
-            raise UsageError(f"{path} exists already")
+            raise UsageError(f"{path} already exists")
     package = _package(name)
     _check_free(name, package)
     words = {
@@ -270,8 +270,8 @@ def _package(name: str) -> str:
     """Return the name of the module. Raise `UsageError` if `name` cannot be one."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(
-            f"{name!r} cannot be the name of an environment: use small letters, digits and single "
-            f"hyphens, as in my-bench"
+            f"{name!r} cannot be the name of an environment: use lowercase letters, digits and "
+            f"single hyphens, as in my-bench"
         )
     return name.replace("-", "_")
 
@@ -286,6 +286,4 @@ def _check_free(name: str, package: str) -> None:
             f"{package!r} is the name of something else in Python: choose another name"
         )
     if name in environment_names():
-        raise UsageError(
-            f"there is an environment named {name!r} already (toolroll envs lists them)"
-        )
+        raise UsageError(f"an environment named {name!r} already exists (toolroll envs lists them)")

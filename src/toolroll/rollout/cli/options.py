@@ -1,8 +1,8 @@
 """Options of a command, made from the fields of a pydantic model.
 
 A field gives the option its name, help (its description), type, choices (`Literal`), default and,
-as `json_schema_extra={"panel": ...}`, its panel in `--help`. Values are checked by the model alone:
-the same words come for an option and for a line of a YAML file.
+as `json_schema_extra={"panel": ...}`, its panel in `--help`. Only the model checks values: an
+option and a line of a YAML file give the same error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def option_parameters(
 ) -> list[inspect.Parameter]:
     """Return one keyword parameter for each field of `model` except those in `skip`.
 
-    `old_names` (old to new) are accepted too, and are not in the help. Every default is None, which
-    means "not given"; `given_values` reads what a command got.
+    `old_names` (old to new) are accepted too, but not listed in the help. Every default is None,
+    which means "not given"; `given_values` reads the values that a command received.
     """
     fields = model.model_fields
     annotations = {n: _annotation(n, field) for n, field in fields.items() if n not in skip}
@@ -68,7 +68,7 @@ def given_values(
 def with_parameters(
     command: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return `command`, which takes keywords only, with `parameters` as its signature."""
+    """Return `command`, which takes only keyword arguments, with `parameters` as its signature."""
 
     def made(**values: Any) -> None:
         command(**values)
@@ -119,7 +119,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal`, also inside an optional; () for any other type."""
+    """Return the values of a `Literal`, even if optional; () for any other type."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):

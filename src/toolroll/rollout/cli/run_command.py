@@ -1,4 +1,4 @@
-"""Plays one environment from the command line: opens the model, runs or goes on, shows, stores."""
+"""`toolroll run`: open the model, start or continue a run, show its progress, store the results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from toolroll.rollout.types import Episode, Status, Task
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one environment came to. `seconds`: of this run. `stopped`: the signal that ended it
-    early. `failure`: why the last episode that was aborted in this run was, in one line."""
+    """The result of playing one environment.
+
+    `seconds`: the time of this run. `stopped`: the signal that ended it early. `failure`: why the
+    last aborted episode of this run was aborted, in one line.
+    """
 
     summary: Summary
     report: dict[str, Any]
@@ -45,7 +48,7 @@ class Outcome:
 
 
 async def run(config: RunConfig, console: Console) -> Outcome:
-    """`toolroll run`."""
+    """Check the servers and the template, then play `config.env`."""
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
         await _check_addresses(config)
@@ -57,8 +60,8 @@ async def run(config: RunConfig, console: Console) -> Outcome:
 
 
 async def play(plan: Plan, console: Console) -> Outcome:
-    """Play what is left of `plan`, with the display and into the folder `config.out`; SIGINT and
-    SIGTERM end it early.
+    """Play the episodes of `plan` that are not in the folder `config.out` yet, and show progress.
+    SIGINT and SIGTERM end it early.
     """
     env, out = plan.factory.name, plan.config.out
     now = await provenance(plan)
@@ -81,14 +84,14 @@ async def play(plan: Plan, console: Console) -> Outcome:
             )
         if _has_others(folder.done, plan):
             console.print(
-                f"{env}: the table covers every episode in {out}, also of tasks and samples that "
+                f"{env}: the table covers every episode in {out}, including tasks and samples that "
                 "this command does not name",
                 highlight=False,
                 soft_wrap=True,
             )
         if folder.dropped:
             console.print(
-                f"{env}: {folder.dropped} aborted episodes are played again",
+                f"{env}: {folder.dropped} aborted episodes will be retried",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -157,8 +160,8 @@ async def _play(
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:
-    """The tasks that the result is about: those of `plan`, and what the folder holds of earlier
-    runs besides.
+    """Return the tasks that the result covers: those of `plan`, and those of earlier runs in the
+    folder.
     """
     names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
     return [
@@ -167,12 +170,12 @@ def _played(plan: Plan, summary: Summary) -> list[Task]:
 
 
 def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
-    words = " ".join(str(error.get("message", "no more is known")).split())
+    words = " ".join(str(error.get("message", "unknown error")).split())
     return f"{words}{no_such_address(error, config)}"
 
 
 def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
-    """What to look at where the baseline's address is answered with 404."""
+    """Return a hint if the baseline's address answers 404, else ""."""
     if config.baseline_url is None or error.get("status") != 404:
         return ""
     return (
@@ -181,7 +184,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 class EpisodeRunner(Protocol):
-    """What plays the episodes that are left: `Runner`, `ProcessRunner` or `RayRunner`."""
+    """Plays the remaining episodes: a `Runner`, `ProcessRunner` or `RayRunner`."""
 
     async def run(
         self,
@@ -195,7 +198,7 @@ class EpisodeRunner(Protocol):
 
 
 def runner_of(plan: Plan) -> EpisodeRunner:
-    """The runner in this process, or one that spreads over several of this machine or of a Ray
+    """Return the runner in this process, or one with worker processes on this machine or a Ray
     cluster.
     """
     config = plan.config
@@ -219,9 +222,7 @@ async def _open_worker(
 
 
 async def _check_addresses(config: RunConfig) -> None:
-    """Raise `UsageError` if nothing answers at the baseline's address, or at that of who plays
-    the user.
-    """
+    """Raise `UsageError` if the baseline's server or the user simulator's does not respond."""
     user_url = config.user_url if config.user_model is not None else None
     for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
         if url is None:
@@ -238,13 +239,13 @@ async def _check_engine(served: Model) -> None:
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine serves another model; show what else there is to say."""
+    """Raise `UsageError` if the engine serves another model; print its other warnings."""
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 async def _check_template(served: Model, console: Console) -> None:
-    """Say what the chat template does to the tokens, where tool calling is not exact with it."""
+    """Print what the chat template does to the tokens if tool calling is not exact with it."""
     found = await served.run_in_thread(certify, served.template)
     if found.exact:
         return

@@ -81,14 +81,14 @@ def serve(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="SGLang's names; used for what a request does not set",
+            help="SGLang's names; defaults for what a request does not set",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="of a request that sets none; default: what is left of the context",
+            help="for requests that set none; default: the rest of the context",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
@@ -219,7 +219,7 @@ def _ready(url: str) -> None:
 
 
 def _log_requests() -> None:
-    """One line a request on standard error, and the warnings of everything else."""
+    """Log one line per request to standard error, and the warnings of everything else."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("toolroll.rollout.server").setLevel(logging.INFO)
 
@@ -229,12 +229,12 @@ def _valid(kind: Any, **values: Any) -> Any:
         return kind(**values)
     except ValidationError as error:
         raise UsageError(
-            "; ".join(_said(name, words) for name, words in complaints(error))
+            "; ".join(_message(name, words) for name, words in complaints(error))
         ) from error
 
 
-def _said(name: str, words: str) -> str:
-    """Return what is wrong, with the name of the option."""
+def _message(name: str, words: str) -> str:
+    """Return the error with the name of its option."""
     if not name:
         return words
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

@@ -1,5 +1,5 @@
-"""SIGINT and SIGTERM end a run gracefully: what is running is aborted at the engine and not
-recorded, what is finished is kept.
+"""SIGINT and SIGTERM end a run gracefully: running episodes are aborted at the engine and not
+recorded; finished ones are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedError(Exception):
-    """A signal asked the run to end. `number`: which one."""
+    """The run was ended by the signal `number`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -23,15 +23,15 @@ class StoppedError(Exception):
 
 
 async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """What `awaitable` gives; at the first signal it is cancelled, and `StoppedError` raised
-    when it has ended.
+    """Return the result of `awaitable`. At the first signal cancel it, and raise `StoppedError`
+    after it ends.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)
     received: list[int] = []
 
     def stop(number: int) -> None:
-        if not received:  # a second signal must not cut the clean-up short
+        if not received:  # a second signal must not interrupt the clean-up
             received.append(number)
             task.cancel()
 

@@ -1,8 +1,7 @@
-"""`toolroll tasks`: a benchmark's tasks as a file that a trainer reads its prompts from, one JSON
-object a line.
+"""`toolroll tasks`: write a benchmark's tasks as JSON lines, for a trainer's prompt data.
 
-Invariants: `index` is the task's place in its split, `metadata` says which environment and split
-that is; the file is written as a whole or not at all.
+Invariants: `index` is the task's position in its split, `metadata` names the environment and the
+split; the file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ def task_lines(
     wanted: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """The lines for the tasks of `env` that `split` (default: the first) and `wanted` ("0-9",
-    "3,5") name.
+    """Return one line for each task of `env` chosen by `split` (default: the first) and `wanted`
+    ("0-9", "3,5").
 
-    Raises `UsageError` for an unknown environment, split or task, and where what the environment
-    needs is not installed.
+    Raise `UsageError` for an unknown environment, split or task, or if a package that the
+    environment needs is not installed.
     """
     factory = load_environment(env, env_args)
     chosen = split or factory.splits[0]
@@ -42,8 +41,8 @@ def task_lines(
 
 
 def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
-    """One task: its index, and as metadata the benchmark's own data, with what identifies the
-    task beside them.
+    """Return one task as a row: its index, and as metadata the benchmark's own data plus env, split
+    and task id.
     """
     return {
         "index": task.index,
@@ -52,7 +51,7 @@ def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
 
 
 def write_lines(lines: Iterable[bytes], out: Path) -> None:
-    """Write `lines` to the file `out`, and make its folder."""
+    """Write `lines` to the file `out`. Create its folder if needed."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder: name the file")
     make_folder(out.parent)

@@ -46,26 +46,26 @@ def view(
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_settings(folder)
-    said: list[str] = []
+    messages: list[str] = []
     count = write_page(
         out,
         f"toolroll: {folder.resolve().name}",
         read_episodes(folder),
-        pieces_of=_pieces_by_model(settings, tokenizer, said),
+        pieces_of=_pieces_by_model(settings, tokenizer, messages),
         settings=settings,
         summary=_summary(folder),
         tokens_of=tokens,
     )
     if count > tokens:
-        said.append(
+        messages.append(
             f"the tokens of the first {tokens} episodes are in the page; the other episodes have "
             f"their conversation only (to include more: --tokens)"
         )
-    return out, count, said
+    return out, count, messages
 
 
 def _pieces_by_model(
-    settings: dict[str, dict[str, Any]], tokenizer: str | None, said: list[str]
+    settings: dict[str, dict[str, Any]], tokenizer: str | None, messages: list[str]
 ) -> Callable[[str], Pieces | None]:
     known: dict[str, Pieces | None] = {}
 
@@ -79,7 +79,7 @@ def _pieces_by_model(
             except UsageError as error:
                 if tokenizer is not None:
                     raise
-                said.append(
+                messages.append(
                     f"tokens are shown as ids; to show their text, give --tokenizer: {error}"
                 )
                 known[name] = None

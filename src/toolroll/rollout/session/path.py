@@ -16,11 +16,18 @@ from toolroll.rollout.types import Completion, IdArray
 
 
 class SessionPath:
-    """The path that an episode is on: from a root of `session` to `head`.
+    """The current path of an episode: from a root of `session` to `head`.
 
-    Invariant: `observe` and `sample` append, so that the prompt of turn n+1 begins with all tokens
+    Invariant: `observe` and `sample` append, so that the prompt of turn n+1 starts with all tokens
     of turn n (I1); only `fork` leaves the path, for another one of the same session. The ids and
     their JSON grow with the path: a request costs O(new tokens).
+
+    Example:
+        path = SessionPath(Session("episode-1"))
+        path.observe([1, 2, 3])  # the first prompt
+        path.sample(completion, {"temperature": 1.0})
+        path.observe([4, 5])  # a tool result
+        path.input_ids  # the next prompt: 1, 2, 3, the sampled ids, 4, 5
     """
 
     __slots__ = ("_ids", "_json", "head", "session")
@@ -38,7 +45,8 @@ class SessionPath:
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
 
-        Raises `TokenError` if the completion's logprobs do not belong to its ids.
+        Raise `TokenError` if the completion has another number of logprobs than of ids, or if there
+        is no prompt yet.
         """
         if self.head is None:
             raise TokenError(
@@ -49,8 +57,8 @@ class SessionPath:
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
         """Start a second path whose prompt is `input_ids`, and follow it.
 
-        The two paths share the whole nodes that they have in common; what was sampled in them stays
-        trained in the first path.
+        The two paths share the nodes whose tokens all match. Turns sampled in shared nodes are
+        trained in the first path only.
         """
         ids = checked_ids(input_ids)
         shared = self.session.shared_prefix(ids, self.head)
@@ -84,7 +92,7 @@ class SessionPath:
 
     @property
     def highest_id(self) -> int:
-        """The highest of them, as an unsigned number; 0 if there are none."""
+        """The highest id, as an unsigned number; 0 if there are none."""
         return self._json.highest
 
     @property

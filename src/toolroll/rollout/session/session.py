@@ -25,11 +25,18 @@ CONTEXT = "context"
 
 
 class Session:
-    """One episode's tokens. `session_id` is the routing key: all its requests go to one worker and
-    its prefix cache.
+    """The tokens of one episode, as a tree. `session_id` is the routing key: all requests of a
+    session go to one worker and its prefix cache.
 
-    Raise `TokenError`, without writing anything, for invalid token ids or for a node of another
-    session.
+    Methods raise `TokenError`, without writing anything, for invalid token ids or for a node of
+    another session.
+
+    Example:
+        session = Session("episode-1")
+        prompt = session.observe([1, 2, 3], after=None)
+        turn = session.sample(completion, {"temperature": 1.0}, after=prompt)
+        session.observe([4, 5], after=turn)  # a tool result
+        session.trajectories()[0].loss_mask  # 0 for 1, 2, 3; 1 for `completion.output_ids`
     """
 
     __slots__ = ("__weakref__", "_observed", "_params", "_tree", "session_id")
@@ -67,30 +74,30 @@ class Session:
     ) -> Node:
         """Add what the engine sampled from exactly the path to `after`: mask 1, with its logprobs.
 
-        Raises `TokenError` if the completion's logprobs do not belong to its ids.
+        Raise `TokenError` if the completion has another number of logprobs than of ids.
         """
         ids, parent = _checked_ids_of(completion), self._index(after)
         params = self._shared(sampling_params)
         return Node(self._tree, self._tree.add_sampled(parent, ids, completion, params))
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
-        """Take sampled nodes (default: all) out of training, with the reason; their tokens stay
-        where they are.
+        """Exclude sampled nodes (default: all) from training, with the reason. Their tokens stay in
+        the tree.
         """
         for index in range(len(self._tree)) if nodes is None else map(self._index, nodes):
             if self._tree.completed(index):
                 self._tree.excluded.setdefault(index, reason)
 
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A copy of `sampling_params`; the last one where they are the same, as they are for
-        nearly every turn.
+        """Return a copy of `sampling_params`. Reuse the last copy if they are equal, as they are
+        for nearly every turn.
         """
         if self._params != sampling_params:
             self._params = dict(sampling_params)
         return self._params
 
     def _index(self, node: Node | None) -> int:
-        """The place of `node` in the tree; `NONE` for None."""
+        """Return the index of `node` in the tree; `NONE` for None."""
         if node is None:
             return NONE
         if node.tree is not self._tree:
@@ -106,16 +113,16 @@ class Session:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the tree has."""
+        """The number of nodes in the tree."""
         return len(self._tree)
 
     @property
     def tokens(self) -> int:
-        """How many tokens the nodes hold, each counted once."""
+        """The number of tokens in the tree, each counted once."""
         return len(self._tree.ids)
 
     def path_ids(self, node: Node | None) -> IdArray:
-        """The ids from the root to the end of `node`."""
+        """Return the ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
@@ -132,10 +139,10 @@ class Session:
         return None if shared == NONE else Node(tree, shared)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Every path from a root to a leaf, in the order in which they were begun.
+        """Return every path from a root to a leaf, in the order in which they were started.
 
-        Tokens behind the last sampled one are left out: nothing was sampled from them. A path on
-        which nothing was sampled is given only if the session has no other.
+        Tokens after the last sampled one are left out: nothing was sampled from them. A path
+        without sampled tokens is returned only if the session has no other.
         """
         tree = self._tree
         leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
@@ -149,7 +156,7 @@ class Session:
 
 
 def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
-    """`given` as int32: nothing is written of what is no list of token ids."""
+    """Return `given` as int32. Raise `TokenError` unless it is a flat list of token ids."""
     try:
         ids = np.asarray(given)
     except ValueError as error:  # lists of several lengths
@@ -178,8 +185,9 @@ def _checked_ids_of(completion: Completion) -> IdArray:
 
 
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
-    """`paths` without those that are the beginning of another one, and without doubles (a path of
-    which only a prompt that was never answered is cut off)."""
+    """Return `paths` without prefixes of other paths and without duplicates (two paths are equal if
+    one only lost a prompt that was never answered).
+    """
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
     return list(kept.values())[::-1]
@@ -192,7 +200,7 @@ def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
 
 
 def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
-    """The arrays of `path`; nodes in `trained` are context, and those it trains are added to it."""
+    """Return the arrays of `path`. Nodes in `trained` are context; add the path's others to it."""
     length = tree.stop(path[-1])
     loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
     logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)
