@@ -16,6 +16,7 @@ import asyncio
 import gc
 import itertools
 import json
+import math
 import re
 import sys
 import time
@@ -232,7 +233,7 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
             core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=256))
             async with EndpointServer(core) as server, AsyncExitStack() as stack:
                 stack.enter_context(paced_garbage())
-                before, rows = resident(), list[dict[str, float]]()
+                before, rows, bare = resident(), list[dict[str, float]](), math.nan
                 child.stdin.write(f"{server.url}\n".encode())
                 for first, played in stretches(turns):
                     used = time.process_time()

@@ -157,7 +157,7 @@ class HeldFactory(RecordedFactory):
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
         """Return a fresh one."""
         made = super().make(options)
-        made.blocking = False  # type: ignore[misc]
+        made.blocking = False
         step, left = made.step, self._turns
 
         async def held(action: Action) -> StepResult:

@@ -18,7 +18,8 @@ from benchmarks.conversations import (
     tokenizer,
     workload,
 )
-from benchmarks.deltas import FLOOR, Toolroll, floor, readable
+from benchmarks.deltas import FLOOR, Toolroll, floor
+from benchmarks.peers import readable
 from benchmarks.tables import Table, number
 from toolroll.rollout.types import Message
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from benchmarks.clock import Laps
 from benchmarks.conversations import QWEN, made_up_tools, tokenizer
-from benchmarks.deltas import FullRender, Toolroll
+from benchmarks.deltas import Toolroll
+from benchmarks.peers import FullRender
 from benchmarks.tables import Table, number
 
 SIZE = 8_000
@@ -71,6 +72,7 @@ def run(*, quick: bool = False) -> Table:
     )
     for kind, make in KINDS.items():
         laps, size, tokens = Laps(), 0, 0
+        ways: tuple[Toolroll | FullRender, ...] = ()
         for _ in range(1 if quick else 3):
             ways = (Toolroll(tok), FullRender(tok))
             for way in ways:

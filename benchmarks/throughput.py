@@ -133,6 +133,7 @@ async def play(
         driver = Record()
         async with AsyncExitStack() as stack:
             open_ = partial(opened, url=url, folder=folder, blocking=blocking)
+            runner: Runner | ProcessRunner
             if processes == 1:
                 runner, tasks = await open_(episodes, stack)
             else:

@@ -41,7 +41,9 @@ def material(load: Workload, tok: Any) -> Material:
     would have sampled.
     """
     end = tok.convert_tokens_to_ids("<|im_end|>")
-    replies, results, users = [], [], []
+    replies: list[tuple[str, list[int]]] = []
+    results: list[str] = []
+    users: list[str] = []
     for conversation in load.conversations[:12]:
         for turn in conversation.turns[:20]:
             text = as_sampled(turn.assistant)
@@ -65,7 +67,7 @@ class RecordedWorld(Environment):
     def __init__(
         self, given: Material, *, turns: int, user_seconds: float = 0.0, blocking: bool = False
     ) -> None:
-        self.blocking = blocking  # type: ignore[misc]
+        self.blocking = blocking
         self._given = given
         self._turns = turns
         self._seconds = user_seconds
@@ -112,7 +114,7 @@ class RecordedFactory:
 
     name = "recorded"
     description = "recorded answers"
-    splits = ("test",)
+    splits: tuple[str, ...] = ("test",)
 
     def __init__(self, given: Material, *, turns: int, **settings: Any) -> None:
         self._given = given

@@ -90,7 +90,7 @@ async def test_a_template_that_numbers_is_correct_and_trained(
         loop(f"{name}/{SEED}/{n}", calls=calls, published=True)
         for n, calls in enumerate((1, 2, 1, 0) * (5 if FULL else 1))
     ]
-    settings = {} if verify is None else {"verify": verify}
+    settings: dict[str, Any] = {} if verify is None else {"verify": verify}
     outcomes = await play_episodes(template, made, tokenizer=tokenizer, scripted=True, **settings)
     assert not [outcome.wrong for outcome in outcomes if outcome.wrong]
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]

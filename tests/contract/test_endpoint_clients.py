@@ -158,7 +158,7 @@ async def test_tau_benchs_own_agent(
     from support.tau import REAL, needed
 
     needed(REAL)
-    from tau_bench.agents.tool_calling_agent import ToolCallingAgent  # type: ignore[import-not-found]
+    from tau_bench.agents.tool_calling_agent import ToolCallingAgent
 
     env = REAL.stock_env("retail", "test", 0)
     wanted = list(env.tasks[0].actions)

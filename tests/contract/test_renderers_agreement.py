@@ -89,7 +89,7 @@ def test_disagreements_are_explained(name: str) -> None:
     base = pytest.importorskip("renderers.base")
     known = {
         config.model_fields["name"].default: config
-        for config in vars(configs).values()
+        for config in dict[str, Any](vars(configs)).values()
         if isinstance(config, type)
         and issubclass(config, configs.BaseRendererConfig)
         and "name" in config.model_fields

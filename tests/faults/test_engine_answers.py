@@ -62,7 +62,7 @@ def speak(request: PolicyRequest) -> Any:
 
 async def play(served: Model, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
     """Play `tasks` ponds as the environment `name`."""
-    factory, found = PondFactory(tasks, name=name), []
+    factory, found = PondFactory(tasks, name=name), list[Episode]()
     settings = RunSettings(params, concurrency=16, max_num_steps=8)
     await Runner(factory, lambda: agent(served), settings).run(factory.tasks("test"), found.append)
     return found

@@ -42,6 +42,7 @@ async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[Model]:
 
 async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
     tokenizer = qwen3_tokenizer()
+    assert isinstance(tokenizer.chat_template, str)
     text = probe_text(tokenizer, tokenizer.chat_template)
     answer = await float32.post("/tokenize", {"prompt": text, "add_special_tokens": False})
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -26,7 +26,7 @@ from toolroll.rollout.testing import (
 )
 
 SAMPLES = 3
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,8 @@ async def test_a_session_stays_at_its_worker(routed: Wire, routed_sglang) -> Non
 
 
 async def test_the_router_lists_its_workers_and_passes_no_abort_on(
-    routed: Wire, routed_sglang
-) -> None:  # type: ignore[no-untyped-def]
+    routed: Wire, routed_sglang: Any
+) -> None:
     listed = (await routed.get("/workers")).body["workers"]
     assert {worker["url"] for worker in listed} == set(routed_sglang.worker_urls)
     for path in ("/abort_request", "/pause_generation", "/continue_generation"):
@@ -84,8 +84,8 @@ async def test_the_router_lists_its_workers_and_passes_no_abort_on(
 
 
 async def test_the_router_drops_sampling_parameters_without_a_word(
-    routed: Wire, routed_sglang
-) -> None:  # type: ignore[no-untyped-def]
+    routed: Wire, routed_sglang: Any
+) -> None:
     answer = await routed.generate(
         tokens(8), max_new_tokens=6, temperature=1.0, logit_bias={str(HELLO): 300.0}, bogus=1
     )
@@ -105,8 +105,8 @@ async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
 
 
 async def test_a_client_that_hangs_up_is_aborted_behind_the_router(
-    routed: Wire, routed_sglang
-) -> None:  # type: ignore[no-untyped-def]
+    routed: Wire, routed_sglang: Any
+) -> None:
     rid = uuid.uuid4().hex
     task = asyncio.create_task(
         routed.generate(

@@ -17,7 +17,7 @@ from support.wire import Answer, Wire, until
 
 HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658
 FORCE = 300.0  # a logit bias that beats every logit of the tiny model
-LONG = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 1.0}
+LONG: dict[str, Any] = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 1.0}
 
 
 def fresh_prompt(length: int) -> list[int]:
@@ -64,7 +64,7 @@ async def _more_running(wire: Wire, before: int) -> bool:
     ],
 )
 async def test_the_stop_token_is_in_output_ids(
-    float32: Wire, token: int, params: dict[str, object], text: str, matched: object
+    float32: Wire, token: int, params: dict[str, Any], text: str, matched: object
 ) -> None:
     answer = await float32.generate(
         fresh_prompt(5), max_new_tokens=4, logit_bias={str(token): FORCE}, **params
@@ -139,7 +139,7 @@ async def test_rescoring_notices_a_shift_by_one_token(float32: Wire) -> None:
     [{"temperature": 0.6}, {"temperature": 1.5}, {"temperature": 0.8, "top_p": 0.5, "top_k": 20}],
 )
 async def test_logprobs_are_of_the_logits_over_the_temperature(
-    float32: Wire, params: dict[str, float]
+    float32: Wire, params: dict[str, Any]
 ) -> None:
     """And not renormalised by top-p and top-k. Computed anew with transformers."""
     import torch

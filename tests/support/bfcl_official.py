@@ -55,9 +55,8 @@ def _main() -> None:
         # A name of its own for each trajectory: worlds are kept under (model, entry), and a used
         # one judges wrongly.
         decoded = [[[call] for call in turn] for turn in asked["turns"]]
-        result = multi_turn_checker(
-            decoded, found.ground_truths[entry["id"]], entry, asked["category"], f"model{number}"
-        )
+        truths = [list(turn) for turn in found.ground_truths[entry["id"]]]
+        result = multi_turn_checker(decoded, truths, entry, asked["category"], f"model{number}")
         sys.stdout.write(json.dumps(bool(result["valid"])) + "\n")
 
 

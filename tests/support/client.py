@@ -49,7 +49,7 @@ async def embedded(
     config: dict[str, Any] | None = None,
     sleep: Any = None,
     **engine: Any,
-) -> Any:
+) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
     async with (
         EmbeddedEngine(tokenizer, policy, **engine) as served,
         client(served.url, sleep=sleep, **(config or {})) as calls,

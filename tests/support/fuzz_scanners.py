@@ -14,12 +14,14 @@ added there by hand.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 CORPUS = Path(__file__).parents[1] / "unit" / "parsers" / "corpus"
 
@@ -40,9 +42,7 @@ class Reached:
             sys.settrace(None)
         return len(self.steps) > before
 
-    def _frame(
-        self, frame: FrameType, event: str, argument: object
-    ) -> Callable[..., object] | None:
+    def _frame(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
         if "/parsers/" not in name or "/tests/" in name:
             return None
@@ -83,7 +83,7 @@ def keep(folders: list[str]) -> None:
 
 def fuzz(scanner: str, options: list[str]) -> None:
     """Run libFuzzer on `scanner`; it does not return."""
-    import atheris
+    atheris: Any = importlib.import_module("atheris")
 
     with atheris.instrument_imports(include=["toolroll.parsers"]):
         from support.scanners import SCANNERS, check_format, text_of

@@ -69,7 +69,7 @@ def tool(name: str, description: str) -> Tool:
     }
 
 
-TOOLS = (
+TOOLS: tuple[Tool, ...] = (
     tool("get_weather", "Tells the weather."),
     tool("book_trip", "Books a trip."),
     tool("now", "Tells the time."),

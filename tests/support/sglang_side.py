@@ -52,7 +52,7 @@ def _main() -> None:
     from toolroll.parsers.registry import get_parser
 
     cases = json.load(sys.stdin)
-    theirs = []
+    theirs: list[dict[str, Any]] = []
     for name, text, tools in cases["theirs"]:
         try:
             content, items = FunctionCallParser(

@@ -95,7 +95,7 @@ class AsyncScripted(Environment):
         more = StepResult([{"role": "user", "content": "More."}], reward=float(done), done=done)
         return await self._acted("step", more)
 
-    async def metrics(self) -> Mapping[str, float]:  # type: ignore[override]
+    async def metrics(self) -> Mapping[str, float]:
         return await self._acted("metrics", {"seen": 1.0})
 
     async def close(self) -> None:

@@ -49,16 +49,22 @@ def load_profile() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+def _examples() -> int:
+    profile = settings.default
+    assert profile is not None
+    return profile.max_examples
+
+
 def costly(share: int = 4) -> settings:
     """The profile with one of `share` examples, for properties whose examples play whole
     episodes.
     """
-    return settings(max_examples=max(1, settings.default.max_examples // share))
+    return settings(max_examples=max(1, _examples() // share))
 
 
 def fuzz_texts() -> int:
     """How many random texts a parser reads: TOOLROLL_FUZZ, or as many as suit the profile."""
-    return int(os.environ.get("TOOLROLL_FUZZ", 15 * settings.default.max_examples))
+    return int(os.environ.get("TOOLROLL_FUZZ", 15 * _examples()))
 
 
 def by_tier(templates: Iterable[str]) -> list[Any]:

@@ -28,7 +28,12 @@ def tiny_model(dtype: Dtype = "float32", template: str | None = None) -> Path:
     source = trl_template("qwen3") if template is None else template
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = (importlib.metadata.version("transformers"), importlib.metadata.version("torch"))
-    key = (dtype, source, *(path.read_bytes() for path in sources), *versions)
+    key: tuple[bytes | str, ...] = (
+        dtype,
+        source,
+        *(path.read_bytes() for path in sources),
+        *versions,
+    )
 
     def build(folder: Path) -> None:
         _save_weights(folder, dtype)

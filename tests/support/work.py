@@ -54,7 +54,7 @@ class Work:
         """
         from toolroll.parsers.reading import source
 
-        compiled = source._compiled  # type: ignore[attr-defined]
+        compiled = source._compiled
         patch.setattr(
             source,
             "_compiled",
@@ -118,9 +118,8 @@ def _counted(name: str) -> Any:
 
     def counted(self: CountedText, *given: Any) -> Any:
         places = given[1:] if name in ("find", "rfind", "index", "rindex", "count") else ()
-        self.work.characters += len(
-            range(len(self))[slice(*places) if len(places) > 1 else slice(*places, None)]
-        )
+        start, stop = (*places, None, None)[:2]
+        self.work.characters += len(range(len(self))[start:stop])
         return self.again(method(self, *given))
 
     return counted

@@ -318,7 +318,11 @@ def test_two_episodes_side_by_side_and_copied(browser: Browser, samples: Path) -
 def test_on_a_phone_the_table_and_the_episode_take_turns(
     browser: Browser, run: Path, scheme: str
 ) -> None:
-    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": scheme, "has_touch": True}
+    phone: dict[str, Any] = {
+        "viewport": {"width": 390, "height": 844},
+        "color_scheme": scheme,
+        "has_touch": True,
+    }
     with opened(browser, run / "view.html", **phone) as page:
         wide = "document.documentElement.scrollWidth > innerWidth"
         assert not page.locator("#detail").is_visible()

@@ -72,7 +72,7 @@ class Player:
         self, template: Template, history: History = "fork", tokenizer: Any = None
     ) -> None:
         self.template = template
-        self.history = history
+        self.history: History = history
         tokenizer = tokenizer if tokenizer is not None else tokenizer_of(template)
         self.judge = Judge(tokenizer, template)
         self.subject = ChatTemplate(tokenizer, chat_template=template.source, history=history)

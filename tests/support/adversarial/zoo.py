@@ -48,11 +48,11 @@ def _texts() -> list[str]:
 # --- kinds ---------------------------------------------------------------------------------------
 
 
-def _byte_level(*parts: Any, normalizer: Any = None) -> Tokenizer:
+def _byte_level(first: Any, *others: Any, normalizer: Any = None) -> Tokenizer:
     made = Tokenizer(models.BPE())
     if normalizer is not None:
         made.normalizer = normalizer
-    made.pre_tokenizer = pre.Sequence(list(parts)) if len(parts) > 1 else parts[0]
+    made.pre_tokenizer = pre.Sequence([first, *others]) if others else first
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
@@ -186,7 +186,7 @@ def _trained(kind: str) -> str:
     return str(KINDS[kind][0]().to_str())
 
 
-def tokenizer_of_kind(kind: str, control: Sequence[str], eos: str) -> Any:
+def tokenizer_of_kind(kind: str, control: Iterable[str], eos: str) -> Any:
     """A tokenizer of `kind` with `control` tokens, in the form that models have it."""
     backend = Tokenizer.from_str(_trained(kind))
     flags = {"normalized": False, **KINDS[kind][1]}

@@ -32,7 +32,7 @@ class Trouble(Environment):
     def __init__(self, place: str, wrong: Wrong, hanging: set[Trouble]) -> None:
         self.place, self.wrong, self.hanging, self.steps = place, wrong, hanging, 0
         if place == "astep":
-            self.step = self._astep  # type: ignore[method-assign]
+            self.step = self._astep  # type: ignore[method-assign, assignment]
         if place == "aclose":
             self.close = self._aclose  # type: ignore[assignment]
 
@@ -199,6 +199,10 @@ EVERYWHERE = (
     "ValueError",
 )
 
+# Untyped: their arguments are wrong on purpose.
+_observation: Any = Observation
+_step: Any = StepResult
+
 WRONG: dict[str, tuple[str, Wrong]] = {
     **{f"step raises {name}": ("step", raising(error)) for name, error in RAISED.items()},
     **{f"async step raises {name}": ("astep", raising(error)) for name, error in RAISED.items()},
@@ -219,63 +223,63 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "step returns a tuple": ("step", returning(("seen", 1.0, True, {}))),
     "reset returns None": ("reset", returning(None)),
     "reset returns text": ("reset", returning("Hello.")),
-    "reset has no messages": ("reset", returning(Observation([]))),
+    "reset has no messages": ("reset", returning(_observation([]))),
     "tools are a number": (
         "reset",
-        returning(Observation([{"role": "user", "content": FIRST}], 5)),
+        returning(_observation([{"role": "user", "content": FIRST}], 5)),
     ),
     "tools are read-only": (
         "reset",
-        returning(Observation([{"role": "user", "content": FIRST}], [MappingProxyType(TOOL)])),
+        returning(_observation([{"role": "user", "content": FIRST}], [MappingProxyType(TOOL)])),
     ),
     "info is read-only": (
         "step",
-        returning(StepResult((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})}))),
+        returning(_step((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})}))),
     ),
     "tools hold None": (
         "reset",
-        returning(Observation([{"role": "user", "content": FIRST}], [None])),
+        returning(_observation([{"role": "user", "content": FIRST}], [None])),
     ),
-    "messages are a number": ("reset", returning(Observation(5))),
+    "messages are a number": ("reset", returning(_observation(5))),
     "first info is None": (
         "reset",
-        returning(Observation([{"role": "user", "content": FIRST}], [TOOL], None)),
+        returning(_observation([{"role": "user", "content": FIRST}], [TOOL], None)),
     ),
-    "info is None": ("step", returning(StepResult((), 1.0, True, info=None))),
-    "info is a list": ("step", returning(StepResult((), 1.0, True, info=[1]))),
-    "info is in itself": ("step", returning(StepResult((), 1.0, True, info=_cyclic()))),
-    "info is deep": ("step", returning(StepResult((), 1.0, True, info={"deep": _nested(3000)}))),
-    "info cannot be shown": ("step", returning(StepResult((), 1.0, True, info={"x": _EvilRepr()}))),
+    "info is None": ("step", returning(_step((), 1.0, True, info=None))),
+    "info is a list": ("step", returning(_step((), 1.0, True, info=[1]))),
+    "info is in itself": ("step", returning(_step((), 1.0, True, info=_cyclic()))),
+    "info is deep": ("step", returning(_step((), 1.0, True, info={"deep": _nested(3000)}))),
+    "info cannot be shown": ("step", returning(_step((), 1.0, True, info={"x": _EvilRepr()}))),
     "info has odd keys": (
         "step",
-        returning(StepResult((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}})),
+        returning(_step((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}})),
     ),
     "info has surrogates": (
         "step",
-        returning(StepResult((), 1.0, True, info={"\ud800": "\udfff"})),
+        returning(_step((), 1.0, True, info={"\ud800": "\udfff"})),
     ),
     "info has huge numbers": (
         "step",
-        returning(StepResult((), 1.0, True, info={"n": 10**400, "f": math.inf})),
+        returning(_step((), 1.0, True, info={"n": 10**400, "f": math.inf})),
     ),
-    "reward is NaN": ("step", returning(StepResult((), math.nan, True))),
-    "reward is infinite": ("step", returning(StepResult((), math.inf, True))),
-    "reward is text": ("step", returning(StepResult((), "1.0", True))),
-    "reward is huge": ("step", returning(StepResult((), 10**400, True))),
-    "reward is a list": ("step", returning(StepResult((), [1.0], True))),
-    "a message is None": ("step", returning(StepResult([None]))),
-    "a message has no role": ("step", returning(StepResult([{"content": "x"}]))),
+    "reward is NaN": ("step", returning(_step((), math.nan, True))),
+    "reward is infinite": ("step", returning(_step((), math.inf, True))),
+    "reward is text": ("step", returning(_step((), "1.0", True))),
+    "reward is huge": ("step", returning(_step((), 10**400, True))),
+    "reward is a list": ("step", returning(_step((), [1.0], True))),
+    "a message is None": ("step", returning(_step([None]))),
+    "a message has no role": ("step", returning(_step([{"content": "x"}]))),
     "a message's role is unknown": (
         "step",
-        returning(StepResult([{"role": "alien", "content": "x"}])),
+        returning(_step([{"role": "alien", "content": "x"}])),
     ),
-    "a call is not answered": ("step", returning(StepResult([{"role": "user", "content": "x"}]))),
+    "a call is not answered": ("step", returning(_step([{"role": "user", "content": "x"}]))),
     "content is a number": ("step", user(5)),
     "content is bytes": ("step", user(b"x")),
     "content is an image": ("step", user([{"type": "image_url", "image_url": {"url": "data:,"}}])),
     "the observation is 3 MB": (
         "reset",
-        returning(Observation([{"role": "user", "content": FIRST + " x" * 1_500_000}], [TOOL])),
+        returning(_observation([{"role": "user", "content": FIRST + " x" * 1_500_000}], [TOOL])),
     ),
     "metrics are NaN": ("metrics", returning({"seen": math.nan})),
     "metrics are None": ("metrics", returning(None)),
@@ -325,7 +329,7 @@ class Mixed(Environment):
     def truncated_reward(self) -> float | None:
         return self.inner.truncated_reward()
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Any:
         return self.inner.metrics()
 
     def close(self) -> Any:

@@ -12,7 +12,7 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 class Action(BaseModel):
     name: str
-    kwargs: dict[str, Any]
+    kwargs: dict[str, Any]  # type: ignore[no-redef]
 
 
 class Task(BaseModel):

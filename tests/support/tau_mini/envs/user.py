@@ -44,7 +44,7 @@ class LLMUserSimulationEnv:
         return self.total_cost
 
     def _next(self) -> str:
-        answer = completion(
+        answer: Any = completion(
             model=self.model, custom_llm_provider=self.provider, messages=self.messages
         )
         message = answer.choices[0].message
