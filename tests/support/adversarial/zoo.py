@@ -5,7 +5,7 @@ ids of a delta are its last ones, from where the sampled turn ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
