@@ -30,9 +30,9 @@ from support.slime_trainer import (
 )
 
 from toolroll.rollout.adapters import slime
+from toolroll.rollout.adapters.episodes import agent_settings
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
 from toolroll.rollout.adapters.slime.player import Player
-from toolroll.rollout.adapters.slime.settings import agent_settings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import (
     Fault,

@@ -10,13 +10,11 @@ imported: the given sample is copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from toolroll.rollout.adapters.sequences import TrainingSequence, training_sequences
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Status, Trajectory
+from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
 """Of `Sample.metadata`: what is known of the episode besides slime's own fields."""
@@ -25,19 +23,13 @@ KEY = "toolroll"
 def to_samples(
     sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
 ) -> list[Any]:
-    """`result` as copies of `sample`, the first one for the first sequence.
+    """Return `result` as copies of `sample`, the first one for the first sequence.
 
-    `filler` is a token id for an episode that ended before its first prompt. Raises `UsageError`
+    `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
     for tokens that were made from text: they are not what an engine sampled.
     """
-    if any(trajectory.source != "engine" for trajectory in result.trajectories):
-        raise UsageError(
-            "an episode's tokens were made from a transcript: they cannot be trained on"
-        )
-    trajectories: Sequence[Trajectory | None] = result.trajectories or [None]
-    filled = [
-        _filled(sample, result, trajectory, filler, reward_key) for trajectory in trajectories
-    ]
+    sequences = training_sequences(result, filler=filler)
+    filled = [_filled(sample, result, sequence, reward_key) for sequence in sequences]
     if len(filled) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
@@ -52,46 +44,21 @@ def to_samples(
 
 
 def _filled(
-    sample: Any,
-    result: InteractionResult,
-    trajectory: Trajectory | None,
-    filler: int,
-    reward_key: str | None,
+    sample: Any, result: InteractionResult, sequence: TrainingSequence, reward_key: str | None
 ) -> Any:
     made = copy.copy(sample)
-    tokens, mask, logprobs = _response(trajectory, filler)
-    if result.status is Status.ABORTED:
-        mask = [0] * len(mask)
-    made.tokens, made.loss_mask, made.rollout_log_probs = tokens, mask, logprobs
-    made.response_length = len(mask)
+    made.tokens = sequence.prompt_ids + sequence.response_ids
+    made.loss_mask, made.rollout_log_probs = sequence.loss_mask, sequence.logprobs
+    made.response_length = len(sequence.response_ids)
     made.response = result.response
-    made.remove_sample = bool(sample.remove_sample) or not any(mask)
+    made.remove_sample = bool(sample.remove_sample) or not sequence.trained_tokens
     made.status = type(sample).Status[result.status.name]
     made.reward = (
         {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
     )
-    made.weight_versions = (
-        [span.version for span in trajectory.weight_versions] if trajectory else []
-    )
-    made.metadata = {**(sample.metadata or {}), KEY: _summary(result, trajectory)}
+    made.weight_versions = sequence.weight_versions
+    made.metadata = {**(sample.metadata or {}), KEY: _summary(result, sequence.trajectory)}
     return made
-
-
-def _response(
-    trajectory: Trajectory | None, filler: int
-) -> tuple[list[int], list[int], list[float]]:
-    """Return all tokens, and the mask and logprobs of the response. slime's loss fails for an empty
-    response: if nothing was sampled, the response is the prompt's last token, masked."""
-    if trajectory is None or len(trajectory) < 2:
-        return [filler, filler], [0], [0.0]
-    cut = min(trajectory.prompt_length, len(trajectory) - 1)
-    # slime has 0.0 for tokens that were not sampled
-    logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)
-    return (
-        trajectory.input_ids.tolist(),
-        trajectory.loss_mask[cut:].tolist(),
-        logprobs.astype(float).tolist(),
-    )
 
 
 def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[str, Any]:

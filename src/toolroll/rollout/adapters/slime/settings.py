@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.runtime.complaints import complaints
@@ -25,55 +26,19 @@ drop the second one.
 """
 
 
-class SlimeSettings(ModelSettings):
+class SlimeSettings(EpisodeSettings):
     """Each field is the attribute `toolroll_<field>` of `args`, as a key of the file behind
     --custom-config-path.
     """
 
-    env: str | None = Field(
-        default=None, description="the environment; a sample's metadata['env'] comes before it"
-    )
-    split: str | None = Field(
-        default=None,
-        description="of the tasks; a sample's metadata['split'] comes before it; default: the "
-        "first",
-    )
-    env_settings: dict[str, Any] = Field(
-        default_factory=dict, description="the environment's own keys"
-    )
-    agent: str = Field(
-        default="tool-calling", description="an agent's name (entry points toolroll.agents)"
-    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="default: slime's --apply-chat-template-kwargs"
-    )
-    max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
-    on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
-    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
-        default=None, description="several calls in one turn; default: the environment's rule"
-    )
-    on_length: Literal["stop", "continue"] = Field(
-        default="stop", description="after a turn that was cut by max_new_tokens"
-    )
-    user: str | None = Field(
-        default=None,
-        description="who plays the user: openai, tau-bench, or another entry point of "
-        "toolroll.users",
-    )
-    user_settings: dict[str, Any] = Field(
-        default_factory=dict, description="of the user simulator; openai: base_url, model ..."
-    )
-    step_timeout: float | None = Field(
-        default=None, gt=0, description="seconds for one call of the environment; default: no limit"
     )
     max_resumes: int = Field(
         default=0,
         ge=0,
         description="how often a turn is resumed that the engine aborted while the rollout goes "
         "on; 0: slime's own rollout does not resume turns either",
-    )
-    retries: int = Field(
-        default=1, ge=0, description="how often an episode that a failure aborted is played again"
     )
     max_dropped: int = Field(
         default=64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
@@ -175,18 +140,6 @@ def concurrency(args: Any, settings: SlimeSettings) -> int:
 def collects_partial(args: Any) -> bool:
     """Whether slime keeps samples that it cut, to go on with them in a later rollout."""
     return bool(attribute(args, "partial_rollout", False))
-
-
-def agent_settings(settings: SlimeSettings) -> dict[str, Any]:
-    """What the agent's maker takes."""
-    return {
-        "on_invalid_call": settings.on_invalid_call,
-        "parallel_calls": settings.parallel_calls,
-        "on_length": settings.on_length,
-        "verify": settings.verify,
-        "max_observation_bytes": settings.max_observation_bytes,
-        "step_timeout": settings.step_timeout,
-    }
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""`EpisodePlayer`: plays the episodes that a trainer asks for, on one model.
+
+Every adapter uses it: what differs between frameworks is how a task is named and what a sample
+looks like, not how an episode is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+from pydantic import Field
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import ModelSettings
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
+from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.template import ChatTemplate, certify
+from toolroll.rollout.types import (
+    Agent,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeSettings(ModelSettings):
+    """What a trainer can set for its episodes, in every framework by the same names."""
+
+    env: str | None = Field(
+        default=None, description="the environment; what a task names itself has priority"
+    )
+    split: str | None = Field(
+        default=None,
+        description="of the tasks; what a task names itself has priority; default: the first",
+    )
+    env_settings: dict[str, Any] = Field(
+        default_factory=dict, description="the environment's own keys"
+    )
+    agent: str = Field(
+        default="tool-calling", description="an agent's name (entry points toolroll.agents)"
+    )
+    max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
+    on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
+    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
+        default=None, description="several calls in one turn; default: the environment's rule"
+    )
+    on_length: Literal["stop", "continue"] = Field(
+        default="stop", description="after a turn that was cut by max_new_tokens"
+    )
+    user: str | None = Field(
+        default=None,
+        description="who plays the user: openai, tau-bench, or another entry point of "
+        "toolroll.users",
+    )
+    user_settings: dict[str, Any] = Field(
+        default_factory=dict, description="of the user simulator; openai: base_url, model ..."
+    )
+    step_timeout: float | None = Field(
+        default=None, gt=0, description="seconds for one call of the environment; default: no limit"
+    )
+    retries: int = Field(
+        default=1, ge=0, description="how often an episode that a failure aborted is played again"
+    )
+    seed: int | None = Field(default=None, description="of environments and users; default: 0")
+
+
+class EpisodePlayer:
+    """Plays episodes with `settings` on `model`, which it closes with itself.
+
+    `stopped` is asked before an episode is played again; `name` writes a setting as the framework's
+    users know it, for error messages.
+
+    Example:
+        player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
+        result = await player.play(0, sampling_params={"max_new_tokens": 512})
+        await player.aclose()
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: EpisodeSettings,
+        *,
+        seed: int = 0,
+        stopped: Callable[[], bool] = lambda: False,
+        name: Callable[[str], str] = str,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.stopped = stopped
+        self._name = name
+        self._seed = seed if settings.seed is None else settings.seed
+        self._make_agent = agent_maker(settings.agent)
+        self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
+        self._stack = AsyncExitStack()
+        self._options: EnvironmentOptions | None = None
+        self._opening = asyncio.Lock()
+
+    async def play(
+        self,
+        index: int,
+        sampling_params: Mapping[str, Any],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        number: int = 0,
+        session_id: str | None = None,
+    ) -> InteractionResult:
+        """Play the task `index`, and return the episode.
+
+        `metadata` may name the task's own `env` and `split`. `number` tells the samples of one task
+        apart, and goes into their seeds. An episode that a failure aborted is played again, up to
+        `settings.retries` times, and is then returned as aborted. Raise `UsageError` for settings
+        that cannot work.
+        """
+        await self._open()
+        factory, task = await self._find(index, metadata or {})
+        session = session_id or uuid.uuid4().hex
+        result = await self._episode(factory, task, sampling_params, number, session)
+        for _ in range(self.settings.retries):
+            if (
+                result.status is not Status.ABORTED
+                or result.stop_reason is StopReason.ENGINE_ABORT
+                or self.stopped()
+            ):
+                break
+            result = await self._episode(factory, task, sampling_params, number, session)
+        return result
+
+    async def aclose(self) -> None:
+        """Close the users and the model."""
+        await self._stack.aclose()
+        await self.model.aclose()
+
+    async def _episode(
+        self,
+        factory: EnvironmentFactory,
+        task: Task,
+        params: Mapping[str, Any],
+        number: int,
+        session: str,
+    ) -> InteractionResult:
+        assert self._options is not None
+        agent: Agent = self._make_agent(self.model, agent_settings(self.settings))
+        return await agent.asolve(
+            factory.make(self._options),
+            None,
+            params,
+            task.index,
+            self.settings.max_turns,
+            task=task,
+            seed=episode_seed(self._seed, task.id, number),
+            session_id=session,
+        )
+
+    async def _open(self) -> None:
+        """Check the engine's model and the chat template, and open the user simulators, once."""
+        async with self._opening:
+            if self._options is not None:
+                return
+            for line in await self.model.check_identity(
+                allow_mismatch=self.settings.allow_model_mismatch
+            ):
+                logger.warning("%s", line)
+            await self.model.run_in_thread(check_template, self.model.template)
+            make = None
+            if self.settings.user is not None:
+                users = user_maker(self.settings.user)(**self.settings.user_settings)
+                await self._stack.enter_async_context(users)
+                make = users.make
+            elif self.settings.user_settings:
+                raise UsageError(
+                    f"{self._name('user_settings')} is set, but {self._name('user')} does not say "
+                    "which user simulator to use (such as openai)"
+                )
+            self._options = EnvironmentOptions(user=make)
+
+    async def _find(
+        self, index: int, metadata: Mapping[str, Any]
+    ) -> tuple[EnvironmentFactory, Task]:
+        """Return the environment and the task."""
+        name = metadata.get("env") or self.settings.env
+        if name is None:
+            raise UsageError(
+                f"no environment is named: set {self._name('env')}, or write the tasks with "
+                "`toolroll tasks ENV`, which sets metadata.env"
+            )
+        split = metadata.get("split") or self.settings.split or ""
+        async with self._opening:
+            if (name, split) not in self._tasks:
+                factory = load_environment(name, self.settings.env_settings)
+                # May import a benchmark's package and read its database.
+                self._tasks[name, split] = (
+                    factory,
+                    await self.model.run_in_thread(factory.tasks, split or factory.splits[0]),
+                )
+        factory, tasks = self._tasks[name, split]
+        if not 0 <= index < len(tasks):
+            raise UsageError(
+                f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
+                f"sample's prompt is {index}"
+            )
+        return factory, tasks[index]
+
+
+def task_index(prompt: Any) -> int:
+    """Return the task's index as `prompt`, a number or its digits, gives it."""
+    if isinstance(prompt, int) and not isinstance(prompt, bool):
+        return prompt
+    if isinstance(prompt, str) and prompt.strip().isdigit():
+        return int(prompt)
+    raise UsageError(
+        f"a sample's prompt must be the task's index, not {str(prompt)[:60]!r}: write the tasks "
+        f"with `toolroll tasks ENV`, and run with --input-key index and without "
+        "--apply-chat-template"
+    )
+
+
+def check_template(template: ChatTemplate) -> None:
+    """Log warnings about training with this template. Raise `UsageError` if its tokens would be
+    wrong.
+    """
+    report = certify(template)
+    wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
+    if wrong:
+        raise UsageError(
+            f"this chat template cannot be used for training, its tokens would be wrong "
+            f"({'; '.join(wrong)}): please report it"
+        )
+    if not report.exact:
+        for line in report.remarks():
+            logger.warning("chat template: %s", line)
+
+
+def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
+    """Return what the maker of the agent takes."""
+    return {
+        "on_invalid_call": settings.on_invalid_call,
+        "parallel_calls": settings.parallel_calls,
+        "on_length": settings.on_length,
+        "verify": settings.verify,
+        "max_observation_bytes": settings.max_observation_bytes,
+        "step_timeout": settings.step_timeout,
+    }

@@ -1,0 +1,80 @@
+"""`TrainingSequence`: one sequence of an episode as lists, by the rules that all adapters share.
+
+- Only tokens that an engine sampled are trained. Tokens made from text are refused.
+- An aborted episode has no reward, and nothing of it is trained (I9).
+- A response has at least one token: trainers fail for an empty one. If nothing was sampled, the
+  response is the prompt's last token, with mask 0.
+- Tokens that were not sampled have the logprob 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, Status, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """`prompt_ids`, then `response_ids`; `loss_mask` and `logprobs` cover the response.
+
+    `trajectory` is None if the episode ended before its first prompt.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    trajectory: Trajectory | None
+
+    @property
+    def trained_tokens(self) -> int:
+        """The number of tokens with loss mask 1."""
+        return sum(self.loss_mask)
+
+    @property
+    def weight_versions(self) -> list[str]:
+        """The version of each span that was sampled under one version."""
+        if self.trajectory is None:
+            return []
+        return [span.version for span in self.trajectory.weight_versions]
+
+
+def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:
+    """Return the sequences of an episode: one, or several if it forked.
+
+    `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
+    for tokens that were made from text: they are not what an engine sampled.
+    """
+    if any(trajectory.source != "engine" for trajectory in result.trajectories):
+        raise UsageError(
+            "an episode's tokens were made from a transcript: they cannot be trained on"
+        )
+    found: Sequence[Trajectory | None] = result.trajectories or [None]
+    return [_sequence(trajectory, result.status, filler) for trajectory in found]
+
+
+def most_trained(sequences: Sequence[TrainingSequence]) -> TrainingSequence:
+    """Return the sequence with the most trained tokens, the first of equals: the rule for
+    frameworks that take one sequence for each sample.
+    """
+    return max(sequences, key=lambda sequence: sequence.trained_tokens)
+
+
+def _sequence(trajectory: Trajectory | None, status: Status, filler: int) -> TrainingSequence:
+    if trajectory is None or len(trajectory) < 2:
+        return TrainingSequence([filler], [filler], [0], [0.0], None)
+    cut = min(trajectory.prompt_length, len(trajectory) - 1)
+    ids, mask = trajectory.input_ids.tolist(), trajectory.loss_mask[cut:]
+    logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)
+    return TrainingSequence(
+        ids[:cut],
+        ids[cut:],
+        [0] * len(mask) if status is Status.ABORTED else mask.tolist(),
+        logprobs.astype(float).tolist(),
+        trajectory,
+    )
