@@ -317,7 +317,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
 
 def limits_of(player: Player) -> tuple[Any, ...]:
     """Return the limits of the player's engine and of the agents that it makes."""
-    agent = player._make_agent(player.served, agent_settings(player.settings))
+    agent = player._episodes._make_agent(player.served, agent_settings(player.settings))
     engine = player.served.engine
     return (
         engine.config.engine_timeout,
