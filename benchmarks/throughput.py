@@ -144,7 +144,8 @@ async def play(
             stack.enter_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
-            while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins
+            # other processes start, so there is no event to wait for
+            while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.wait([running], timeout=EPISODE + seconds + 0.5)
             if running.done():
