@@ -63,11 +63,11 @@ check: $(VENV)/.check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-# Ratios within one run, beside other projects' ways (installed without their dependencies into a folder of their own).
 # The site, in out/site; a broken link or a name that is gone is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
+# Ratios within one run, relative to other projects (installed without their dependencies into a folder of their own).
 bench: $(VENV)/.all $(VENV)/.peers
 	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/benchmarks.md $(BENCH_ARGS)
 

@@ -14,12 +14,11 @@ from benchmarks.tables import machine
 PARTS = ("deltas", "templates", "texts", "loop", "throughput", "endpoint", "memory", "wire")
 INTRODUCTION = """# Benchmarks
 
-`make bench` writes this page from one run; nobody edits it. [Speed](speed.md) says what the figures
-mean.
+`make bench` writes this page from one run. Do not edit it. [Speed](speed.md) explains the figures.
 
-Read the ratios. All rows of a table are measured in turns, as CPU time, and each figure is the
-median of several rounds. If the machine does other work at the same time, microseconds are higher
-and ratios vary by 20 % or more from run to run.
+Compare ratios, not microseconds. The rows of a table are measured alternately, as CPU time. Each
+figure is the median of several rounds. If the machine does other work at the same time,
+microseconds are higher, and ratios vary by 20 % or more between runs.
 """
 
 

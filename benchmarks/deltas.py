@@ -236,7 +236,7 @@ def table(found: Measured, load: Workload) -> Table:
             *(f"turn {turn}" for turn in TURNS),
             "conversation of 30 turns",
             "over the floor",
-            "verification at its end",
+            "verification at the end",
             "prompts as rendered",
         ],
     )

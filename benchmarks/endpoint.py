@@ -265,7 +265,9 @@ def run(*, quick: bool = False) -> Table:
     from benchmarks.tables import Table, number  # not there if this file runs by itself
 
     sessions, turns = (50, 10) if quick else (500, 20)
-    head = "prompt tokens,after turns,tokens,bytes a token,ms of CPU a turn,over a bare /generate"
+    head = (
+        "prompt tokens,after turns,tokens,bytes per token,ms of CPU per turn,over a bare /generate"
+    )
     made = Table("The endpoint under load", head.split(","))
     for prompt_tokens in (200, 10_000):
         found = asyncio.run(measure(sessions, turns, prompt_tokens))
@@ -305,9 +307,9 @@ def main() -> None:
     for row in found["rows"]:
         print(
             f"after {row['turns']:3.0f} turns: {row['tokens']:9.0f} tokens, "
-            f"{row['bytes_per_token']:6.1f} bytes a token, "
+            f"{row['bytes_per_token']:6.1f} bytes per token, "
             f"{given.sessions * row['played'] / row['seconds']:6.0f} turns/s, {row['cpu_ms']:.2f} "
-            f"ms of CPU a turn, "
+            f"ms of CPU per turn, "
             f"{row['cpu_ms'] - found['bare_ms']:.2f} of it over a bare /generate"
         )
     print(

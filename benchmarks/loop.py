@@ -219,8 +219,8 @@ def table(found: dict[tuple[str, int], list[Cost]], source: str, why: str | None
     """Tabulate the medians."""
     cpu = {name: statistics.median(cost.cpu for cost in costs) for name, costs in found.items()}
     made = Table(
-        f"The whole loop on an engine that answers at once, {TURNS} turns an episode",
-        ["loop", "episodes at once", "us of CPU a turn", "turns/s", "over toolroll at 64"],
+        f"The whole loop on an engine without latency, {TURNS} turns per episode",
+        ["loop", "episodes at once", "us of CPU per turn", "turns/s", "over toolroll at 64"],
     )
     base = cpu[OURS, 64]
     for name, value in cpu.items():
@@ -228,7 +228,9 @@ def table(found: dict[tuple[str, int], list[Cost]], source: str, why: str | None
         made.rows.append([name[0], f"{name[1]:,}", number(value), rate, f"{value / base:.2f}"])
     if (STRANDS, 64) in cpu:
         held = verdict(held=base <= cpu[STRANDS, 64])
-        made.notes.append(f"Required: no more CPU a turn than {STRANDS}: {held}.")
-    made.notes.append(f"{source}; template {QWEN}. Ours writes metrics and the episode file too.")
+        made.notes.append(f"Required: no more CPU per turn than {STRANDS}: {held}.")
+    made.notes.append(
+        f"{source}; template {QWEN}. toolroll also writes metrics and the episode file."
+    )
     made.notes += [f"Skipped: {why}."] if why else []
     return made

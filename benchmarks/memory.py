@@ -248,11 +248,11 @@ def run(*, quick: bool = False) -> Table:
     given = material(workload(), tok)
     with stub(given.replies) as url:
         whole = asyncio.run(live(url, given, tok, 64 if quick else 256))
-    made.rows.append(["bytes a token of whole episodes", number(whole)])
+    made.rows.append(["bytes per token of whole episodes", number(whole)])
     few, many = held(10), held(40)
-    made.rows.append(["bytes a token of sessions alone, 10 turns", number(few)])
-    made.rows.append(["bytes a token of sessions alone, 20 turns", number(held(TURNS))])
-    made.rows.append(["bytes a token of sessions alone, 40 turns, the same tokens", number(many)])
+    made.rows.append(["bytes per token of sessions alone, 10 turns", number(few)])
+    made.rows.append(["bytes per token of sessions alone, 20 turns", number(held(TURNS))])
+    made.rows.append(["bytes per token of sessions alone, 40 turns, the same tokens", number(many)])
     grown = resident(episodes) * 4096 / episodes
     made.rows.append([f"MiB of 4,096 live sessions{' (from 512)' if quick else ''}", number(grown)])
     paused, lists = collection(1024), collection(256, as_lists) * 4

@@ -61,7 +61,7 @@ def run(*, quick: bool = False) -> Table:
     end = tok.convert_tokens_to_ids("<|im_end|>")
     tools = made_up_tools()
     made = Table(
-        "Text by its kind: microseconds of CPU per kB of a new tool result",
+        "Kinds of text: microseconds of CPU per kB of a new tool result",
         [
             "text",
             "tokens per kB",
@@ -113,7 +113,7 @@ def run(*, quick: bool = False) -> Table:
         cells = [number(cost[name]) for name in ("floor", *(way.name for way in ways))]
         made.rows.append([kind, number(tokens / size * 1000), *cells])
     made.notes.append(
-        f"{TURNS} turns, each with a tool result of {SIZE:,} bytes of random text of its kind; "
+        f"{TURNS} turns, each with a tool result of {SIZE:,} bytes of random text of this kind; "
         f"template {QWEN}."
     )
     return made

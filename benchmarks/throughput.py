@@ -144,7 +144,8 @@ async def play(
             stack.enter_context(paced_garbage())
             watching = asyncio.create_task(driver.watch(every=0.05))
             running = asyncio.create_task(runner.run(tasks, lambda episode: None))
-            while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110 - another process begins
+            # other processes start, so there is no event to wait for
+            while not running.done() and _begun(folder) < processes:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.wait([running], timeout=EPISODE + seconds + 0.5)
             if running.done():
@@ -207,7 +208,7 @@ def run(*, quick: bool = False) -> Table:
             "share of the bound",
             "loop gap p99, ms",
             "largest, ms",
-            "us of CPU a turn",
+            "us of CPU per turn",
         ],
     )
     with stub(given.replies) as url:
@@ -220,18 +221,18 @@ def run(*, quick: bool = False) -> Table:
             )
             made.rows.append(row(found, seconds, (episodes, blocking, processes)))
     made.notes.append(
-        "The garbage collector paced as in `toolroll run` (`rollout/runtime/garbage.py`); "
-        "processes as by `toolroll run --processes`."
+        "The garbage collector is paced as in `toolroll run` (`rollout/runtime/garbage.py`); "
+        "processes are those of `toolroll run --processes`."
     )
     made.notes.append(
-        f"Stationary: the first episodes end after 1 to {TURNS} turns, so that later ones begin "
-        f"and end at all times; measured for "
+        f"Steady state: the first episodes end after 1 to {TURNS} turns, so that later ones start "
+        f"and end at different times; measured for "
         f"{seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of "
         f"{STEP * 1000:g} ms, on the same two cores."
     )
     made.notes.append(
-        f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; a gap is the machine's "
-        f"as much as ours."
+        f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; other work of the "
+        f"machine also causes gaps."
     )
     return made
 

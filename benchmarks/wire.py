@@ -85,7 +85,7 @@ def run(*, quick: bool = False) -> Table:
     growing = session(12_000)
     made.rows.append(
         [
-            "300 new ids taken in",
+            "300 new ids appended",
             number(cpu_of(lambda: growing.observe(new), rounds=rounds)),
             "",
             "",

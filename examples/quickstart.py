@@ -17,7 +17,7 @@ from toolroll.rollout.types import EnvironmentOptions
 async def main() -> None:
     desk = load_environment("desk")
     task = desk.tasks("test")[0]
-    # There are no weights here: the engine says the reference solution.
+    # The engine has no weights: it replies with the reference solution.
     policy = reference_policy(play_references(desk, [task], samples=1))
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
         args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded")

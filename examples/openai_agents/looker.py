@@ -3,7 +3,7 @@
     toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-The agent does not know toolroll: it is given an address. Afterwards, the training sequences are
+The agent does not know toolroll: it only gets a base URL. Afterwards, the training sequences are
 fetched by the session's name.
 """
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# GRPO on tau-bench retail with slime (commit 624b824a): Qwen3-4B-Instruct-2507, two GPUs, the whole rollout played by toolroll.
+# GRPO on tau-bench retail with slime (commit 624b824a): Qwen3-4B-Instruct-2507, two GPUs, with toolroll for the whole rollout.
 #
 # Set the variables below, in the environment or here, and run this file on the machine that holds the GPUs. ARGUMENTS_ONLY=1
-# prints train.py's arguments, one a line, and starts nothing.
+# prints the arguments of train.py, one per line, and starts nothing.
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -13,13 +13,13 @@ DATA="${DATA:-$PWD/data}"
 NUM_GPUS="${NUM_GPUS:-2}"
 MODEL="$CHECKPOINTS/Qwen3-4B-Instruct-2507"
 
-# Gives MODEL_ARGS: the sizes of the model, for Megatron.
+# Defines MODEL_ARGS: the sizes of the model, for Megatron.
 source "$SLIME/scripts/models/qwen3-4B-Instruct-2507.sh"
 
 TOOLROLL_ARGS=(
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout
     --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
-    --custom-generate-function-path toolroll.rollout.adapters.slime.generate # for those who go back to slime's own loop
+    --custom-generate-function-path toolroll.rollout.adapters.slime.generate # used only by slime's own loop
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
     --custom-config-path "$HERE/toolroll.yaml"
     --prompt-data "$DATA/retail_train.jsonl"

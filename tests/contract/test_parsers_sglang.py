@@ -75,7 +75,7 @@ def reads_as_json(arguments: dict[str, Any]) -> bool:
     return any(isinstance(value, str) and reads(value) for value in arguments.values())
 
 
-# Arguments that SGLang's parser reads otherwise; the reasons stand in docs/parsers.md.
+# Arguments that SGLang's parser reads otherwise; docs/parsers.md has the reasons.
 LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "pythonic": NEGATIVE,
     "gemma4": lambda value: NULL(value) or WIDE_FLOAT(value),

@@ -76,12 +76,15 @@ How you answer
 """  # noqa: E501
 
 _SCHEMA = """
-CREATE TABLE members (card TEXT PRIMARY KEY, name TEXT, postcode TEXT, tier TEXT, status TEXT, owed INTEGER, waived_on TEXT);
+CREATE TABLE members (
+    card TEXT PRIMARY KEY, name TEXT, postcode TEXT, tier TEXT, status TEXT, owed INTEGER,
+    waived_on TEXT
+);
 CREATE TABLE books (id TEXT PRIMARY KEY, title TEXT, author TEXT, kind TEXT, on_shelf INTEGER);
 CREATE TABLE loans (id TEXT PRIMARY KEY, card TEXT, book TEXT, due TEXT, renewals INTEGER);
 CREATE TABLE holds (id TEXT PRIMARY KEY, card TEXT, book TEXT);
 CREATE TABLE transfers (card TEXT, topic TEXT);
-"""  # noqa: E501
+"""
 
 # What counts as the final state. A hold's id does not: it depends on the order in which holds were
 # placed.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _EnvArgs = Annotated[
-    str | None, typer.Option(help="JSON: the arguments of the environment's class or function.")
+    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
 ]
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",

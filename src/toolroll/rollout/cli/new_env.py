@@ -57,7 +57,7 @@ TASKS = [_task("kitchen", 21), _task("bath", 23)]
 env = tool_environment(tools=[House.set_temperature], tasks=TASKS, state=House, reward=reward)
 '''
 FILE_TEST = '''\
-"""@FILE@: the references earn 1.0, doing nothing earns 0.0, and a mistake is told to the model."""
+"""Tests of @FILE@: rewards, and what the model sees of its mistakes."""
 
 import asyncio
 
@@ -75,10 +75,10 @@ def test_doing_nothing_earns_nothing() -> None:
     assert asyncio.run(play_episode(env, TASKS[0], ["Goodbye."])).reward == 0.0
 
 
-def test_a_mistake_is_told_to_the_model() -> None:
+def test_the_model_sees_its_mistake() -> None:
     call = '{"name": "set_temperature", "arguments": {"room": "attic", "degrees": 20}}'
-    told = asyncio.run(play_episode(env, TASKS[0], [f"<tool_call>{call}</tool_call>", "Sorry."]))
-    assert "there is no room 'attic'" in str(told.messages)
+    result = asyncio.run(play_episode(env, TASKS[0], [f"<tool_call>{call}</tool_call>", "Sorry."]))
+    assert "there is no room 'attic'" in str(result.messages)
 '''
 
 PYPROJECT = """\
@@ -106,7 +106,16 @@ ENVIRONMENT = '''\
 
 from collections.abc import Sequence
 
-from toolroll import Action, ActionError, Environment, EnvironmentOptions, Observation, StepResult, Task, ToolCall
+from toolroll import (
+    Action,
+    ActionError,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+    ToolCall,
+)
 
 TASKS = {
     "warm": {"kitchen": 21},
@@ -127,15 +136,16 @@ SET_TEMPERATURE = {
 
 
 class @CLASS@(Environment):
-    """One episode. All state lies in the instance: many of them run at once."""
+    """One episode. Keep all state in the instance: many episodes run at the same time."""
 
-    blocking = False  # nothing here waits; leave it out where `step` asks a database or a server
+    blocking = False  # nothing here waits; remove this line if `step` uses a database or a server
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.wanted: dict[str, int] = task.data["wanted"]
         self.rooms = {"kitchen": 18, "bath": 18}
-        wish = " and ".join(f"the {room} at {degrees} degrees" for room, degrees in self.wanted.items())
-        system, user = "You look after the heating. Answer once it is done.", f"I would like {wish}."
+        wishes = [f"the {room} at {degrees} degrees" for room, degrees in self.wanted.items()]
+        system = "You look after the heating. Answer once it is done."
+        user = f"I would like {' and '.join(wishes)}."
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         return Observation(messages, tools=[SET_TEMPERATURE])
 
@@ -143,12 +153,17 @@ class @CLASS@(Environment):
         if not action.tool_calls:  # the reply ends the episode
             done = all(self.rooms[room] == degrees for room, degrees in self.wanted.items())
             return StepResult(reward=float(done), done=True)
-        return StepResult([{"role": "tool", "tool_call_id": call.id, "content": self.call(call)} for call in action.tool_calls])
+        return StepResult(
+            [
+                {"role": "tool", "tool_call_id": call.id, "content": self.call(call)}
+                for call in action.tool_calls
+            ]
+        )
 
     def call(self, call: ToolCall) -> str:
         arguments = call.arguments or {}
         room, degrees = arguments.get("room"), arguments.get("degrees")
-        if room not in self.rooms:  # the model's mistake: it is told, and may try again
+        if room not in self.rooms:  # the model's mistake: it gets this message and may retry
             raise ActionError(f"there is no room {room!r}; there are {', '.join(self.rooms)}")
         if not isinstance(degrees, int):
             raise ActionError("degrees must be an integer")
@@ -167,22 +182,30 @@ class @CLASS@Factory:
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [Task(name, index, split, {"wanted": wanted}) for index, (name, wanted) in enumerate(TASKS.items())]
+        return [
+            Task(name, index, split, {"wanted": wanted})
+            for index, (name, wanted) in enumerate(TASKS.items())
+        ]
 
     def make(self, options: EnvironmentOptions) -> @CLASS@:
         return @CLASS@()
 
     def reference(self, task: Task) -> Sequence[Action]:
         wanted = task.data["wanted"].items()
-        calls = [ToolCall("set_temperature", {"room": room, "degrees": degrees}, "") for room, degrees in wanted]
+        calls = [
+            ToolCall("set_temperature", {"room": room, "degrees": degrees}, "")
+            for room, degrees in wanted
+        ]
         return [*(Action("", (call,)) for call in calls), Action("It is done.")]
 
 
 @CONSTANT@ = @CLASS@Factory()
-'''  # noqa: E501
+'''
 
 TEST = '''\
-"""The reference actions earn 1.0 in a whole episode, tokens included; doing nothing earns 0.0; a mistake is told."""
+"""Whole episodes: the reference actions earn 1.0, doing nothing earns 0.0, and the model sees its
+mistakes.
+"""
 
 import asyncio
 
@@ -210,15 +233,15 @@ def test_doing_nothing_earns_nothing() -> None:
     assert play(TASKS[0], "Goodbye.").reward == 0.0
 
 
-def test_a_mistake_is_told_to_the_model() -> None:
-    call = '<tool_call>{"name": "set_temperature", "arguments": {"room": "attic", "degrees": 20}}</tool_call>'
-    result = play(TASKS[0], call, "Sorry.")
+def test_the_model_sees_its_mistake() -> None:
+    call = '{"name": "set_temperature", "arguments": {"room": "attic", "degrees": 20}}'
+    result = play(TASKS[0], f"<tool_call>{call}</tool_call>", "Sorry.")
     assert "there is no room 'attic'" in str(result.messages[3]["content"])
 
 
 def test_it_is_known_by_name() -> None:
     assert load_environment("@NAME@") is @CONSTANT@
-'''  # noqa: E501
+'''
 
 
 def new_env(name: str, at: Path) -> Path:

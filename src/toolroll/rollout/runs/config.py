@@ -54,7 +54,7 @@ class RunConfig(BaseModel):
     parser: str = Field(
         default="auto",
         description="How the model writes tool calls, as SGLang's --tool-call-parser names it; "
-        "auto: as its chat template does.",
+        "auto: inferred from its chat template.",
         json_schema_extra=_MODEL,
     )
     chat_template: str | None = Field(
@@ -181,7 +181,9 @@ class RunConfig(BaseModel):
         json_schema_extra=_USER,
     )
     user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
-        default="llm", description="As tau-bench names them.", json_schema_extra=_USER
+        default="llm",
+        description="How the user model replies; the names are tau-bench's.",
+        json_schema_extra=_USER,
     )
     user_api_key_env: str | None = Field(
         default=None,
@@ -190,7 +192,7 @@ class RunConfig(BaseModel):
     )
     baseline_url: str | None = Field(
         default=None,
-        description="Play a model behind this OpenAI-compatible address, without tokens.",
+        description="Play a model at this OpenAI-compatible address, without tokens.",
         json_schema_extra=_BASELINE,
     )
     api_key_env: str | None = Field(
@@ -245,13 +247,13 @@ class RunConfig(BaseModel):
     reruns: int = Field(
         default=2,
         ge=0,
-        description="How often an episode is played again that failed for infrastructure reasons.",
+        description="How often to retry an episode that failed for infrastructure reasons.",
         json_schema_extra=_FAILURES,
     )
     give_up_after: int | None = Field(
         default=100,
         ge=1,
-        description="End the run after so many failed attempts in a row.",
+        description="End the run after this many failed attempts in a row.",
         json_schema_extra=_FAILURES,
     )
     out: Path | None = Field(
