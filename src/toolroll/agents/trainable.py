@@ -21,6 +21,12 @@ from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.agents.loop.hook_environment import (
+    HookEnvironment,
+    ObservationText,
+    call_hook,
+    execute_with,
+)
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
     proposed_ids,
@@ -78,11 +84,13 @@ class TrainableAgentMixin:
         result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
         await agent.aclose()
 
-    `served` shares one `Model` between agents; without it the agent opens its own from
-    `rollout_args`, and `aclose` closes it. `on_length` handles a turn cut by max_new_tokens: "stop"
-    ends the episode (TRUNCATED); "continue" closes the turn with mask 0 and continues.
-    `step_timeout`: seconds that one call of the environment may take (user simulator included),
-    after which the episode is aborted.
+    `openai_adapter`: parses the replies, if it is set (`create_openai_adapter`); default: the
+    parser of the model. `served` shares one `Model` between agents; without it the agent opens its
+    own from `rollout_args`, and `aclose` closes it. `on_length` handles a turn cut by
+    max_new_tokens: "stop" ends the episode (TRUNCATED); "continue" closes the turn with mask 0 and
+    continues. `step_timeout`: seconds that one call of the environment may take (user simulator
+    included), after which the episode is aborted. Hooks may be overridden in a subclass or set on
+    an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -90,6 +98,7 @@ class TrainableAgentMixin:
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
     policy: CallPolicy = ONE_CALL_A_TURN
+    openai_adapter: Any = None
     served: Model | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
@@ -129,7 +138,10 @@ class TrainableAgentMixin:
             max_observation_bytes=args.max_observation_bytes,
         )
         name = session_id or uuid.uuid4().hex
-        rules = Rules(policy, params, max_num_steps, self.on_length, self._execute_tool)
+        execute = execute_with(self._execute_tool) if self._has("_execute_tool") else None
+        rules = Rules(
+            policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
+        )
         template = self._template(served, policy)
         begin = lambda tracker: self._begin(served, runner, tracker, name, args, template)
         played = await play(runner, begin, rules, session_id=name)
@@ -168,35 +180,43 @@ class TrainableAgentMixin:
         template: ChatTemplate | None,
     ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
-        first, info = await self._initialize_environment(runner, runner.task.index)
+        obs, info = await self._first(runner)
         tracker.info.update(info)
-        tools = first.tools if isinstance(first, Observation) and first.tools else self.tools_info
-        kind, base = type(self), TrainableAgentMixin
+        tools = runner.first.tools if runner.first is not None else ()
         state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
-        own_prompt = kind._prepare_prompt_tokens is not base._prepare_prompt_tokens
-        own_delta = kind._get_token_delta is not base._get_token_delta
+        own_parser = self._has("_parse_tool") or self.openai_adapter is not None
         return Conversation(
             served,
-            self._build_initial_messages(first),
-            tools,
+            self._build_initial_messages(obs),
+            tools or self.tools_info,
             session_id=session_id,
             template=template,
             verify=args.verify,
-            generate=wrap_call_llm(served, self._call_llm)
-            if kind._call_llm is not base._call_llm
-            else None,
-            parse=wrap_parse_tool(self._parse_tool)
-            if kind._parse_tool is not base._parse_tool
-            else None,
+            generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
+            parse=wrap_parse_tool(self._parse_tool) if own_parser else None,
             prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1])
-            if own_prompt
+            if self._has("_prepare_prompt_tokens")
             else None,
             delta_hook=proposing(
                 lambda messages: self._get_token_delta(state.tokenizer, messages)[0]
             )
-            if own_delta
+            if self._has("_get_token_delta")
             else None,
         )
+
+    async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
+        """Reset the environment; return the user's first text, and the info to keep."""
+        if not self._has("_initialize_environment"):
+            first, info = await self._initialize_environment(runner, runner.task.index)
+        else:
+            hook, env = self._initialize_environment, HookEnvironment(runner)
+            first, info = await call_hook(hook, env, runner.task.index)
+        return (ObservationText.of(first) if isinstance(first, Observation) else first), info
+
+    def _has(self, hook: str) -> bool:
+        """Return whether a subclass or this instance has its own `hook`."""
+        own = getattr(getattr(self, hook), "__func__", None)
+        return own is not getattr(TrainableAgentMixin, hook)
 
     def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
         """Return the template whose head (system text and tools) is rewritten: by an override, or
@@ -204,10 +224,10 @@ class TrainableAgentMixin:
 
         The policy's template is shared by all agents; an override's belongs to its agent.
         """
-        if type(self)._reformulate_tool_call is TrainableAgentMixin._reformulate_tool_call:
+        if not self._has("_reformulate_tool_call"):
             return (
                 served.template.reformulated(one_call_a_turn)
-                if policy.parallel_calls != "all"
+                if policy.parallel_calls not in (None, "all")
                 else None
             )
         if self._own_template is None:
@@ -245,29 +265,42 @@ class TrainableAgentMixin:
         return await self._open(None).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
-        """Parse the reply's text into `{openai_message, parsed_result, success, error}`."""
-        name = self._open(None).parser.name
-        return create_openai_adapter(
-            list(self.tools_info), parser_type=name
-        ).parse_response_to_openai_format(response)
+        """Parse the reply's text into `{openai_message, parsed_result, success, error}`, with
+        `openai_adapter` if it is set.
+        """
+        adapter = self.openai_adapter or create_openai_adapter(
+            list(self.tools_info), parser_type=self._open(None).parser.name
+        )
+        parsed: dict[str, Any] = adapter.parse_response_to_openai_format(response)
+        return parsed
 
-    async def _execute_tool(self, env: EnvironmentRunner, action: Action) -> StepResult:
-        """Execute `action` in the environment."""
-        return await env.step(action)
+    async def _execute_tool(self, env: Any, action: Action) -> StepResult:
+        """Execute `action` in the environment.
 
-    async def _initialize_environment(
-        self, env: EnvironmentRunner, task_index: int | None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Reset the environment; return its first observation, and the info to keep."""
+        An override may be plain or `async`, and return `env.step(action)` with or without `await`,
+        or an object with `observation`, `reward`, `done` and `info`. `action` has tau-bench's
+        `name` and `kwargs` too.
+        """
+        result: StepResult = await env.step(action)
+        return result
+
+    async def _initialize_environment(self, env: Any, task_index: int | None) -> tuple[Any, Any]:
+        """Reset the environment; return its first observation, and the info to keep.
+
+        An override may be plain or `async`, and return `(observation, info)` as tau-bench's
+        `env.reset(task_index=...)` has them, without `await`.
+        """
         first = await env.reset(task_index)
         return first, dict(first.info)
 
-    def _build_initial_messages(self, obs: Observation | str) -> list[Message]:
-        """Return the first messages: the observation's own, or `wiki` and the user's message if it
-        is a string.
+    def _build_initial_messages(self, obs: str) -> list[Message]:
+        """Return the first messages: all that the environment's reset returned, or `wiki` and the
+        user's message if `obs` is another text than the environment's.
+
+        `obs` is the text of the user's first message; `obs.observation` has the rest.
         """
-        if isinstance(obs, Observation):
-            return [dict(message) for message in obs.messages]
+        if isinstance(obs, ObservationText):
+            return [dict(message) for message in obs.observation.messages]
         return [{"role": "system", "content": self.wiki}, {"role": "user", "content": obs}]
 
     def _prepare_prompt_tokens(
@@ -276,7 +309,8 @@ class TrainableAgentMixin:
         """Return the text and the ids of the first prompt. Within an episode these are the ids that
         will be served, unless an override returns others.
         """
-        template = self._open(None).template
+        model = self._open(None)
+        template = self._template(model, self.policy) or model.template
         served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
         return template.encoder.decode(ids), ids

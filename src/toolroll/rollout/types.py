@@ -414,7 +414,7 @@ class EnvironmentFactory(Protocol):
 # --- episodes -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class InteractionResult:
     """The result of one episode: the published fields, then ours.
 

@@ -321,7 +321,7 @@ def test_slime_is_not_played_with_another_model(
         async def main() -> None:
             player = Player(args, read_settings(args))
             try:
-                await player._open()
+                await player._episodes._open()
             finally:
                 await player.aclose()
 

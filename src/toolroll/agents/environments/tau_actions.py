@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,16 @@ class TauAction:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction:
+def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
     """Return the first call as an action, or `respond` with the text if there is no call or its
     arguments are not an object: the published rule.
 
     `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
-    `ToolCall`. Nothing is raised.
+    `ToolCall`. The action is tau-bench's own `Action` if tau-bench is installed, otherwise a
+    `TauAction`. Nothing is raised.
     """
-    respond = TauAction(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: text_response})
+    kind = _action_type()
+    respond = kind(name=RESPOND_ACTION_NAME, kwargs={RESPOND_ACTION_FIELD_NAME: text_response})
     if not calls:
         return respond
     if len(calls) > 1:
@@ -42,7 +45,14 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction
             "the arguments of %s are not a JSON object: the reply becomes an utterance", name
         )
         return respond
-    return TauAction(name, arguments)
+    return kind(name=name, kwargs=arguments)
+
+
+def _action_type() -> Any:
+    try:
+        return importlib.import_module("tau_bench.types").Action
+    except ImportError:
+        return TauAction
 
 
 def _read(call: Any) -> tuple[str, Any]:

@@ -72,6 +72,8 @@ class EnvironmentRunner:
         self.seed = seed
         self.seconds = 0.0
         self.done = False
+        self.first: Observation | None = None
+        """What `reset` returned."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -81,24 +83,47 @@ class EnvironmentRunner:
 
     async def reset(self, task_index: int | None = None) -> Observation:
         """Start the task. `task_index` is the published argument; it has no effect."""
-        found = await self._call("reset", self.task, self.seed)
-        return self._checked(checked_observation, found, self._most_bytes)
+        return self._first(await self._call("reset", self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`. Raise `ActionError` if the model is at fault."""
+        self._check_open()
+        try:
+            return self._stepped(await self._call("step", action), action)
+        except ActionError as error:
+            self._check_size(error, action)
+            raise
+
+    def reset_now(self) -> Observation:
+        """Start the task in this thread, which waits: for hooks that do not await."""
+        return self._first(self._call_now("reset", self.task, self.seed))
+
+    def step_now(self, action: Action) -> StepResult:
+        """Execute `action` in this thread, which waits: for hooks that do not await."""
+        self._check_open()
+        try:
+            return self._stepped(self._call_now("step", action), action)
+        except ActionError as error:
+            self._check_size(error, action)
+            raise
+
+    def _first(self, found: Any) -> Observation:
+        self.first = self._checked(checked_observation, found, self._most_bytes)
+        return self.first
+
+    def _check_open(self) -> None:
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
-        try:
-            found = await self._call("step", action)
-        except ActionError as error:  # its text is sent to the model for each call
-            answers = reject_action(action, message_of(error, self._most_bytes + 1))
-            check_size(
-                f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes
-            )
-            raise
-        result = self._checked(checked_step, found, action, self._most_bytes)
+
+    def _stepped(self, found: Any, action: Action) -> StepResult:
+        result: StepResult = self._checked(checked_step, found, action, self._most_bytes)
         self.done = bool(result.done)
         return result
+
+    def _check_size(self, error: ActionError, action: Action) -> None:
+        """Refuse an error that is too long: its text is sent to the model for each call."""
+        answers = reject_action(action, message_of(error, self._most_bytes + 1))
+        check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
         """Return the environment's reward for an episode that ran out of steps or of context."""
@@ -172,16 +197,33 @@ class EnvironmentRunner:
                 raise TimeLimitError(
                     f"{where} took more than {seconds:g} s{self._runs_on()}"
                 ) from error
-            cause = (
-                error.__cause__
-                if isinstance(error, ForeignExitError) and error.__cause__
-                else error
-            )
-            raise EnvironmentFailure(
-                f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
-            ) from cause
+            raise self._failure(where, error) from error
         finally:
             self.seconds += perf_counter() - began
+
+    def _call_now(self, method: str, *args: Any) -> Any:
+        """Call the environment's plain `method` in this thread, without a time limit."""
+        began = perf_counter()
+        where = f"{self._name}.{method}"
+        function = getattr(self.env, method)
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(f"{where} is async, so that hooks must await it: `await env.{method}`")
+        try:
+            with guarded():
+                return function(*args)
+        except (ActionError, UsageError):
+            raise
+        except Exception as error:
+            if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
+                raise
+            raise self._failure(where, error) from error
+        finally:
+            self.seconds += perf_counter() - began
+
+    def _failure(self, where: str, error: BaseException) -> EnvironmentFailure:
+        own = error.__cause__ if isinstance(error, ForeignExitError) else None
+        cause = own or error
+        return EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}")
 
     async def _result(
         self,

@@ -55,9 +55,10 @@ class ModelSettings(BaseModel):
         "retries, as a trainer that restarts its engines expects (`toolroll run` waits 600 s)",
     )
     max_resumes: int = Field(
-        default=3,
+        default=0,
         ge=0,
-        description="how often a turn is resumed that the engine aborted, for a weight update",
+        description="how often a turn is resumed that the engine aborted, for a weight update; 0: "
+        "the episode is aborted, as trainers expect (`toolroll run` resumes 3 times)",
     )
     pace_gc: bool = Field(
         default=True,

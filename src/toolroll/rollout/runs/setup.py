@@ -22,6 +22,11 @@ from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
+MAX_RESUMES = 3
+"""Of a turn that the engine aborted for a weight update. A trainer wants such an episode aborted;
+an evaluation wants its result.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -117,6 +122,7 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
         verify=config.verify,
         concurrency=config.concurrency,
         engine_timeout=config.engine_timeout,
+        max_resumes=MAX_RESUMES,
         pace_gc=config.gc,
         allow_model_mismatch=config.allow_model_mismatch,
     )

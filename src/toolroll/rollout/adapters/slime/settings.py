@@ -34,12 +34,6 @@ class SlimeSettings(EpisodeSettings):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="default: slime's --apply-chat-template-kwargs"
     )
-    max_resumes: int = Field(
-        default=0,
-        ge=0,
-        description="how often a turn is resumed that the engine aborted while the rollout goes "
-        "on; 0: slime's own rollout does not resume turns either",
-    )
     max_dropped: int = Field(
         default=64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
     )

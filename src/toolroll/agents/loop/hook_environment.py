@@ -1,0 +1,253 @@
+"""`HookEnvironment`: an environment as the published hooks use it, with or without `await`.
+
+A published hook body is `return env.step(action)`, or reads `env.reset(...).observation`; ours is
+`await env.step(action)`. A plain (not `async`) hook runs in its own thread, so that the environment
+does not block the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from toolroll.agents.loop.call_policy import reject_action
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
+from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Action, Message, Observation, StepResult
+
+T = TypeVar("T", Observation, StepResult)
+
+
+class ObservationText(str):
+    """The text of the user's first message, and in `observation` all that `reset` returned."""
+
+    observation: Observation
+
+    @classmethod
+    def of(cls, observation: Observation) -> ObservationText:
+        """Return the text of the last user message in `observation`, "" if there is none."""
+        texts = [one.get("content") for one in observation.messages if one.get("role") == "user"]
+        text = cls(texts[-1] if texts and texts[-1] is not None else "")
+        text.observation = observation
+        return text
+
+
+class HookInfo(dict[str, Any]):
+    """The `info` of a reset or step, as a dict or as tau-bench's pydantic model."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return a plain dict."""
+        return dict(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the environment's info has no {name!r}")
+        return self[name]
+
+
+class HookAction(Action):
+    """An action with tau-bench's `name` and `kwargs` too, by the published rule."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the first call, or "respond"."""
+        return self.tool_calls[0].name if self.tool_calls else "respond"
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of the first call, or `{"content": text}`."""
+        if self.tool_calls:
+            return dict(self.tool_calls[0].arguments or {})
+        return {"content": self.content}
+
+
+@dataclass(slots=True)
+class ResetResponse:
+    """The result of `env.reset`, as tau-bench has it."""
+
+    observation: ObservationText
+    info: HookInfo
+
+
+@dataclass(slots=True)
+class StepResponse:
+    """The result of `env.step`, as tau-bench has it; a hook may change its fields."""
+
+    observation: str
+    reward: float | None
+    done: bool
+    info: HookInfo
+    result: StepResult
+
+    @classmethod
+    def of(cls, result: StepResult) -> StepResponse:
+        """Return `result` in tau-bench's form."""
+        return cls(_text(result), result.reward, result.done, HookInfo(result.info), result)
+
+
+class HookCall(Generic[T]):
+    """A call of the environment that a hook made: await it, return it, or read its result.
+
+    Awaited, it gives an `Observation` or a `StepResult`. Its attributes are those of a
+    `ResetResponse` or a `StepResponse`; reading one waits for the environment.
+    """
+
+    def __init__(
+        self,
+        env: HookEnvironment,
+        start: Callable[[], Coroutine[Any, Any, T]],
+        now: Callable[[], T],
+        form: Callable[[T], Any],
+    ) -> None:
+        vars(self).update(_env=env, _start=start, _now=now, _form=form, _read=None)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        result: Generator[Any, None, T] = self._start().__await__()
+        return result
+
+    def response(self) -> Any:
+        """Return the response in tau-bench's form. Wait for it if need be."""
+        if self._read is None:
+            vars(self)["_read"] = self._form(self._env.wait(self._start, self._now))
+        return self._read
+
+    async def result(self) -> Any:
+        """Return the response that the hook has read, or else the environment's result."""
+        return await self if self._read is None else self._read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.response(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.response(), name, value)
+
+
+class HookEnvironment:
+    """The environment of one episode, for overridden hooks. Other attributes are those of the
+    `EnvironmentRunner`, or of the environment itself.
+    """
+
+    def __init__(self, runner: EnvironmentRunner) -> None:
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[Future[Any]] = set()
+
+    def reset(self, task_index: int | None = None) -> HookCall[Observation]:
+        """Start the episode's task; `task_index` has no effect."""
+        runner = self._runner
+        return HookCall(
+            self,
+            runner.reset,
+            runner.reset_now,
+            lambda found: ResetResponse(ObservationText.of(found), HookInfo(found.info)),
+        )
+
+    def step(self, action: Action) -> HookCall[StepResult]:
+        """Execute `action`."""
+        runner = self._runner
+        return HookCall(
+            self,
+            lambda: runner.step(action),
+            lambda: runner.step_now(action),
+            StepResponse.of,
+        )
+
+    def wait(self, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]) -> T:
+        """Return the result of a call that is read without `await`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # in the thread of a plain hook
+            future = asyncio.run_coroutine_threadsafe(start(), self._loop)
+            self._waiting.add(future)
+            try:
+                return future.result()
+            finally:
+                self._waiting.discard(future)
+        if self._runner.env.blocking:
+            warnings.warn(
+                "an async hook reads the environment's result without `await`, which blocks all "
+                "other episodes: write `await env.step(action)`, or make the hook a plain function",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return now()
+
+    def cancel(self) -> None:
+        """Cancel the calls that a given-up hook waits for."""
+        for future in tuple(self._waiting):
+            future.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        for owner in (self._runner, self._runner.env, getattr(self._runner.env, "env", None)):
+            if owner is not None and hasattr(owner, name):
+                return getattr(owner, name)
+        raise AttributeError(f"neither the environment nor its runner has {name!r}")
+
+
+async def call_hook(hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
+    """Call an overridden hook with `env`: a plain one in a thread. Await what it returned."""
+    try:
+        if inspect.iscoroutinefunction(hook):
+            found = await hook(env, *args)
+        else:
+            found = await Threads(1).run_in_thread(hook, env, *args)
+        if isinstance(found, HookCall):
+            return await found.result()
+        return await found if inspect.isawaitable(found) else found
+    finally:
+        env.cancel()
+
+
+def execute_with(
+    hook: Callable[..., Any],
+) -> Callable[[EnvironmentRunner, Action], Awaitable[StepResult]]:
+    """Return an overridden `_execute_tool` in the form that the loop calls."""
+
+    async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:
+        own = HookAction(action.content, action.tool_calls)
+        return _step_result(await call_hook(hook, HookEnvironment(runner), own), action)
+
+    return execute
+
+
+def _step_result(found: Any, action: Action) -> StepResult:
+    """Return what `_execute_tool` returned, in our form or in tau-bench's, as a `StepResult`."""
+    if isinstance(found, StepResult):
+        return found
+    if isinstance(found, StepResponse):
+        messages = found.result.messages
+        if found.observation != _text(found.result):
+            messages = reject_action(action, str(found.observation))
+        return replace(
+            found.result,
+            messages=messages,
+            reward=found.reward,
+            done=found.done,
+            info=dict(found.info),
+        )
+    try:
+        info: Any = getattr(found, "info", None)
+        return StepResult(
+            reject_action(action, str(found.observation)),
+            None if found.reward is None else float(found.reward),
+            bool(found.done),
+            info=info.model_dump() if hasattr(info, "model_dump") else dict(info or {}),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvironmentFailure(
+            f"_execute_tool returned {type(found).__name__}: return the result of env.step(action),"
+            f" a StepResult, or an object with observation, reward, done and info ({error})"
+        ) from error
+
+
+def _text(result: StepResult) -> str:
+    messages: list[Message] = list(result.messages)
+    return "\n".join(str(one.get("content") or "") for one in messages)
