@@ -23,7 +23,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
 from support.worlds import TOOL
 
-from toolroll.rollout.adapters.openrlhf import AgentExecutor, Outcome, VllmEngine
+from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
 
@@ -93,9 +93,9 @@ def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
 class Looker(AgentExecutor):
     """Plays the episode of `SAID` with the OpenAI SDK."""
 
-    async def run_agent(self, client: Any, prompt: Any, label: Any) -> Outcome:
-        await play(client.chat.completions.create)
-        return Outcome(1.0, scores=0.5, extra_logs={"looked": 3})
+    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
+        await play(self.client.chat.completions.create)
+        return {"reward": 1.0, "scores": 0.5, "extra_logs": {"looked": 3}}
 
 
 class Chatter(AgentExecutor):
@@ -105,12 +105,110 @@ class Chatter(AgentExecutor):
         super().__init__()
         self.lines, self.more = lines, more
 
-    async def run_agent(self, client: Any, prompt: Any, label: Any) -> float:
+    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> float:
         messages: list[Any] = [{"role": "user", "content": prompt}]
         for _ in range(self.lines):
-            reply = await client.chat.completions.create(model="m", messages=messages, **self.more)
+            reply = await self.client.chat.completions.create(
+                model="m", messages=messages, **self.more
+            )
             messages += [reply.choices[0].message, USER]
         return 1.0
+
+
+class Published(AgentExecutor):
+    """The published body: every argument of its default `run_agent`, and `token_ids`."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__()
+        self.outcome, self.replies = outcome, list[Any]()
+
+    async def run_agent(self, prompt: str, label: str, session_id: str) -> Any:
+        reply = await self.client.chat.completions.create(
+            model=self.model_name,
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=self.sampling_params.max_tokens,
+            temperature=self.sampling_params.temperature,
+            top_p=self.sampling_params.top_p,
+            logprobs=self.sampling_params.logprobs is not None,
+            top_logprobs=self.sampling_params.logprobs or 1,
+            extra_body={"session_id": session_id},
+        )
+        self.replies.append(reply)
+        return self.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reward", "scores"),
+    [
+        ({}, None, None),
+        (None, None, None),
+        (0.5, 0.5, 0.5),
+        ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0),
+        ({"reward": 1}, 1, 1),
+    ],
+)
+async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
+    """It was called with a client, and had no `self.client`, `self.model_name` ..."""
+    executor = Published(outcome)
+    async with actor(lambda request: "Hello.") as (engine, llm):
+        result = await execute(executor, llm)
+        exact(result, engine)
+    assert (result["reward"], result["scores"]) == (reward, scores)
+    [reply] = executor.replies
+    prompt, completion = result["action_ranges"][0]
+    assert reply.token_ids == {
+        "prompt_token_ids": result["observation_tokens"][:prompt],
+        "completion_token_ids": result["observation_tokens"][prompt:completion],
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ({"rewards": 1.0}, "a dict with rewards; its keys are reward, scores, extra_logs"),
+        ("good", "run_agent returned str; return a dict with reward"),
+    ],
+)
+async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:
+    async with actor(lambda request: "Hello.") as (_, llm):
+        with pytest.raises(UsageError, match=words):
+            await execute(Published(outcome), llm)
+
+
+def test_the_sample_exists_only_while_the_agent_runs() -> None:
+    with pytest.raises(UsageError, match=r"AgentExecutor\.client exists only while run_agent runs"):
+        _ = AgentExecutor().client
+
+
+async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
+    """It was refused, and with it the whole group was lost."""
+    long = " ".join(f"word{number}" for number in range(200))
+    async with actor(lambda request: "Hello.") as (engine, llm):
+        executor = Chatter(2)
+        result = await execute(
+            executor, llm, prompt=long, max_length=300, params=SamplingParams(max_tokens=100)
+        )
+        whole = await execute(Chatter(1), llm, prompt=long, max_length=5000)
+        exact(result, engine)
+    start = result["action_ranges"][0][0]
+    assert start == 200
+    cut = result["observation_tokens"][:start]
+    assert cut == whole["observation_tokens"][: whole["action_ranges"][0][0]][-200:]
+    assert len(result["action_ranges"]) == 2
+
+
+async def test_several_sequences_of_one_sample() -> None:
+    class Several(Chatter):
+        several = True
+
+    async with actor(lambda request: SAID[1], qwen(), split="random") as (engine, llm):
+        results: Any = await execute(Several(3), llm, tokenizer=qwen())
+        for result in results:
+            exact(result, engine)
+    trained = sum(stop - start for result in results for start, stop in result["action_ranges"])
+    assert len(results) == 3
+    assert trained == sum(len(entry.output_ids) for entry in engine.log)
+    assert {result["extra_logs"]["left_out_tokens"] for result in results} == {0}
 
 
 async def test_d1_the_signature_is_todays() -> None:

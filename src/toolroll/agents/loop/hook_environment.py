@@ -24,6 +24,9 @@ from toolroll.rollout.types import Action, Message, Observation, StepResult
 T = TypeVar("T", Observation, StepResult)
 
 
+_MISSING = object()
+
+
 class ObservationText(str):
     """The text of the user's first message, and in `observation` all that `reset` returned."""
 
@@ -187,8 +190,9 @@ class HookEnvironment:
 
     def __getattr__(self, name: str) -> Any:
         for owner in (self._runner, self._runner.env, getattr(self._runner.env, "env", None)):
-            if owner is not None and hasattr(owner, name):
-                return getattr(owner, name)
+            found = getattr(owner, name, _MISSING)
+            if found is not _MISSING:
+                return found
         raise AttributeError(f"neither the environment nor its runner has {name!r}")
 
 
@@ -235,11 +239,12 @@ def _step_result(found: Any, action: Action) -> StepResult:
         )
     try:
         info: Any = getattr(found, "info", None)
+        dump = getattr(info, "model_dump", None)
         return StepResult(
             reject_action(action, str(found.observation)),
             None if found.reward is None else float(found.reward),
             bool(found.done),
-            info=info.model_dump() if hasattr(info, "model_dump") else dict(info or {}),
+            info=dict(info or {}) if dump is None else dump(),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvironmentFailure(

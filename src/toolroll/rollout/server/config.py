@@ -28,6 +28,16 @@ class EndpointSettings(BaseModel):
     default_max_tokens: int | None = Field(
         default=None, ge=1, description="if a request names none; default: the room that is left"
     )
+    cut_first_prompt: bool = Field(
+        default=False,
+        description="drop the first tokens of a conversation's first prompt if it leaves no room "
+        "for default_max_tokens, as OpenRLHF does, instead of refusing it",
+    )
+    openrlhf_token_ids: bool = Field(
+        default=False,
+        description="also answer with OpenRLHF's `token_ids`: {prompt_token_ids, "
+        "completion_token_ids}",
+    )
     model_names: Literal["any", "own"] = Field(
         default="any", description="whether a request may name any model, or only the served one"
     )

@@ -10,7 +10,7 @@ nothing: a turn exists once it is committed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -50,6 +50,18 @@ class Prompt:
     fork_reason: str | None = None
     continues: bool = False
     preserved: bool = False
+    dropped: IdArray | None = None
+    """Ids before `input_ids` that the first prompt lost."""
+
+    def cut(self, room: int) -> Prompt:
+        """Return the prompt with its last `room` tokens only, if it is the first of a conversation
+        and longer.
+        """
+        drop = len(self.input_ids) - room
+        if self.repeated is not None or drop <= 0:
+            return self
+        ids = self.input_ids[drop:]
+        return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
 
     @property
     def turn(self) -> TurnNode | None:
@@ -230,6 +242,7 @@ class ConversationTree:
             prompt.template,
             prompt.continues,
             prompt.preserved,
+            prompt.dropped,
         )
         self._turns.setdefault(digest, []).append(turn)
         return turn

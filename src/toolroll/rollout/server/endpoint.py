@@ -165,11 +165,8 @@ class Endpoint:
             result = self._make_result(
                 "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
             )
-            encoder = self.served.template.encoder
             result.commit = lambda: self._commit_chat(live, prompt, result, pending)
-            result.render = lambda: chat_body(
-                result, encoder, logprobs=bool(request.logprobs), top=top
-            )
+            result.render = lambda: self._chat_body(result, request, top)
             if not request.stream and is_long(
                 completions, logprobs=bool(request.logprobs), top=top
             ):
@@ -178,10 +175,27 @@ class Endpoint:
 
         return parsed, live.pending.start(key, request.n, run)
 
+    def _chat_body(
+        self, result: CompletionResult, request: ChatRequest, top: int
+    ) -> dict[str, Any]:
+        encoder = self.served.template.encoder
+        body = chat_body(result, encoder, logprobs=bool(request.logprobs), top=top)
+        if self.settings.openrlhf_token_ids:
+            body["token_ids"] = {
+                "prompt_token_ids": result.prompt_ids.tolist(),
+                "completion_token_ids": result.choices[0].completion.output_ids.tolist(),
+            }
+        return body
+
     def _plan(
         self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
     ) -> Prompt:
-        return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
+        messages = read_messages(given, developer=self._developer)
+        prompt = live.tree.plan(messages, tools, template)
+        room = self.capabilities.context_length
+        if not self.settings.cut_first_prompt or room is None:
+            return prompt
+        return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0

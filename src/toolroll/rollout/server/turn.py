@@ -42,6 +42,8 @@ class TurnNode:
     """True if its tokens directly follow those of `parent`."""
     preserved: bool = False
     """True if its prompt keeps tokens that the template would have rewritten."""
+    dropped: IdArray | None = None
+    """Ids of the template before its first prompt, which were not served."""
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
@@ -96,12 +98,16 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
     messages = last.messages()
     at = len(messages)
     spans: list[TurnSpan] = []
+    # A first prompt that was cut is checked together with the ids that it lost.
+    dropped = chain[-1].dropped
+    ids = session.path_ids(last.node)
+    shift = 0 if dropped is None else len(dropped)
     for turn in chain:
         stopped = turn.sampled.stop is not None
-        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1, stopped))
+        spans.append(TurnSpan(turn.node.start + shift, turn.node.stop + shift, at - 1, stopped))
         at -= len(turn.added) + 1
     return ServedSequence(
-        session.path_ids(last.node),
+        np.concatenate([dropped, ids]) if dropped is not None else ids,
         tuple(reversed(spans)),
         messages,
         orjson.loads(last.tools_key) or [],

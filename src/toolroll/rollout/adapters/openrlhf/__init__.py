@@ -1,6 +1,6 @@
 """OpenRLHF: an `AgentExecutor` for `--train.agent_func_path` that any OpenAI-SDK agent runs in."""
 
-from toolroll.rollout.adapters.openrlhf.executor import AgentExecutor, Outcome
+from toolroll.rollout.adapters.openrlhf.executor import AgentExecutor
 from toolroll.rollout.adapters.openrlhf.vllm_engine import VllmEngine
 
-__all__ = ["AgentExecutor", "Outcome", "VllmEngine"]
+__all__ = ["AgentExecutor", "VllmEngine"]

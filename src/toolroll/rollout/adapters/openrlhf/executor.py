@@ -11,7 +11,8 @@ import contextlib
 import importlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,36 +31,100 @@ from toolroll.rollout.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of an agent's run. OpenRLHF filters by `scores` (default: the reward)."""
+class _Sample:
+    """What one call of `execute` was given, and its client."""
 
-    reward: float
-    scores: float | None = None
-    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    client: ToolrollClient
+    sampling_params: Any
+    max_length: int
+    hf_tokenizer: Any
+    llm_engine: LlmEngine
+
+
+_SAMPLE: ContextVar[_Sample] = ContextVar("toolroll_openrlhf_sample")
 
 
 class AgentExecutor:
     """Override `run_agent`, and name the file of your class in `--train.agent_func_path`; the class
-    there must be called `AgentExecutor`. `parser` is the model's tool-call format, as SGLang names
-    it."""
+    there must be called `AgentExecutor`.
+
+    `parser` is the model's tool-call format, as SGLang names it. OpenRLHF takes one sequence for
+    each sample: `choose` selects it. `several = True` returns a list with a dict for each sequence
+    instead, for a trainer that takes it.
+
+    Example:
+        class AgentExecutor(toolroll.rollout.adapters.openrlhf.AgentExecutor):
+            async def run_agent(self, prompt, label, session_id):
+                messages = [{"role": "user", "content": prompt}]
+                reply = await self.client.chat.completions.create(
+                    model=self.model_name, messages=messages
+                )
+                return {"reward": float(label in reply.choices[0].message.content)}
+    """
 
     parser = "hermes"
+    several = False
 
     def __init__(self) -> None:
         self._templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
 
-    async def run_agent(self, client: ToolrollClient, prompt: Any, label: Any) -> Outcome | float:
-        """Play one sample with `client`, and return its reward. The default is a single turn with
-        reward 0: `prompt` as the user's message, or as the messages."""
+    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
+        """Play one sample with `self.client`, and return its reward.
+
+        Return a dict with `reward`, `scores` (default: the reward; OpenRLHF filters by them) and
+        `extra_logs`, or a number, or None if there is no reward. The client speaks for the session
+        `session_id`. The default is a single turn without a reward: `prompt` as the user's message,
+        or as the messages.
+        """
         messages: Any = (
             prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         )
-        await client.chat.completions.create(model=client.endpoint.model, messages=messages)
-        return 0.0
+        await self.client.chat.completions.create(model=self.model_name, messages=messages)
+        return {}
+
+    # --- what `run_agent` may use, each for its own sample ----------------------------------------
+
+    @property
+    def client(self) -> ToolrollClient:
+        """The client of the running sample, an `openai.AsyncOpenAI`."""
+        return self._sample("client").client
+
+    @property
+    def model_name(self) -> str:
+        """The name of the served model."""
+        return self._sample("model_name").client.endpoint.model
+
+    @property
+    def sampling_params(self) -> Any:
+        """The trainer's sampling parameters of the running sample."""
+        return self._sample("sampling_params").sampling_params
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of prompt and responses together, in the running sample."""
+        return self._sample("max_length").max_length
+
+    @property
+    def hf_tokenizer(self) -> Any:
+        """The trainer's tokenizer."""
+        return self._sample("hf_tokenizer").hf_tokenizer
+
+    @property
+    def llm_engine(self) -> LlmEngine:
+        """The trainer's engine."""
+        return self._sample("llm_engine").llm_engine
+
+    def _sample(self, name: str) -> _Sample:
+        try:
+            return _SAMPLE.get()
+        except LookupError:
+            raise UsageError(f"AgentExecutor.{name} exists only while run_agent runs") from None
+
+    # --- what OpenRLHF calls ----------------------------------------------------------------------
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Return the sequence to train on, since OpenRLHF takes one per sample: the one with the
-        most trained tokens. The others (of sub-agents or forks) are counted in `extra_logs`."""
+        """Return the sequence to train on: the one with the most trained tokens. The others (of
+        sub-agents or forks) are counted in `extra_logs`."""
         return max(trajectories, key=lambda found: found.trained_tokens)
 
     async def execute(
@@ -71,9 +136,12 @@ class AgentExecutor:
         hf_tokenizer: Any,
         llm_engine: LlmEngine,
         images: Any = None,
-    ) -> dict[str, Any]:
-        """OpenRLHF 0.11's call for one sample: its result dict. `rollout_log_probs` is None
-        if the trainer does not want them.
+    ) -> Any:
+        """Play one sample for OpenRLHF 0.11, and return its result dict.
+
+        A first prompt that leaves no room to answer loses its first tokens, as with OpenRLHF's own
+        executors. `rollout_log_probs` is None if the trainer does not want them. Raise `UsageError`
+        for images and for a result of `run_agent` that cannot be read.
         """
         if images:
             raise UsageError(
@@ -86,40 +154,50 @@ class AgentExecutor:
         served = Model(
             engine, template, get_parser(self.parser, template.encoder.control), threads=1
         )
-        endpoint = Endpoint(served, EndpointSettings(default_max_tokens=sampling_params.max_tokens))
+        settings = EndpointSettings(
+            default_max_tokens=sampling_params.max_tokens,
+            cut_first_prompt=True,
+            openrlhf_token_ids=True,
+        )
+        endpoint = Endpoint(served, settings)
+        session_id = f"openrlhf-{uuid.uuid4().hex}"
+        client = ToolrollClient(endpoint, session=session_id)
+        sample = _Sample(client, sampling_params, max_length, hf_tokenizer, llm_engine)
+        token = _SAMPLE.set(sample)
         try:
             await endpoint.start()
-            client = ToolrollClient(endpoint, session=f"openrlhf-{uuid.uuid4().hex}")
-            outcome, overflow = await self._played(client, prompt, label)
+            outcome, overflow = await self._played(prompt, label, session_id)
             trajectories = await client.trajectories()
         finally:
+            _SAMPLE.reset(token)
             await endpoint.aclose()
             served.release()
         if not trajectories:
             raise RolloutError(
                 "run_agent ended without a reply of the model: there is nothing to train on"
             )
-        result = _result(self.choose(trajectories), trajectories, outcome, overflow=overflow)
-        if sampling_params.logprobs is None:
-            result["rollout_log_probs"] = None
-        return {
-            "prompt": prompt,
-            "label": label,
-            "images": images,
-            "mm_train_inputs": None,
-            **result,
-        }
+        given = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": None}
+        wanted = sampling_params.logprobs is not None
+        chosen = trajectories if self.several else (self.choose(trajectories),)
+        left_out = sum(one.trained_tokens for one in trajectories) - sum(
+            one.trained_tokens for one in chosen
+        )
+        results = [
+            {**given, **_result(one, outcome, left_out, overflow=overflow, logprobs=wanted)}
+            for one in chosen
+        ]
+        return results if self.several else results[0]
 
     async def _played(
-        self, client: ToolrollClient, prompt: Any, label: Any
-    ) -> tuple[Outcome, bool]:
+        self, prompt: Any, label: Any, session_id: str
+    ) -> tuple[Mapping[str, Any], bool]:
         try:
-            outcome = await self.run_agent(client, prompt, label)
+            found = await self.run_agent(prompt, label, session_id)
         except BadRequestError as error:
             if error.code != "context_length_exceeded":
                 raise
-            return Outcome(0.0), True
-        return (outcome if isinstance(outcome, Outcome) else Outcome(float(outcome))), False
+            return {"reward": 0.0}, True
+        return _outcome(found), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
         """One per tokenizer: its cache is shared."""
@@ -128,20 +206,50 @@ class AgentExecutor:
         return self._templates[tokenizer]
 
 
+_OUTCOME = ("reward", "scores", "extra_logs")
+
+
+def _outcome(found: Any) -> Mapping[str, Any]:
+    """Return what `run_agent` returned as a dict."""
+    if found is None:
+        return {}
+    if isinstance(found, Mapping):
+        unknown = sorted(set(found) - set(_OUTCOME))
+        if unknown:
+            raise UsageError(
+                f"run_agent returned a dict with {', '.join(unknown)}; its keys are "
+                f"{', '.join(_OUTCOME)}"
+            )
+        return found
+    try:
+        return {"reward": float(found)}
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"run_agent returned {type(found).__name__}; return a dict with "
+            f"{', '.join(_OUTCOME)}, a number, or None"
+        ) from None
+
+
 def _result(
-    chosen: Trajectory, every: Sequence[Trajectory], outcome: Outcome, *, overflow: bool
+    chosen: Trajectory,
+    outcome: Mapping[str, Any],
+    left_out: int,
+    *,
+    overflow: bool,
+    logprobs: bool,
 ) -> dict[str, Any]:
     trained = [turn for turn in chosen.turns if turn.excluded is None]
-    left_out = sum(found.trained_tokens for found in every) - chosen.trained_tokens
     mask = chosen.loss_mask.astype(bool)
+    reward, scores = outcome.get("reward"), outcome.get("scores")
+    extra = {"turns": len(trained), "left_out_tokens": left_out, **outcome.get("extra_logs", {})}
     return {
-        "reward": outcome.reward,
-        "scores": outcome.reward if outcome.scores is None else outcome.scores,
+        "reward": reward,
+        "scores": reward if scores is None else scores,
         "observation_tokens": chosen.input_ids.tolist(),
         "action_ranges": [(turn.start, turn.stop) for turn in trained],
-        "rollout_log_probs": np.where(mask, chosen.logprobs, 0.0).tolist(),
+        "rollout_log_probs": np.where(mask, chosen.logprobs, 0.0).tolist() if logprobs else None,
         "truncated": overflow or any(turn.finish_reason == "length" for turn in trained),
-        "extra_logs": {"turns": len(trained), "left_out_tokens": left_out, **outcome.extra_logs},
+        "extra_logs": extra,
     }
 
 
