@@ -180,6 +180,8 @@ async def episodes(folder: Path) -> Items:
 
 def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
+        if "finish_reason" in value:  # a turn: files from before its reward was added lack it
+            value = {key: kept for key, kept in value.items() if key != "reward"}
         # `constrained` follows from the sampling parameters; older files do not have it
         left_out = ("latency", "seconds", "cached_tokens", "constrained")
         return {

@@ -163,7 +163,8 @@ class Turn:
     `weight_versions` count from the start of the sequence. `sampling_params` are the effective
     ones: logprobs depend on the temperature. `excluded` says why the span is not trained (mask 0)
     although it was sampled: "context" for a fork's history, else the policy's reason.
-    `prompt_tokens` and `cached_tokens` as the engine counted them; `latency` in seconds.
+    `prompt_tokens` and `cached_tokens` as the engine counted them; `latency` in seconds. `reward`:
+    the turn's share of the episode's reward.
     """
 
     start: int
@@ -176,6 +177,7 @@ class Turn:
     cached_tokens: int = 0
     latency: float = 0.0
     excluded: str | None = None
+    reward: float = 0.0
 
     @property
     def length(self) -> int:

@@ -75,6 +75,7 @@ def test_a_file_of_the_first_version_is_read() -> None:
         for part in now["trajectories"]:
             for turn in part["turns"]:
                 assert turn.pop("constrained") is None
+                assert turn.pop("reward") == 0.0
         assert now == orjson.loads(line)
 
 

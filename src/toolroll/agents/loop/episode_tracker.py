@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +36,15 @@ class EpisodeTracker:
     counts: Counter[str] = field(default_factory=Counter)
     invalid_in_a_row: int = 0
     engine_seconds: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
+    """The step reward of each turn."""
+    invalid_turns: list[int] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
 
     def turn(self, turn: AssistantTurn) -> None:
         """Count one turn of the model."""
         self.counts["turns"] += 1
+        self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)
         for name, count in turn.counts.items():
             self.counts[name] += count
@@ -52,6 +57,7 @@ class EpisodeTracker:
         """Add one step of the environment."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
+            self.turn_rewards[-1] += float(result.reward)
         # None is not news: tau-bench sends every field with each step, and most of them are None.
         self.info.update(
             {
@@ -69,7 +75,25 @@ class EpisodeTracker:
     def invalid_reply(self) -> None:
         """Count a reply that could not be executed."""
         self.counts["invalid_replies"] += 1
+        self.invalid_turns.append(len(self.turn_rewards) - 1)
         self.invalid_in_a_row += 1
+
+    def rewards_of_turns(
+        self, reward: float | None, *, summed: bool, penalty: float
+    ) -> list[float]:
+        """Return each turn's share of the episode's `reward`; they add up to it.
+
+        If the step rewards are `summed`, a turn has its step's reward, otherwise only the last turn
+        has one. `penalty` belongs to the turn that was invalid, and what is left of `reward` (such
+        as a reward for a truncated episode) to the last turn.
+        """
+        if reward is None or not self.turn_rewards:
+            return []
+        shares = list(self.turn_rewards) if summed else [0.0] * len(self.turn_rewards)
+        for turn in self.invalid_turns:
+            shares[turn] += penalty
+        shares[-1] += reward - math.fsum(shares)
+        return shares
 
     def fail(self, error: Exception) -> StopReason:
         """Record `error`, which ended the episode, and return its stop reason."""

@@ -74,6 +74,7 @@ class Played(Generic[C]):
     conversation: C | None = None
     reason: StopReason = StopReason.INTERNAL_ERROR
     reward: float | None = None
+    turn_rewards: Sequence[float] = ()
 
 
 async def play(
@@ -106,6 +107,9 @@ async def play(
         played.reason, played.reward = await tracker.cut_short(reason, runner, penalty)
     finally:
         await asyncio.shield(tracker.close(runner))
+    played.turn_rewards = tracker.rewards_of_turns(
+        played.reward, summed=runner.env.reward_mode == "sum", penalty=penalty
+    )
     return played
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from toolroll.agents.loop.play import Played
@@ -27,7 +28,8 @@ def build_result(
     if not trainable:
         tracker.info["trainable"] = False
     elif isinstance(conversation, Conversation):
-        trajectories, prompt = conversation.session.trajectories(), conversation.first_prompt
+        trajectories = _rewarded(conversation.session.trajectories(), played.turn_rewards)
+        prompt = conversation.first_prompt
         metrics["forks"] = float(len(conversation.forks))
         metrics["trained_tokens"] = float(sum(one.trained_tokens for one in trajectories))
         for kind, count in conversation.mismatches.items():
@@ -44,4 +46,23 @@ def build_result(
         metrics=metrics,
         step_rewards=tuple(tracker.rewards),
         tools=list(tools),
+    )
+
+
+def _rewarded(
+    trajectories: Sequence[Trajectory], rewards: Sequence[float]
+) -> tuple[Trajectory, ...]:
+    """Return `trajectories` with the rewards of the episode's turns, in the order of play. The
+    context of a fork has none: it counts in the sequence that trains it.
+    """
+    left = iter(rewards)
+    return tuple(
+        replace(
+            trajectory,
+            turns=tuple(
+                turn if turn.excluded == "context" else replace(turn, reward=next(left, 0.0))
+                for turn in trajectory.turns
+            ),
+        )
+        for trajectory in trajectories
     )

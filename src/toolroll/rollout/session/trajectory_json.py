@@ -39,6 +39,7 @@ class TurnRecord(BaseModel):
     cached_tokens: int = 0
     latency: float = 0.0
     excluded: str | None = None
+    reward: float = 0.0
 
 
 class TrajectoryRecord(BaseModel):
@@ -114,6 +115,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "cached_tokens": turn.cached_tokens,
         "latency": turn.latency,
         "excluded": turn.excluded,
+        "reward": turn.reward,
     }
 
 

@@ -1,0 +1,113 @@
+"""Rewards of turns, returns and group advantages, and their values for each token.
+
+All functions count an episode once, however many sequences its forks made. An aborted episode has
+no reward: it is left out of every baseline, and its advantage is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, Trajectory
+
+Values: TypeAlias = npt.NDArray[np.float64]
+Baseline = Literal["mean", "leave_one_out", "none"]
+
+
+def turn_rewards(trajectory: Trajectory) -> Values:
+    """Return the reward of each turn of `trajectory`, float64 [turns].
+
+    A turn that is the context of a fork has reward 0 there: it counts in the sequence that trains
+    it. All rewards of an episode's turns add up to the episode's reward.
+    """
+    return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
+
+
+def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Values:
+    """Return for each turn its reward plus the rewards after it, float64 [turns]: the value at t is
+    the sum of `gamma ** (k - t) * rewards[k]` over k >= t.
+
+    Example:
+        >>> returns_to_go([0.0, 0.0, 1.0], gamma=0.5).tolist()
+        [0.25, 0.5, 1.0]
+    """
+    returns = np.array(rewards, dtype=np.float64)
+    for at in range(len(returns) - 2, -1, -1):
+        returns[at] += gamma * returns[at + 1]
+    return returns
+
+
+def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Values]:
+    """Return the returns-to-go of an episode: an array for each trajectory, with a value for each
+    of its turns.
+
+    The turns of all trajectories count in the order in which they were played. A turn that is the
+    context of a fork gets 0: it is not trained there.
+    """
+    played = [
+        (at, index)
+        for at, trajectory in enumerate(result.trajectories)
+        for index, turn in enumerate(trajectory.turns)
+        if turn.excluded != "context"
+    ]
+    rewards = [result.trajectories[at].turns[index].reward for at, index in played]
+    found = [np.zeros(len(trajectory.turns)) for trajectory in result.trajectories]
+    for (at, index), value in zip(played, returns_to_go(rewards, gamma), strict=True):
+        found[at][index] = value
+    return found
+
+
+def group_advantages(
+    results: Sequence[InteractionResult],
+    *,
+    baseline: Baseline = "mean",
+    normalize: bool = False,
+) -> list[float | None]:
+    """Return the advantage of each episode in a group: its reward minus the baseline.
+
+    `baseline`: "mean" of the group (GRPO), "leave_one_out", the mean of the others (RLOO), or
+    "none". `normalize` divides by the standard deviation of the group's rewards (of the population;
+    if it is 0, all advantages are 0). Episodes without a reward get None and do not count. With one
+    reward in the group, a baseline leaves the advantage 0.
+
+    Example:
+        group_advantages(results)  # rewards 1, 0, 0, None: [0.667, -0.333, -0.333, None]
+    """
+    if baseline not in ("mean", "leave_one_out", "none"):
+        raise UsageError(f"baseline must be mean, leave_one_out or none, not {baseline!r}")
+    rewards = np.array(
+        [result.reward for result in results if result.reward is not None], dtype=np.float64
+    )
+    if baseline == "none":
+        values = rewards
+    elif len(rewards) < 2:
+        values = np.zeros(len(rewards))
+    elif baseline == "mean":
+        values = rewards - rewards.mean()
+    else:
+        values = rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+    if normalize and len(rewards):
+        deviation = rewards.std()
+        values = values / deviation if deviation > 0 else np.zeros(len(rewards))
+    left = iter(values.tolist())
+    return [None if result.reward is None else next(left) for result in results]
+
+
+def per_token(
+    trajectory: Trajectory, values: float | Sequence[float] | Values
+) -> npt.NDArray[np.float32]:
+    """Return `values` for each token, float32 [n]: 0 for every token with loss mask 0.
+
+    `values`: one for the whole sequence (an episode's advantage), or one for each turn.
+    """
+    found = np.zeros(len(trajectory), dtype=np.float32)
+    turns = trajectory.turns
+    of_turns = np.broadcast_to(np.asarray(values, dtype=np.float32), (len(turns),))
+    for turn, value in zip(turns, of_turns, strict=True):
+        found[turn.start : turn.stop] = value
+    return found * trajectory.loss_mask

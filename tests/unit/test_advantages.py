@@ -1,0 +1,117 @@
+"""Returns, group advantages and their values for each token, against closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolroll.rollout.advantages import (
+    episode_returns,
+    group_advantages,
+    per_token,
+    returns_to_go,
+    turn_rewards,
+)
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, Trajectory, Turn
+
+
+def sequence(*turns: Turn, length: int) -> Trajectory:
+    mask = np.zeros(length, dtype=np.uint8)
+    for turn in turns:
+        mask[turn.start : turn.stop] = turn.excluded is None
+    logprobs = np.full(length, np.nan, dtype=np.float32)
+    ids = np.arange(length, dtype=np.int32)
+    return Trajectory(ids, mask, logprobs, turns, turns[0].start if turns else length)
+
+
+def result(reward: float | None, *trajectories: Trajectory) -> InteractionResult:
+    return InteractionResult("", reward, [], {}, trajectories=trajectories)
+
+
+def test_returns_to_go() -> None:
+    assert returns_to_go([1.0, 2.0, 3.0]).tolist() == [6.0, 5.0, 3.0]
+    assert returns_to_go([1.0, 2.0, 4.0], gamma=0.5).tolist() == [3.0, 4.0, 4.0]
+    assert returns_to_go([1.0, 2.0, 4.0], gamma=0.0).tolist() == [1.0, 2.0, 4.0]
+    assert returns_to_go([]).tolist() == []
+
+
+@given(st.lists(st.integers(-9, 9), max_size=12), st.integers(0, 4).map(lambda n: n / 4))
+def test_returns_are_discounted_sums(rewards: list[int], gamma: float) -> None:
+    expected = [
+        math.fsum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards)))
+        for t in range(len(rewards))
+    ]
+    assert returns_to_go(rewards, gamma).tolist() == pytest.approx(expected)
+
+
+def test_a_given_list_is_not_changed() -> None:
+    rewards = np.array([0.0, 1.0])
+    returns_to_go(rewards)
+    assert rewards.tolist() == [0.0, 1.0]
+
+
+def test_returns_go_on_over_a_fork() -> None:
+    """Turn 2 forks from turn 0, which is its context: it counts once."""
+    first = sequence(Turn(2, 4, "stop", reward=1.0), Turn(5, 6, "stop", reward=2.0), length=6)
+    second = sequence(
+        Turn(2, 4, "stop", excluded="context"), Turn(7, 9, "stop", reward=4.0), length=9
+    )
+    episode = result(7.0, first, second)
+    assert [found.tolist() for found in episode_returns(episode)] == [[7.0, 6.0], [0.0, 4.0]]
+    halved = [found.tolist() for found in episode_returns(episode, gamma=0.5)]
+    assert halved == [[3.0, 4.0], [0.0, 4.0]]
+    assert [turn_rewards(one).tolist() for one in (first, second)] == [[1.0, 2.0], [0.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected"),
+    [
+        ((1.0, 0.0, 0.0, 1.0), {}, [0.5, -0.5, -0.5, 0.5]),
+        ((3.0, 0.0, 0.0), {"baseline": "leave_one_out"}, [3.0, -1.5, -1.5]),
+        ((3.0, 1.0), {"baseline": "none"}, [3.0, 1.0]),
+        ((1.0, None, 0.0), {}, [0.5, None, -0.5]),
+        ((3.0, None, 0.0, 0.0), {"baseline": "leave_one_out"}, [3.0, None, -1.5, -1.5]),
+        ((4.0, 0.0), {"normalize": True}, [1.0, -1.0]),
+        ((2.0, 2.0), {"normalize": True}, [0.0, 0.0]),
+        ((2.0,), {}, [0.0]),
+        ((2.0,), {"baseline": "leave_one_out"}, [0.0]),
+        ((None, None), {"normalize": True}, [None, None]),
+        ((), {}, []),
+    ],
+)
+def test_advantages_of_a_group(
+    rewards: Sequence[float | None], options: dict[str, Any], expected: list[float | None]
+) -> None:
+    assert group_advantages([result(reward) for reward in rewards], **options) == expected
+
+
+def test_a_forked_episode_counts_once() -> None:
+    turn = Turn(1, 2, "stop")
+    forked = result(3.0, *(sequence(turn, length=2) for _ in range(5)))
+    assert group_advantages([forked, result(0.0)]) == [1.5, -1.5]
+
+
+def test_an_unknown_baseline() -> None:
+    with pytest.raises(UsageError, match="mean, leave_one_out or none, not 'median'"):
+        group_advantages([], baseline="median")  # type: ignore[arg-type]
+
+
+def test_values_of_tokens() -> None:
+    trajectory = sequence(
+        Turn(1, 3, "stop"),
+        Turn(4, 5, "stop", excluded="invalid call"),
+        Turn(6, 8, "stop"),
+        length=9,
+    )
+    assert per_token(trajectory, 2.0).tolist() == [0, 2, 2, 0, 0, 0, 2, 2, 0]
+    assert per_token(trajectory, [1.0, 5.0, -1.0]).tolist() == [0, 1, 1, 0, 0, 0, -1, -1, 0]
+    assert per_token(trajectory, 1.0).dtype == np.float32
+    with pytest.raises(ValueError, match="broadcast"):
+        per_token(trajectory, [1.0, 2.0])
