@@ -336,12 +336,12 @@ class Endpoint:
             completion,
             params,
             tools=use.tools if use.offered else None,
-            place=seed,
+            seed=seed,
             stop_strings=request.stop_strings,
             streamed=True,
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
-        return Choice(completion, reading.said, reading)
+        return Choice(completion, reading.text, reading)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest

@@ -120,7 +120,7 @@ class ChoiceStream:
         """
         turn, ids = answer.reading, answer.completion.output_ids.tolist()
         assert turn is not None
-        text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.said)
+        text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.text)
         steps = self._reply.finish(text, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:
             raise stream_error("its message")

@@ -201,7 +201,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     try:
         stream = _encoded(template, probe.messages[:-1], tools)
         whole = _encoded(template, [*probe.messages, *probe.new], tools)
-        text, finish_reason = _said(template, probe, tools)
+        text, finish_reason = _sampled_text(template, probe, tools)
         said = template.encoder.encode(text, previous=stream[-1])
         delta = template.delta(
             probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason
@@ -239,7 +239,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             [answer] = with_control((answer,), mark)
             probe = Probe("", "", (*messages, turn), (answer,))
-            text, finish_reason = _said(template, probe, TOOLS)
+            text, finish_reason = _sampled_text(template, probe, TOOLS)
             said = template.encoder.encode(text, previous=stream[-1])
             delta = template.delta(
                 probe.messages,
@@ -308,7 +308,9 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
     return False
 
 
-def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> tuple[str, str]:
+def _sampled_text(
+    template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None
+) -> tuple[str, str]:
     """Return the text of the sampled turn, stop token included, and its finish reason.
 
     A turn with reasoning is taken as the template shows it at the end of a conversation, other

@@ -185,9 +185,9 @@ class Verifier:
         served, talk, whole = walk.served, walk.talk, walk.whole
         sampled = served.input_ids[turn.start : turn.stop].tolist()
         delta = served.input_ids[turn.stop : following.start].tolist()
-        said, text = self._decode(sampled), self._continuation(sampled, delta)
-        as_said = said and whole.text.startswith(said, at)
-        start = at + len(said) if as_said else self._closed_at(walk, turn, sampled, at)
+        own, text = self._decode(sampled), self._continuation(sampled, delta)
+        unchanged = own and whole.text.startswith(own, at)
+        start = at + len(own) if unchanged else self._closed_at(walk, turn, sampled, at)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
             if self._is_encoded(
