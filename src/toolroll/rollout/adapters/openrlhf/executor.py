@@ -1,5 +1,4 @@
-"""`AgentExecutor`: one sample of OpenRLHF, played by any program that speaks to
-`openai.AsyncOpenAI`.
+"""`AgentExecutor`: play one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
 
 Invariants: there is no server, port or thread: the agent's calls are answered in the caller's event
 loop; samples share no mutable state; an overflow truncates the sample and keeps its earlier turns.
@@ -39,9 +38,11 @@ class Outcome:
 
 
 class AgentExecutor:
-    """Override `run_agent`, and name the file of your class in `--train.agent_func_path`; the class
-    there must be called `AgentExecutor`. `parser` is the model's tool-call format, as SGLang names
-    it."""
+    """The base class of your executor. Override `run_agent`, and pass the file of your class, which
+    must be named `AgentExecutor`, as `--train.agent_func_path`.
+
+    `parser` is the model's tool-call format, by SGLang's name.
+    """
 
     parser = "hermes"
 
@@ -122,7 +123,7 @@ class AgentExecutor:
         return (outcome if isinstance(outcome, Outcome) else Outcome(float(outcome))), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """One per tokenizer: its cache is shared."""
+        """Return the chat template of `tokenizer`, one per tokenizer, to share its cache."""
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
         return self._templates[tokenizer]
@@ -145,6 +146,6 @@ def _result(
     }
 
 
-# OpenRLHF asks for a subclass of its own class, and is there only inside a trainer
+# OpenRLHF requires a subclass of its own class, and is installed only in a trainer
 with contextlib.suppress(ImportError):
     importlib.import_module("openrlhf.utils.agent").AgentExecutorBase.register(AgentExecutor)

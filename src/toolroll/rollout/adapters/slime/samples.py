@@ -1,10 +1,11 @@
-"""An episode as slime's `Sample`s: one for each training sequence, copied from the given sample.
+"""Convert an episode to slime's `Sample`s: one for each training sequence, copied from the given
+sample.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a
 sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
 mask and `remove_sample`; an aborted episode has no reward (I9); `response_length` is at least 1;
-forks share one `rollout_id`; group fields are unchanged. slime's own type is never
-imported: the given sample is copied.
+forks share one `rollout_id`; group fields are unchanged. slime's own type is never imported: the
+given sample is copied.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 KEY = "toolroll"
-"""Of `Sample.metadata`: what is known of the episode besides slime's own fields."""
+"""The key in `Sample.metadata` for the data of the episode that slime has no field for."""
 
 
 def to_samples(
     sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
 ) -> list[Any]:
-    """`result` as copies of `sample`, the first one for the first sequence.
+    """Return `result` as copies of `sample`, the first one for the first sequence.
 
     `filler` is a token id for an episode that ended before its first prompt. Raises `UsageError`
-    for tokens that were made from text: they are not what an engine sampled.
+    for tokens that were made from text, because an engine did not sample them.
     """
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(
@@ -80,8 +81,11 @@ def _filled(
 def _response(
     trajectory: Trajectory | None, filler: int
 ) -> tuple[list[int], list[int], list[float]]:
-    """Return all tokens, and the mask and logprobs of the response. slime's loss fails for an empty
-    response: if nothing was sampled, the response is the prompt's last token, masked."""
+    """Return all tokens, and the mask and logprobs of the response.
+
+    slime's loss fails for an empty response. So if nothing was sampled, the response is the last
+    token of the prompt, masked.
+    """
     if trajectory is None or len(trajectory) < 2:
         return [filler, filler], [0], [0.0]
     cut = min(trajectory.prompt_length, len(trajectory) - 1)
@@ -108,16 +112,16 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
 
 
 def _add_episode_counts(made: Any, result: InteractionResult) -> None:
-    """The episode's prefix cache and waiting times, on its first sequence only: slime adds them
-    up over samples.
+    """Set the prefix cache and waiting times of the episode, on its first sequence only: slime adds
+    them up over samples.
     """
     metrics = result.metrics
     made.non_generation_time = max(
         0.0, metrics.get("seconds", 0.0) - metrics.get("engine_seconds", 0.0)
     )
-    if "prefix_cache_info" not in vars(made):  # younger than some versions of slime and miles
+    if "prefix_cache_info" not in vars(made):  # some versions of slime and miles do not have it
         return
-    # shared with the sample that came in
+    # shared with the given sample
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
