@@ -1,4 +1,4 @@
-"""tau-bench's type of action, and the published rule that makes one from a reply."""
+"""tau-bench's type of action, and the published rule that converts a reply to one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 @dataclass(slots=True)
 class TauAction:
-    """One tool call, or one utterance (`respond`), for an environment of tau-bench's kind."""
+    """One tool call, or one utterance (`respond`), in tau-bench's interface."""
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -29,7 +29,7 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> TauAction
     arguments are not an object: the published rule.
 
     `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
-    `ToolCall`. Nothing is raised.
+    `ToolCall`. Never raises.
     """
     respond = TauAction(RESPOND_ACTION_NAME, {RESPOND_ACTION_FIELD_NAME: text_response})
     if not calls:
