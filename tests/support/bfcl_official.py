@@ -1,8 +1,8 @@
-"""Judges BFCL trajectories with the official checker: a program of its own, since that checker
-keeps every world it ever made.
+"""Judge BFCL trajectories with the official checker, in a separate program, because that checker
+keeps every world in memory.
 
-Reads one JSON object a line, `{"category", "index", "turns": [[call as Python text]]}`, and writes
-one line, `true` or `false`, each.
+Reads one JSON object per line, `{"category", "index", "turns": [[call as Python text]]}`, and
+writes one line, `true` or `false`, for each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""An endpoint over an embedded engine, the clients that talk to it, and the judge of its
-trajectories.
-"""
+"""An endpoint over an embedded engine, its clients, and the judge of its trajectories."""
 
 from __future__ import annotations
 

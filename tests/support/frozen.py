@@ -1,7 +1,7 @@
 """Conversations, endpoint sessions, slime samples and episode files whose tokens must not change.
 
-Each function returns the items by name, as plain JSON. Whoever changes the shape of the code, and
-not what it does, compares them before and after (`tests/unit/test_frozen.py`).
+Each function returns the items by name, as plain JSON. Refactorings compare them before and after
+(`tests/unit/test_frozen.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Answers that no honest engine gives: each as a way to spoil the honest one, and the words of
-its refusal.
+"""Answers that an honest engine never returns: each is a function that corrupts an honest answer,
+with the expected error message.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""What is right for one template and one scenario: found by plain renders, with nothing of
-toolroll.
+"""The correct result for one template and one scenario, found by plain renders, without toolroll.
 
-Invariants: a truth is `append` (the whole render begins with prompt and sampled text: the rest of
-it, encoded, is the only right answer), `drift` (the same but for white space in the sampled text),
-`rewrite` (no append exists: forking is right; keeping the stream is right only with exactly the
-text behind the turn's close, where that is defined) or `raises` (the template refuses the
-conversation). Control tokens are the template's own markers; the same characters in a body of
-system, user, tool or tool description are text (I6). Texts are compared up to NFC, which the
-vocabulary's normaliser applies.
+A truth is one of:
+
+- `append`: the whole render starts with prompt and sampled text. The rest of it, encoded, is the
+  only correct answer.
+- `drift`: the same, except for white space in the sampled text.
+- `rewrite`: no append exists, and a fork is correct. Keeping the sequence is correct only with
+  exactly the text after the turn's close, if that is defined.
+- `raises`: the template refuses the conversation.
+
+Control tokens are the template's own markers; the same characters in a body of a system message, a
+user message, a tool result or a tool description are text (I6). Texts are compared up to NFC, which
+the vocabulary's normalizer applies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Server processes of tests: started in a session of their own, watched until they answer, killed
-as a whole group.
+"""Server processes of tests: started in a separate session, watched until they answer, killed as a
+group.
 
 Invariants: nothing outlives the test run (the group is killed by its id; the kernel kills the
-server if pytest itself is killed); a server that does not start says why, with the end of its log;
-nothing but 127.0.0.1 is listened on.
+server if pytest itself is killed); if a server does not start, the error has the end of its log;
+servers listen only on 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What must hold of the parsers' scanners for any input: bytes, as a coverage-guided fuzzer makes
-them, and the text they stand for.
+"""Properties of the parsers' scanners for any input: bytes from a coverage-guided fuzzer, and the
+text that they represent.
 
-A text that was found is kept with the scanner it was found with, in `tests/unit/parsers/corpus`.
+Texts that failed are kept with their scanner in `tests/unit/parsers/corpus`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SGLang's server and router as processes, on the CPU.
 
-The server is the real one (0.5.23) with a tiny random model; `stubs/` stands in for what has no CPU
-build: sgl_kernel, torchvision and triton (imports only; no kernel of theirs is called).
+The server is the real one (0.5.23) with a tiny random model. `stubs/` replaces packages without a
+CPU build: sgl_kernel, torchvision and triton (imports only; their kernels are never called).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""SGLang's own parsers in a process of their own: its imports want stubs that no other test should
-see.
+"""Run SGLang's own parsers in a separate process, because their imports need stubs that other tests
+must not see.
 
-Run as a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`,
-and writes what SGLang's parser of that name makes of each text, and what `sglang:NAME` makes of it.
+As a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`, and
+writes the results of SGLang's parser of that name, and of `sglang:NAME`, for each text.
 """
 
 from __future__ import annotations

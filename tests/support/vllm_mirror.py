@@ -1,4 +1,4 @@
-"""OpenRLHF's `llm_engine` (vLLM's output objects) with the embedded engine behind it."""
+"""OpenRLHF's `llm_engine` (vLLM's output objects) on top of the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The chat templates of published wheels: of `trl` (installed), and of those in a folder.
+"""The chat templates of published wheels: of `trl` (installed), and of wheels in a folder.
 
 `TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read
 as data and never imported:
 
     pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
 
-Nothing of toolroll is imported here. What ends a turn is read off renders.
+Imports nothing of toolroll. The tokens that end a turn are derived from renders.
 """
 
 from __future__ import annotations
