@@ -33,7 +33,7 @@ def cached_folder(kind: str, key: tuple[bytes | str, ...], build: Callable[[Path
         try:
             scratch.rename(place)
         except OSError:
-            if not place.is_dir():  # anything but another process having been faster
+            if not place.is_dir():  # unless another process was faster
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -37,7 +37,7 @@ class Bench:
     def client(self, session: str | None = "s", **options: Any) -> AsyncOpenAI:
         """The SDK's own client, with a session in its address."""
         path = f"/sessions/{session}/v1" if session else "/v1"
-        # without the certificates that take 20 ms to load
+        # without certificates, which take 20 ms to load
         http = DefaultAsyncHttpxClient(verify=False)
         client = AsyncOpenAI(
             **{

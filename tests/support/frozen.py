@@ -141,7 +141,7 @@ async def samples() -> Items:
             for n in range(SAMPLES)
         }
         async with trainer(says(lines)) as (_, args):
-            args.toolroll_parallel_calls = "first"  # not the desk's own rule
+            args.toolroll_parallel_calls = "first"  # instead of the desk's own rule
             for n in range(SAMPLES):
                 prompt = str(n % len(TASKS))
                 asked = slime_mirror.Sample(index=n, prompt=prompt, session_id=f"s{n}")

@@ -94,7 +94,7 @@ def fuzz(scanner: str, options: list[str]) -> None:
         else:
             SCANNERS[scanner](data.decode("utf-8", "ignore"))
 
-    # libFuzzer starts this program again where it merges folders.
+    # libFuzzer starts this program again to merge folders.
     atheris.Setup([f"{sys.executable} -m support.fuzz_scanners {scanner}", *options], check)
     atheris.Fuzz()
 

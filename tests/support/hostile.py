@@ -84,7 +84,7 @@ SPAN = ["a weight version is not a span with version, start and end"]
 TOP = ["a top logprob is", "expected [logprob, id, text] with an id below 9096"]
 
 HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
-    # whose answer it is
+    # the request of the answer
     "another's id": (
         meta(id="f" * 16),
         ["answer is for another request", "'ffffffffffffffff'", f"expected '{RID}'"],

@@ -157,7 +157,7 @@ async def _pass_on(
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
                 await response.write(chunk)
-            seen.status = upstream.status  # before the client can know that this is all
+            seen.status = upstream.status  # before the client sees the end
             await response.write_eof()
             return response
     except (asyncio.CancelledError, ConnectionResetError):

@@ -129,8 +129,8 @@ def check_json(text: str) -> None:
     except (ValueError, RecursionError):
         stop = -1
     if found.problem is None and stop != found.stop - (len(text) - len(body)):
-        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to
-        # the decoder.
+        # Python's decoder refuses integers with too many digits; the scanner leaves that to the
+        # decoder.
         assert stop == -1 and len(text) > 4300, (text, found, stop)
     if found.problem is not None and stop >= 0:
         constant = any(word in text for word in ("NaN", "Infinity"))

@@ -25,7 +25,7 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[An
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        # as a file it would have this folder's http.py for Python's own
+        # as a script it would import this folder's http.py instead of Python's
         [sys.executable, "-m", "support.sglang_side"],
         cwd=Path(__file__).parents[1],
         input=json.dumps({"theirs": theirs, "ours": ours or []}),

@@ -58,7 +58,7 @@ def _save_weights(folder: Path, dtype: Dtype) -> None:
         tie_word_embeddings=True,
         bos_token_id=151_643,
         eos_token_id=151_645,
-        # ten times the usual: else every token is equally likely and no logprob tells anything
+        # ten times the usual: else all tokens are equally likely, and logprobs are meaningless
         initializer_range=0.2,
     )
     with torch.random.fork_rng():
