@@ -1,4 +1,6 @@
-"""Ratios within one run. `make bench` runs the modules in `PARTS` and writes docs/benchmarks.md."""
+"""Benchmarks that compare ratios within one run. `make bench` runs the modules in `PARTS` and
+writes docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-# this is a program of its own, not the library
+# this is a separate program, not the library
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tests/support has the Qwen vocabulary and templates
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

@@ -23,7 +23,7 @@ microseconds are higher, and ratios vary by 20 % or more between runs.
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the parts that the command line selects."""
     reader = argparse.ArgumentParser(prog="python -m benchmarks")
     reader.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     reader.add_argument(
@@ -58,9 +58,7 @@ def table(part: str, *, quick: bool) -> str:
 
 
 def measured(part: str, asked: argparse.Namespace) -> str:
-    """Return the table of `part`, measured in a fresh process: memory is not what other parts
-    left.
-    """
+    """Return the table of `part`, measured in a fresh process, without memory of other parts."""
     command = [sys.executable, "-m", "benchmarks", part]
     command += ["--quick"] if asked.quick else []
     command += ["--peers", str(asked.peers)] if asked.peers else []

@@ -1,4 +1,6 @@
-"""CPU time of short steps: per thread, medians over rounds, all ways interleaved in one run."""
+"""Measure the CPU time of short steps: per thread, as medians over rounds, with all variants
+interleaved in one run.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,22 @@ class Laps:
         self.times.setdefault(name, []).append((time.thread_time_ns() - began) / 1000)
 
     def add(self, name: object, microseconds: float) -> None:
-        """One repetition, timed elsewhere."""
+        """Add one repetition that was timed elsewhere."""
         self.times.setdefault(name, []).append(microseconds)
 
     def median(self, name: object) -> float:
-        """The median of its repetitions."""
+        """Return the median of the repetitions of `name`."""
         return statistics.median(self.times[name])
 
 
 def cpu_of(step: Callable[[], object], *, repeat: int = 50, rounds: int = 7) -> float:
-    """Microseconds of CPU of one `step`: the median over `rounds` of the mean over `repeat`."""
+    """Return the microseconds of CPU of `step`: the median over `rounds` of means over `repeat`."""
     return cpu_in_turns(step, repeat=repeat, rounds=rounds)[0]
 
 
 def cpu_in_turns(*steps: Callable[[], object], repeat: int = 50, rounds: int = 7) -> list[float]:
-    """That of each of `steps`, all of them in every round: for ratios, as a machine's speed
-    changes from one moment to the next.
+    """Return `cpu_of` each of `steps`, with all of them in every round, for ratios: the speed of a
+    machine changes over time.
     """
     found: list[list[float]] = [[] for _ in steps]
     for _ in range(rounds):
@@ -53,5 +55,5 @@ def cpu_in_turns(*steps: Callable[[], object], repeat: int = 50, rounds: int = 7
 
 
 def mean(values: Iterable[float]) -> float:
-    """The arithmetic mean."""
+    """Return the arithmetic mean."""
     return statistics.fmean(list(values))

@@ -1,5 +1,5 @@
-"""Conversations to play: tau-bench's recorded ones where they are, else made-up ones of the same
-shape; Qwen's real BPE.
+"""Conversations to play with Qwen's real BPE: tau-bench's recorded ones if available, else invented
+ones of the same shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QWEN = "qwen3_instruct_2507"
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the model says, then what the environment answers."""
+    """One exchange: the model's turn, then the environment's messages."""
 
     assistant: Message
     new: list[Message]
@@ -38,8 +38,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is played. `source` says where it is from; `recorded`: the conversations as they
-    were, no exchanges of others behind.
+    """The conversations to play. `source` describes their origin. `recorded`: the original
+    conversations, without exchanges from others.
     """
 
     conversations: list[Conversation]
@@ -49,7 +49,7 @@ class Workload:
 
 
 def tokenizer(template: str = QWEN) -> Any:
-    """Qwen's tokenizer with one of its chat templates."""
+    """Return Qwen's tokenizer with one of its chat templates."""
     found = all_templates()
     name = template if template in found else f"data/{template}"
     return qwen3_tokenizer(found.get(name))
@@ -57,7 +57,7 @@ def tokenizer(template: str = QWEN) -> Any:
 
 @cache
 def workload(turns: int = 31) -> Workload:
-    """At least `turns` turns each: a conversation that is shorter goes on with the exchanges of
+    """Return conversations with at least `turns` turns. Shorter ones continue with the exchanges of
     the next one.
     """
     folder = os.environ.get("TOOLROLL_TEST_DATA")
@@ -81,7 +81,7 @@ def workload(turns: int = 31) -> Workload:
 
 
 def split(messages: Sequence[Message]) -> Conversation:
-    """A recorded conversation, cut before each assistant message."""
+    """Return a recorded conversation, split before each assistant message."""
     clean = [_clean(message) for message in messages]
     begin = next(at for at, message in enumerate(clean) if message["role"] == "assistant")
     turns: list[Turn] = []
@@ -103,7 +103,7 @@ def _clean(message: Message) -> Message:
 
 
 def lengthened(given: Sequence[Conversation], turns: int) -> list[Conversation]:
-    """Each with exactly `turns` turns."""
+    """Return the conversations with exactly `turns` turns each."""
     made = []
     for at, conversation in enumerate(given):
         sequence, following = list(conversation.turns), at
@@ -134,9 +134,7 @@ def renumbered(given: Conversation, seed: int) -> Conversation:
 
 
 def airline_tools(given: Sequence[Conversation]) -> tuple[list[Tool], bool]:
-    """tau-bench's own, or ones rebuilt from the calls that were recorded; and whether they are
-    its own.
-    """
+    """Return tau-bench's tools and True, or tools rebuilt from the recorded calls and False."""
     from toolroll.agents.environments.tau_bench.package import installed, load_domain
 
     if installed("tau_bench", "airline"):
@@ -164,7 +162,7 @@ def _tool(name: str, arguments: Sequence[str]) -> Tool:
 
 
 def made_up_tools() -> list[Tool]:
-    """Fourteen tools of four arguments."""
+    """Return fourteen tools with four arguments each."""
     return [
         _tool(f"do_thing_{at}", ["user_id", "item", "date_of_flight", "reason"]) for at in range(14)
     ]
@@ -179,7 +177,7 @@ _WORDS = (
 
 
 def invented(seed: int) -> Conversation:
-    """A conversation of tau-bench's shape: a long policy, short users, JSON from tools."""
+    """Return a conversation like tau-bench's: a long policy, short user lines, JSON from tools."""
     rng = random.Random(seed)
 
     def words(count: int) -> str:
@@ -219,8 +217,8 @@ def invented(seed: int) -> Conversation:
 
 
 def as_sampled(turn: Message) -> str:
-    """The text that a model of the Hermes format would sample for an assistant message, without
-    its stop token.
+    """Return the text that a model with the Hermes format would sample for an assistant message,
+    without the stop token.
     """
     parts = [turn.get("content") or ""]
     for call in turn.get("tool_calls") or ():

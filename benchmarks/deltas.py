@@ -1,8 +1,9 @@
 """Prompt building: CPU per turn, from a sampled turn and new messages to the next request's ids.
 
-A whole turn is timed: ours decodes and stores what was sampled, too. No conversation is played
-twice: digits differ from round to round, so that a cache helps only with what repeats in a real run
-(the system prompt, the words of tools). One row of ours begins each conversation with empty caches.
+A whole turn is timed; for toolroll this includes decoding and storing the sampled ids. No
+conversation is played twice: digits differ between rounds, so that a cache helps only with text
+that repeats in a real run (the system prompt, the texts of tools). One row of toolroll starts each
+conversation with empty caches.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ FLOOR = "floor: raw encode of the new bodies"
 
 
 class Toolroll:
-    """Our own: template, session, and the ids of the next request as JSON.
+    """toolroll: template, session, and the ids of the next request as JSON.
 
-    `forget`: begin each conversation with empty caches.
+    `forget`: start each conversation with empty caches.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Toolroll:
         self._forget = forget
 
     def prepare(self) -> None:
-        """Empty the caches if they are to be empty; not timed."""
+        """Clear the caches if `forget` is set. Not timed."""
         if self._forget:
             self.template = self._make()
 
@@ -79,7 +80,7 @@ class Toolroll:
         return self._session.input_ids  # type: ignore[return-value]
 
     def sampled(self, ids: list[int]) -> None:
-        """Store and decode what the engine sampled."""
+        """Store and decode the sampled ids."""
         array = np.array(ids, dtype=np.int32)
         said = Completion(array, np.zeros(len(ids), dtype=np.float32), "stop")
         node = self._session.sample(said, {})
@@ -159,7 +160,7 @@ class Measured:
 
 
 def measure(load: Workload, *, conversations: int, rounds: int) -> Measured:
-    """Play every conversation in every way, the ways interleaved, after one round not timed."""
+    """Play every conversation in every way, interleaved, after one round that is not timed."""
     tok = tokenizer(QWEN)
     candidates, skipped = ways(tok)
     names = [FLOOR, *(way.name for way in candidates)]
@@ -216,7 +217,7 @@ def play(
 
 
 def floor(tok: Any, conversation: Conversation, at: int, laps: Laps) -> None:
-    """Time the least that any way must do: encode the new bodies with the bare tokenizer."""
+    """Time the minimum work of any way: encode the new bodies with the bare tokenizer."""
     encode = tok.backend_tokenizer.encode
     for number_of_turn, turn in enumerate(conversation.turns[: TURNS[-1]], 1):
         bodies = [message["content"] for message in turn.new]

@@ -1,12 +1,12 @@
-"""The endpoint under load: many sessions at once, whole conversations, on an embedded engine.
+"""The endpoint under load: many sessions at once with whole conversations, on an embedded engine.
 
     python benchmarks/endpoint.py --sessions 500 --turns 20 --prompt-tokens 10000
 
-This process holds the endpoint alone; the engine and the clients run in a second one, so that
-memory and CPU seconds are the endpoint's. Every reply is checked against what its session's
-trajectory holds in the end: lost, mixed up or doubled ones are counted. The embedded tokenizer
-makes shorter tokens than a model's (1.4 characters against 4 to 5): what goes by characters weighs
-less here.
+This process runs only the endpoint. The engine and the clients run in a second process, so that the
+measured memory and CPU time are those of the endpoint. At the end every reply is compared with the
+trajectory of its session; lost, mixed up or duplicate replies are counted. Tokens of the embedded
+tokenizer are shorter than a model's (1.4 characters instead of 4 to 5), so costs per character have
+less weight here.
 """
 
 from __future__ import annotations
@@ -47,30 +47,28 @@ TOOL = {
     },
 }
 TOKENS_OF_ADVICE = 7
-"""What the embedded tokenizer makes of "Be brief. "."""
+"""Number of tokens of "Be brief. " in the embedded tokenizer."""
 EVERY = 5
-"""CPU and memory are looked at after the first turn, whose whole prompt is tokenised, and after
-so many turns.
+"""CPU and memory are measured after the first turn, whose whole prompt is tokenized, and after
+these numbers of turns.
 """
 
 
 def stretches(turns: int) -> list[tuple[int, int]]:
-    """The turns between two looks: how many have been played before, and how many behind."""
+    """Return the turns between two measurements, as pairs of turns played before and after."""
     looks = [0, *sorted({1, *range(EVERY, turns, EVERY), turns})]
     return list(itertools.pairwise(looks))
 
 
 class TurnError(Exception):
-    """A turn was answered with something else than its own whole reply."""
+    """A turn did not get its own complete reply."""
 
 
 # --- the second process: engine and clients -------------------------------------------------------
 
 
 def policy(request: PolicyRequest) -> str:
-    """Names its session, so that an answer in another one would be seen; every second turn is a
-    call.
-    """
+    """Reply with the name of the session, to detect mix-ups. Every second turn is a call."""
     name = request.routing_key
     text = f"This is turn {request.call} of {name}, and it goes on for a while, as answers do."
     return (
@@ -81,7 +79,7 @@ def policy(request: PolicyRequest) -> str:
 
 
 class Talk:
-    """One client's conversation. Of each reply it keeps the ids' place and a hash."""
+    """The conversation of one client. It keeps the position of each reply's ids and their hash."""
 
     def __init__(self, name: str, prompt_tokens: int) -> None:
         self.name = name
@@ -129,8 +127,8 @@ class Talk:
             self.messages.append({"role": "user", "content": f"Go on, {self.name}."})
 
     async def wrong(self, http: aiohttp.ClientSession, url: str) -> int:
-        """How many of its replies are not where they belong in its one trajectory, and how many
-        trained tokens are nobody's.
+        """Return the number of replies that are not in their position in the trajectory, plus the
+        number of trained tokens that belong to no reply.
         """
         async with http.get(f"{url}/sessions/{self.name}/trajectories") as response:
             found = (await response.json())["trajectories"]
@@ -181,7 +179,7 @@ async def second_process(sessions: int, turns: int, prompt_tokens: int) -> None:
 
 
 def at(values: list[float], share: float) -> float:
-    """The quantile `share` of sorted `values`."""
+    """Return the quantile `share` of sorted `values`."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
@@ -189,13 +187,13 @@ def at(values: list[float], share: float) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process in memory, garbage collected before."""
+    """Return the bytes of this process in memory, after garbage collection."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 async def said_by(second: asyncio.StreamReader) -> dict[str, Any]:
-    """The next line of the second process; it has told why where there is none."""
+    """Return the next line of the second process. If there is none, it has printed the error."""
     line = await second.readline()
     if not line:
         raise SystemExit(1)
@@ -203,8 +201,8 @@ async def said_by(second: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def bare_cpu(engine: Engine, sessions: int, length: int, vocabulary: int) -> float:
-    """Seconds of CPU of one call of `/generate` with so many ids, as many at once as there are
-    sessions.
+    """Return the seconds of CPU of one call of `/generate` with `length` ids, with one concurrent
+    call per session.
     """
     ids = np.arange(length, dtype=np.int32) % (vocabulary - 100)
     prompts = [GenerateRequest(ids, {"max_new_tokens": 64}, f"talk-{at}") for at in range(sessions)]
@@ -262,7 +260,7 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
 
 def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
-    from benchmarks.tables import Table, number  # not there if this file runs by itself
+    from benchmarks.tables import Table, number  # not importable if this file runs as a script
 
     sessions, turns = (50, 10) if quick else (500, 20)
     head = (

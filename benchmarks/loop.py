@@ -1,6 +1,7 @@
-"""The whole loop on an engine that answers at once: client CPU per turn, beside two other loops.
+"""The whole loop on an engine that answers at once: client CPU per turn, compared with two other
+loops.
 
-Requirement: per turn it costs no more than strands-sglang does in the same run.
+Requirement: per turn it costs no more than strands-sglang in the same run.
 """
 
 from __future__ import annotations
@@ -41,30 +42,30 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 512}
 
 @dataclass
 class Cost:
-    """Client CPU in microseconds a turn, and turns a second of the wall."""
+    """Client CPU in microseconds per turn, and turns per second of wall time."""
 
     cpu: float
     rate: float
 
 
 Loop = Callable[[str, Any, Material, int], Awaitable[int]]
-"""Plays that many episodes at once against the stub at an address; returns the number of turns."""
+"""Plays a number of concurrent episodes against the stub at an address; returns the turns."""
 
 
 @cache
 def warm_template(tok: Any) -> ChatTemplate:
-    """One for the whole run, as a process has one for all its episodes."""
+    """Return one template for the whole run, like a process that shares it among episodes."""
     return ChatTemplate(tok)
 
 
 @cache
 def warm_parser(tok: Any) -> ToolCallParser:
-    """One for the whole run too: it remembers the tools' schemas."""
+    """Return one parser for the whole run too, because it caches the tools' schemas."""
     return get_parser("hermes", warm_template(tok).encoder.control)
 
 
 def served_model(url: str, tok: Any, *, threads: int = 64) -> Model:
-    """Ours, on the stub."""
+    """Return our model on the stub."""
     engine = Engine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
     return Model(engine, warm_template(tok), warm_parser(tok), threads=threads)
 
@@ -77,7 +78,7 @@ async def ours(
     *,
     verify: str = "sample",
 ) -> int:
-    """The runner with its metrics, its verification, and the episode file."""
+    """Play with the runner, including metrics, verification and the episode file."""
     factory = RecordedFactory(given, turns=TURNS)
     turns = 0
     with tempfile.TemporaryDirectory() as folder, EpisodeStore(Path(folder)) as store:
@@ -96,8 +97,8 @@ async def ours(
 
 
 async def published(url: str, tok: Any, given: Material, episodes: int) -> int:
-    """The published loop, from its description: text payloads over httpx, renders of everything,
-    deltas by diffs.
+    """Play with the published loop, written from its description: text payloads over httpx, full
+    renders, deltas by diffs.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
@@ -145,7 +146,7 @@ async def published(url: str, tok: Any, given: Material, episodes: int) -> int:
 
 
 async def strands(url: str, tok: Any, given: Material, episodes: int) -> int:
-    """strands-sglang's model and client, without the Agent loop of strands around them."""
+    """Play with strands-sglang's model and client, without the Agent loop of strands."""
     import strands_sglang
 
     logging.getLogger("strands_sglang").setLevel(logging.ERROR)
@@ -185,7 +186,7 @@ async def strands(url: str, tok: Any, given: Material, episodes: int) -> int:
 
 
 async def measured(loop: Loop, url: str, tok: Any, given: Material, episodes: int) -> Cost:
-    """One run of `loop`."""
+    """Return the cost of one run of `loop`."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     turns = await loop(url, tok, given, episodes)

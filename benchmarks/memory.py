@@ -1,5 +1,6 @@
-"""Start and memory: what a process takes before its first episode, what live episodes hold, and
-what a full garbage collection costs then."""
+"""Start-up and memory: the cost of a process before its first episode, the memory of live episodes,
+and the duration of a full garbage collection with them.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ _PROMPT = 4_000
 
 
 def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> SessionPath:
-    """A live session of that many tokens: a prompt of 4,000, and turns that share the rest
-    between sampled and observed ones.
+    """Return a live session with `tokens` tokens: a prompt of 4,000, and turns with sampled and
+    observed tokens.
     """
     rng = np.random.default_rng(seed)
     made = SessionPath(Session(f"s{seed}"))
@@ -67,7 +68,7 @@ def episode(seed: int, *, turns: int = TURNS, tokens: int = TOKENS) -> SessionPa
 
 
 def held(turns: int, *, episodes: int = 16, tokens: int = TOKENS) -> float:
-    """Bytes a token that live sessions hold, as Python's allocators count them."""
+    """Return the bytes per token of live sessions, as Python's allocators count them."""
     episode(0, turns=turns, tokens=tokens)
     gc.collect()
     tracemalloc.start()
@@ -79,13 +80,13 @@ def held(turns: int, *, episodes: int = 16, tokens: int = TOKENS) -> float:
 
 
 def as_lists(seed: int) -> tuple[list[int], list[float], list[int]]:
-    """The tokens of an episode as lists of ids, logprobs and mask."""
+    """Return the tokens of an episode as lists of ids, logprobs and mask."""
     made = episode(seed).session.trajectories()[0]
     return made.input_ids.tolist(), made.logprobs.tolist(), made.loss_mask.tolist()
 
 
 def collection(episodes: int, make: Callable[[int], object] = episode) -> float:
-    """Milliseconds of a full collection that so many live episodes add."""
+    """Return the milliseconds that live episodes add to a full garbage collection."""
 
     def full() -> float:
         found = []
@@ -111,7 +112,7 @@ print(rss() - before)
 
 
 def rss() -> float:
-    """MiB that this process holds in memory now (Linux; elsewhere its peak)."""
+    """Return the MiB of this process in memory now (Linux; elsewhere its peak)."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -120,7 +121,7 @@ def rss() -> float:
 
 
 def resident(episodes: int) -> float:
-    """MiB by which a fresh process grows with that many live sessions."""
+    """Return the MiB by which a fresh process grows with live sessions."""
     done = subprocess.run(
         [sys.executable, "-c", _RESIDENT.format(episodes=episodes)],
         capture_output=True,
@@ -141,7 +142,7 @@ class CountingEngine(Engine):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Generate, and note the length."""
+        """Generate, and record the length."""
         found = await super().generate(request, progress=progress)
         self.lengths[request.session_id] = len(request.input_ids) + len(found.output_ids)
         return found
@@ -155,7 +156,7 @@ class HeldFactory(RecordedFactory):
         self.waiting = 0
 
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
-        """Return a fresh one."""
+        """Return a new environment."""
         made = super().make(options)
         made.blocking = False
         step, left = made.step, self._turns
@@ -175,9 +176,7 @@ class HeldFactory(RecordedFactory):
 
 
 async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
-    """Return the bytes a token that whole episodes hold: messages, environment, agent and
-    session.
-    """
+    """Return the bytes per token of whole episodes: messages, environment, agent and session."""
     template = ChatTemplate(tok)
     parser = get_parser("hermes", template.encoder.control)
     engine = CountingEngine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))

@@ -1,12 +1,14 @@
-"""How long each parser takes for a megabyte of hostile text, and for twice that: reading must be
-linear.
+"""The time of each parser for one megabyte of hostile text, and for twice that, since parsing must
+be linear.
 
     python benchmarks/parsers.py [NAME ...]
 
-Prints, for each format, the seconds for 1 MB of its own openers, of `{`, of `[`, of `x [f(` and of
-`<think>`, which must stay under one; those for 1 MB of prose that comes in pieces of eight
-characters, and how many times longer that is than for half of it; then the slowest of many other
-texts of 100 KB, and how many times longer one of four times its size takes.
+Prints for each format:
+
+- the seconds for 1 MB of its own openers, of `{`, of `[`, of `x [f(` and of `<think>`, which must
+  be less than one;
+- the seconds for 1 MB of prose in pieces of eight characters, and the ratio to half of it;
+- the slowest of many other texts of 100 KB, and the ratio of four times its size to it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ UNITS = (
 
 
 def texts(parser: ToolCallParser, size: int) -> Iterator[tuple[str, str]]:
-    """Hostile texts of about `size` characters for `parser`, by what they repeat."""
+    """Yield hostile texts of about `size` characters for `parser`, by the repeated unit."""
     marks = (*parser.openers, *parser.markers)
     own = (
         *marks,
@@ -43,7 +45,7 @@ def texts(parser: ToolCallParser, size: int) -> Iterator[tuple[str, str]]:
 
 
 def seconds(parser: ToolCallParser, text: str) -> float:
-    """The time of one parse."""
+    """Return the time of one parse."""
     gc.collect()
     begin = time.process_time()
     parser.parse(text, in_reasoning=False)
@@ -51,7 +53,7 @@ def seconds(parser: ToolCallParser, text: str) -> float:
 
 
 def streamed(parser: ToolCallParser, text: str) -> float:
-    """The time of one stream in pieces of eight characters."""
+    """Return the time of one stream in pieces of eight characters."""
     gc.collect()
     begin = time.process_time()
     stream = parser.stream(in_reasoning=False)
@@ -62,7 +64,9 @@ def streamed(parser: ToolCallParser, text: str) -> float:
 
 
 def main(names: list[str]) -> int:
-    """Measure; the number of formats that took over a second or grew faster than the text."""
+    """Measure, and return the number of formats that took over a second or grew faster than the
+    text.
+    """
     bad = 0
     for kind in built_in_parsers():
         if names and kind.name not in names:

@@ -1,8 +1,8 @@
-"""Other projects' ways from messages to the next prompt's ids, each behind one small class; one
-that is not installed is skipped.
+"""The ways of other projects to get from messages to the ids of the next prompt, each as one small
+class. Projects that are not installed are skipped.
 
-A way is given a conversation once (`begin`: the first prompt), then turn for turn what was sampled
-and what is new (`turn`), and returns the whole next prompt. Only `begin` and `turn` are timed.
+A way gets a conversation once (`begin`: the first prompt), and then for each turn the sampled text
+and the new messages (`turn`). It returns the whole next prompt. Only `begin` and `turn` are timed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Way(Protocol):
     name: str
 
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
-        """The ids of the first prompt."""
+        """Return the ids of the first prompt."""
         ...
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
-        """The ids of the next prompt."""
+        """Return the ids of the next prompt."""
         ...
 
 
@@ -92,7 +92,7 @@ class PublishedLoop:
         return self._ids
 
     def _payload(self) -> str:
-        """What the engine would be sent."""
+        """Return the text for the engine."""
         text = self._tokenizer.apply_chat_template(
             self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True
         )
@@ -177,8 +177,8 @@ class Strands:
 
 
 class Verl:
-    """verl 0.9.1: its continuous-token builder for Qwen; `tools` given to each merge, as its
-    agent loop does, or not.
+    """verl 0.9.1: its continuous-token builder for Qwen. `with_tools`: pass the tools to each
+    merge, like its agent loop.
     """
 
     def __init__(self, tokenizer: Any, *, with_tools: bool) -> None:
@@ -205,17 +205,17 @@ class Verl:
 
 
 def readable(message: Message) -> Message:
-    """An assistant message as a template takes it: content "" rather than none."""
+    """Return an assistant message for a template: content "" instead of None."""
     return {**message, "content": message.get("content") or ""}
 
 
 def plain(message: Message) -> Message:
-    """An assistant message as the published loop keeps it: the whole reply as text."""
+    """Return an assistant message in the form of the published loop: the whole reply as text."""
     return {"role": "assistant", "content": as_sampled(message)}
 
 
 def strands_message(message: Message) -> dict[str, Any]:
-    """A message in strands' format."""
+    """Return a message in strands' format."""
     if message["role"] == "tool":
         result = {
             "toolUseId": message["tool_call_id"],
@@ -227,7 +227,7 @@ def strands_message(message: Message) -> dict[str, Any]:
 
 
 def strands_tool(tool: Tool) -> dict[str, Any]:
-    """A tool in strands' format."""
+    """Return a tool in strands' format."""
     function = tool["function"]
     return {
         "name": function["name"],
@@ -237,7 +237,9 @@ def strands_tool(tool: Tool) -> dict[str, Any]:
 
 
 def verl_module() -> ModuleType:
-    """verl's continuous-token module, without running the packages above it: those import ray."""
+    """Return verl's continuous-token module, without importing its parent packages, which import
+    ray.
+    """
     name = "verl.utils.tokenizer.continuous_token"
     if name in sys.modules:
         return sys.modules[name]
@@ -252,6 +254,6 @@ def verl_module() -> ModuleType:
 
 
 def missing(package: str, module: str) -> str | None:
-    """Why a peer is skipped; None where it is there."""
+    """Return why a peer is skipped; None if it is installed."""
     there = module in sys.modules or importlib.util.find_spec(module) is not None
     return None if there else f"{package} is not installed"

@@ -1,8 +1,8 @@
-"""A stub of the engine in a process of its own: it answers `/generate` at once, or after a latency,
-with replies made beforehand.
+"""A stub of the engine in a separate process: it answers `/generate` at once, or after a latency,
+with prepared replies.
 
-It parses nothing but the length of a request, so that it needs little of its core. Run as `python
--m benchmarks.stub PORT LATENCY`, with the replies as JSON lines on standard input.
+It parses only the length of a request, to use little CPU. Run as `python -m benchmarks.stub PORT
+LATENCY`, with the replies as JSON lines on standard input.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ import numpy as np
 from support.processes import free_ports
 
 STEP = 0.004
-"""Seconds between two looks of a stub with a latency, which its answers are late by at most
-twice.
-"""
+"""Seconds between polls of a stub with a latency. Answers are late by at most twice this."""
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 _COUNT = b"77777777"
-"""Stands for the number of prompt tokens in a reply; a number of fewer digits is padded with
-spaces.
-"""
+"""Placeholder for the number of prompt tokens in a reply, padded with spaces."""
 _ID = b"0" * 32
-"""Stands for the request's own id in a reply."""
+"""Placeholder for the id of the request in a reply."""
 _RID = b'"rid":"'
 
 
@@ -51,9 +47,7 @@ class _Connection(asyncio.BufferedProtocol):
     """One keep-alive connection."""
 
     _room = memoryview(bytearray(1 << 20))
-    """Where the next piece comes in, on any connection: it is taken out before another one is
-    read.
-    """
+    """The receive buffer of all connections: each piece is consumed before the next one is read."""
 
     def __init__(self, replies: Iterator[tuple[bytes, bytes]], latency: float) -> None:
         self._replies = replies
@@ -102,8 +96,9 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class _Steps(selectors.DefaultSelector):
-    """Looks up once in a while, as an engine does that answers in steps: woken for every request
-    and every answer, it would take twice the CPU, and the caches of whoever shares its cores."""
+    """A selector that polls at intervals, like an engine that answers in steps. Waking for every
+    request and answer would take twice the CPU, and evict the caches of other processes.
+    """
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout > 0:
@@ -130,7 +125,7 @@ def _response(body: dict[str, Any]) -> bytes:
 
 
 def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
-    """An answer of SGLang's that says `text`."""
+    """Return an answer of SGLang with `text`."""
     meta: dict[str, Any] = {
         "id": _ID.decode(),
         "finish_reason": {"type": "stop", "matched": ids[-1]},
@@ -151,7 +146,7 @@ def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
 
 @contextmanager
 def stub(replies: Sequence[tuple[str, Sequence[int]]], *, latency: float = 0.0) -> Iterator[str]:
-    """The address of a stub that gives `replies` (text and ids) in turn."""
+    """Yield the address of a stub that returns `replies` (text and ids) in turn."""
     port = free_ports(1)[0]
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "benchmarks.stub", str(port), str(latency)]

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and what they were measured on."""
+"""Tables in Markdown, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = (
 
 @dataclass
 class Table:
-    """A headed table; cells are strings."""
+    """A table with a title and header; cells are strings."""
 
     title: str
     head: Sequence[str]
@@ -33,7 +33,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """As Markdown."""
+        """Return the table as Markdown."""
         lines = [f"## {self.title}", "", *self._rows(), ""]
         return "\n".join([*lines, *(f"- {note}" for note in self.notes)]).rstrip() + "\n"
 
@@ -47,19 +47,19 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, no exponent."""
+    """Return `value` with three significant digits, without exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def verdict(*, held: bool) -> str:
-    """Whether a goal held."""
+    """Return the text for a goal that was met or not."""
     return "held" if held else "**missed**"
 
 
 def machine() -> str:
-    """Cores, processor, Python and versions, in one line."""
+    """Return cores, processor, Python and package versions in one line."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

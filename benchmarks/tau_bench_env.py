@@ -1,15 +1,15 @@
-"""What an episode of tau-bench costs besides the model and the user: ours against the package's own
-environment, in CPU time.
+"""The cost of a tau-bench episode without the model and the user: our environment compared with the
+package's own, in CPU time.
 
     python benchmarks/tau_bench_env.py [--tasks N] [--all-rewards]
 
-Prints, for each domain, milliseconds of CPU (medians over tasks, every thread of the process) for
-making an environment and resetting it, for a tool call, and for the step that ends the episode: the
-first time for a task (its expected outcome is computed) and again. Then the event loop's longest
-gap while 64 episodes are played at once, each task for the first time. `--all-rewards` plays the
-reference actions and nothing at all on every task of every split in both, and compares the reward
-infos (some minutes: the package's own takes them). Exits with 1 where a budget is passed or a
-reward info differs.
+Prints for each domain the milliseconds of CPU (medians over tasks, all threads of the process) for
+making and resetting an environment, for a tool call, and for the step that ends the episode: the
+first time for a task (its expected outcome is computed) and again. Then prints the longest gap of
+the event loop while 64 episodes are played at once, each task for the first time. `--all-rewards`
+plays the reference actions, and no actions at all, on every task of every split in both, and
+compares the reward infos (takes some minutes, most of it in the package's own environment). Exits
+with 1 if a budget is exceeded or a reward info differs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BYE = Action("Goodbye.")
 
 
 class SilentUser:
-    """Says what the scripted user says, to the package's own environment."""
+    """A user for the package's own environment that sends the lines of the scripted user."""
 
     def reset(self, instruction: str | None = None) -> str:
         return "Hi"
@@ -52,7 +52,7 @@ class SilentUser:
 
 
 def stock_env(factory: TauBenchFactory, split: str, index: int) -> Any:
-    """The package's own environment for one task."""
+    """Return the package's own environment for one task."""
     domain = factory.name.partition("/")[2]
     envs = import_module("tau_bench.envs")
     env = envs.get_env(
@@ -63,7 +63,7 @@ def stock_env(factory: TauBenchFactory, split: str, index: int) -> Any:
 
 
 def stock_action(action: Action) -> Any:
-    """`action` as the package's own."""
+    """Return `action` in the package's own type."""
     make = import_module("tau_bench.types").Action
     if action.tool_calls:
         return make(
@@ -73,7 +73,7 @@ def stock_action(action: Action) -> Any:
 
 
 class Clock:
-    """CPU milliseconds by what was done."""
+    """CPU milliseconds by kind of step."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[float]] = {}
@@ -92,7 +92,7 @@ class Clock:
 async def play(
     factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock, ending: str
 ) -> StepResult:
-    """One of our episodes, timed."""
+    """Play and time one of our episodes."""
     clock.start()
     env = factory.make(USER)
     await env.reset(task, 0)
@@ -111,7 +111,7 @@ async def play(
 def play_stock(
     factory: TauBenchFactory, task: Task, actions: Sequence[Action], clock: Clock
 ) -> Any:
-    """One of the package's own, timed; its reward info."""
+    """Play and time one of the package's own episodes, and return its reward info."""
     clock.start()
     env = stock_env(factory, task.split, task.index)
     env.reset(task.index)
@@ -128,7 +128,7 @@ def play_stock(
 
 
 async def measure(factory: TauBenchFactory, count: int) -> bool:
-    """Print the table of one domain; whether it kept to its budgets."""
+    """Print the table of one domain, and return True if it is within its budgets."""
     began = time.process_time()
     tasks = factory.tasks("test")[:count]
     await play(factory, factory.tasks("test")[-1], [BYE], Clock(), "")
@@ -157,8 +157,8 @@ async def measure(factory: TauBenchFactory, count: int) -> bool:
 
 
 async def largest_gap(factory: TauBenchFactory, count: int) -> bool:
-    """Print the longest time for which the event loop stood still while `count` episodes ran at
-    once; whether it is in budget.
+    """Print the longest gap of the event loop while `count` episodes ran at once. Return True if it
+    is within the budget.
     """
     fresh = TauBenchFactory(factory.name.partition("/")[2], factory.splits, "")
     tasks = (list(fresh.tasks("test")) * count)[:count]
@@ -176,7 +176,7 @@ async def largest_gap(factory: TauBenchFactory, count: int) -> bool:
         env = fresh.make(USER)
         await env.reset(task, 0)
         for action in fresh.reference(task):
-            await asyncio.sleep(0)  # as an engine's answer is awaited
+            await asyncio.sleep(0)  # in place of an engine's answer
             await env.step(action)
 
     watching = asyncio.create_task(watch())

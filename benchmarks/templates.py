@@ -1,7 +1,7 @@
-"""Deltas under several chat templates, with a thought in every sampled turn.
+"""Deltas under several chat templates, with reasoning in every sampled turn.
 
-A template may carry state through history: Qwen3's removes thoughts once a user speaks again. Such
-a delta needs more than one render. history="preserve": each conversation stays one sequence.
+A template may rewrite history: Qwen3's removes reasoning once a user message follows. Such a delta
+needs more than one render. With history="preserve", each conversation stays one sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THOUGHT = "The customer gave the reservation number. I look at the policy before
 
 
 def with_thought(assistant: Message) -> tuple[Message, str]:
-    """Return the message with a thought, and the text that a model samples for it."""
+    """Return the message with reasoning, and the text that a model samples for it."""
     text = f"<think>\n{THOUGHT}\n</think>\n\n{as_sampled(assistant)}"
     return {**readable(assistant), "reasoning_content": THOUGHT}, text
 

@@ -1,4 +1,4 @@
-"""New text by its kind: CPU per kilobyte of a tool result that was not seen before."""
+"""Kinds of new text: CPU per kilobyte of a tool result that was not seen before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peers import FullRender
 from benchmarks.tables import Table, number
 
 SIZE = 8_000
-"""Bytes of UTF-8 of each tool result, about."""
+"""Approximate size of each tool result in bytes of UTF-8."""
 TURNS = 10
 _WORDS = (
     "flight reservation cancel insurance passenger economy total payment gift certificate bag "

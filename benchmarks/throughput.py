@@ -1,6 +1,7 @@
-"""How near the loop comes to what latencies allow: an engine takes 0.5 s, a user 0.3 s.
+"""The throughput of the loop compared with the bound that latencies set: an engine takes 0.5 s, a
+user 0.3 s.
 
-The share of that bound, and how late the event loop comes back, with 256 and 1,024 episodes.
+Measures the share of that bound, and the delay of the event loop, with 256 and 1,024 episodes.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 ENGINE, USER = 0.5, 0.3
 TURNS = 20
 EPISODE = 14.0
-"""Seconds that an episode takes, about: so long is a window, and the warm-up before it, after which
-conversations of every length are in the air."""
-SAMPLES = 100  # more than can be played: the run is cancelled when the window has closed
+"""Approximate duration of an episode in seconds. It is also the length of the warm-up, after which
+conversations of every length are running.
+"""
+SAMPLES = 100  # more than can be played: the run is cancelled at the end of the window
 LOADS = (
     (256, False, 1),
     (1024, False, 1),
@@ -50,16 +52,17 @@ LOADS = (
 
 @dataclass
 class Record:
-    """What one process saw, by the machine's monotonic clock: the time of each turn and whether the
-    user was next; how late the event loop came back, in seconds; the process's CPU until then, in
-    seconds."""
+    """The measurements of one process, by the machine's monotonic clock: the time of each turn and
+    True if the user was next; the delays of the event loop in seconds; the process's CPU time until
+    then in seconds.
+    """
 
     turns: list[tuple[float, bool]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     cpu: list[tuple[float, float]] = field(default_factory=list)
 
     async def watch(self, *, every: float = 0.005) -> None:
-        """Note gaps and CPU until cancelled."""
+        """Record gaps and CPU until cancelled."""
         for turn in itertools.count():
             began = time.monotonic()
             await asyncio.sleep(every)
@@ -69,9 +72,11 @@ class Record:
 
 
 class RecordingFactory(RecordedFactory):
-    """Its environments note their steps in `record`; the first step makes `mark`. Of the first
-    `staggered` episodes each ends after another number of turns, so that from then on episodes
-    begin and end at all times, as they do in a long run."""
+    """A factory whose environments record their steps in `record`; the first step creates `mark`.
+
+    The first `staggered` episodes end after different numbers of turns, so that afterwards episodes
+    start and end at all times, like in a long run.
+    """
 
     def __init__(
         self, given: Any, record: Record, mark: Path, *, blocking: bool, staggered: int
@@ -81,7 +86,7 @@ class RecordingFactory(RecordedFactory):
         self._firsts = iter([1 + at % TURNS for at in range(staggered)])
 
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
-        """A fresh one."""
+        """Return a new environment."""
         self._turns = next(self._firsts, TURNS)
         made = super().make(options)
         step, turns = made.step, self._record.turns
@@ -103,7 +108,7 @@ class RecordingFactory(RecordedFactory):
 async def opened(
     share: int, stack: AsyncExitStack, *, url: str, folder: Path, blocking: bool
 ) -> tuple[Runner, Sequence[Task]]:
-    """What one process plays with; what it saw is in `folder` when `stack` is closed."""
+    """Return the runner and tasks of one process. `stack` writes its record to `folder`."""
     tok = tokenizer()
     given = material(workload(), tok)
     record, name = Record(), folder / str(os.getpid())
@@ -125,8 +130,8 @@ async def opened(
 async def play(
     url: str, episodes: int, seconds: float, *, blocking: bool, processes: int
 ) -> list[Record]:
-    """Play for a while; what each process saw, this one's (which only takes in, where there are
-    others) last.
+    """Play for a while, and return the record of each process. The record of this process is last;
+    if there are other processes, it only receives episodes.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -167,8 +172,8 @@ def _records(folder: Path) -> list[Record]:
 
 @dataclass
 class Seen:
-    """What was seen within a window: turns, those of them before the user, gaps in ms from the
-    least, CPU in seconds.
+    """The measurements within a window: turns, turns before the user, sorted gaps in ms, CPU in
+    seconds.
     """
 
     turns: int
@@ -178,7 +183,7 @@ class Seen:
 
 
 def seen(records: Sequence[Record], seconds: float) -> Seen:
-    """From `EPISODE` after the first turn of the process that began last."""
+    """Return the measurements from `EPISODE` seconds after the first turn of the last process."""
     begin = max(record.turns[0][0] for record in records if record.turns) + EPISODE
     end = begin + seconds
     turns = [user for record in records for at, user in record.turns if begin <= at < end]

@@ -1,4 +1,4 @@
-"""Requests and replies: CPU of encoding a request body and of parsing a reply."""
+"""Requests and replies: CPU for encoding a request body and for parsing a reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARAMS = {"temperature": 1.0, "max_new_tokens": 512, "stop_token_ids": [151645]
 
 
 def reply(tokens: int, prompt: int = 100, seed: int = 0) -> bytes:
-    """An answer of SGLang's with `tokens` sampled ids."""
+    """Return an answer of SGLang with `tokens` sampled ids."""
     rng = random.Random(seed)
     ids = [*(rng.randrange(150_000) for _ in range(tokens - 1)), 151645]
     logprobs = [[-rng.random() * 5, index, None] for index in ids]
@@ -42,7 +42,7 @@ def reply(tokens: int, prompt: int = 100, seed: int = 0) -> bytes:
 
 
 def session(length: int, seed: int = 0) -> SessionPath:
-    """One of that many tokens."""
+    """Return a session with `length` tokens."""
     rng = random.Random(seed)
     made = SessionPath(Session("s"))
     made.observe([rng.randrange(150_000) for _ in range(length)])

@@ -1,5 +1,5 @@
-"""What the loops play: an environment that answers a call with the next recorded tool result and
-a text with the next user line.
+"""The environment of the loops: it answers a call with the next recorded tool result, and a text
+with the next line of the user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from toolroll.rollout.types import (
 
 @dataclass(frozen=True)
 class Material:
-    """First messages, tools, and what is said by whom."""
+    """The first messages, the tools, and the texts of all sides."""
 
     first: list[list[Message]]
     tools: list[Tool]
@@ -37,8 +37,8 @@ class Material:
 
 
 def material(load: Workload, tok: Any) -> Material:
-    """Taken from the recorded conversations; the replies are what a model of the Hermes format
-    would have sampled.
+    """Return the material of the recorded conversations. The replies are the text that a model with
+    the Hermes format would have sampled.
     """
     end = tok.convert_tokens_to_ids("<|im_end|>")
     replies: list[tuple[str, list[int]]] = []
@@ -60,8 +60,8 @@ def material(load: Workload, tok: Any) -> Material:
 
 
 class RecordedWorld(Environment):
-    """`turns` exchanges, then done. `user_seconds`: how long the user takes; `blocking`: whether
-    it blocks its thread meanwhile.
+    """An environment that is done after `turns` exchanges. `user_seconds`: the latency of the user;
+    `blocking`: it blocks the thread meanwhile.
     """
 
     def __init__(
@@ -122,25 +122,25 @@ class RecordedFactory:
         self._settings = settings
 
     def missing(self) -> str | None:
-        """Nothing."""
+        """Return None: no package is missing."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """As many as are asked for."""
+        """Return 4,096 tasks, more than any benchmark plays."""
         return [Task(f"recorded-{at}", at) for at in range(4096)]
 
     def make(self, options: EnvironmentOptions) -> RecordedWorld:
-        """A fresh one."""
+        """Return a new environment."""
         return RecordedWorld(self._given, turns=self._turns, **self._settings)
 
     def reference(self, task: Task) -> Sequence[Action] | None:
-        """None: the replies are the stub's."""
+        """Return None: the stub has the replies."""
         return None
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The first call in a reply, as the published loop's adapter finds it: a search and a JSON
-    decode.
+    """Return the first call in a reply like the adapter of the published loop, by a search and a
+    JSON decode.
     """
     begin, end = text.find("<tool_call>"), text.find("</tool_call>")
     if begin < 0 or end < 0:

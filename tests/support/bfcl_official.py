@@ -1,8 +1,8 @@
-"""Judges BFCL trajectories with the official checker: a program of its own, since that checker
-keeps every world it ever made.
+"""Judge BFCL trajectories with the official checker, in a separate program, because that checker
+keeps every world in memory.
 
-Reads one JSON object a line, `{"category", "index", "turns": [[call as Python text]]}`, and writes
-one line, `true` or `false`, each.
+Reads one JSON object per line, `{"category", "index", "turns": [[call as Python text]]}`, and
+writes one line, `true` or `false`, for each.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _main() -> None:
         asked = json.loads(line)
         found = data[asked["category"]]
         entry = dict(found.entries[asked["index"]])
-        # A name of its own for each trajectory: worlds are kept under (model, entry), and a used
-        # one judges wrongly.
+        # A separate name for each trajectory: worlds are cached by (model, entry), and a used world
+        # leads to wrong verdicts.
         decoded = [[[call] for call in turn] for turn in asked["turns"]]
         truths = [list(turn) for turn in found.ground_truths[entry["id"]]]
         result = multi_turn_checker(decoded, truths, entry, asked["category"], f"model{number}")

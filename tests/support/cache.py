@@ -1,9 +1,9 @@
-"""A folder of this machine for what is costly to build: keyed by content, written once, shared by
+"""A folder on this machine for results that are expensive to build, keyed by content and shared by
 all processes.
 
-Invariants: an entry is complete or absent (it is built beside its place and renamed into it); the
-key holds everything that the entry depends on, so nothing is ever updated in place; the folder
-belongs to the user who runs the tests.
+Invariants: an entry is complete or absent (it is built in a temporary folder and renamed); the key
+contains everything that the entry depends on, so nothing is updated in place; the folder belongs to
+the user who runs the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cached_folder(kind: str, key: tuple[bytes | str, ...], build: Callable[[Path
         try:
             scratch.rename(place)
         except OSError:
-            if not place.is_dir():  # anything but another process having been faster
+            if not place.is_dir():  # unless another process was faster
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Our engine client at the embedded engine, or at a small server of the test's own."""
+"""Connect our engine client to the embedded engine, or to a small server of a test."""
 
 from __future__ import annotations
 

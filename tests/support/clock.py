@@ -1,5 +1,5 @@
-"""The event loop's clock, moved on by hand: long time limits end at once, and only those that
-the test means.
+"""A manual clock for the event loop: long time limits end at once, and only the ones that the test
+advances.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chunks of a streamed answer, put together as a client does."""
+"""Join the chunks of a streamed answer like a client."""
 
 from __future__ import annotations
 

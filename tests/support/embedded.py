@@ -1,6 +1,4 @@
-"""The embedded engine and SGLang's HTTP spoken plainly to it: for tests that check the engine
-and not our client of it.
-"""
+"""Use the embedded engine over plain HTTP, for tests of the engine itself and not of our client."""
 
 from __future__ import annotations
 

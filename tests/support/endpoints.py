@@ -1,6 +1,4 @@
-"""An endpoint over an embedded engine, the clients that talk to it, and the judge of its
-trajectories.
-"""
+"""An endpoint over an embedded engine, its clients, and the judge of its trajectories."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class Bench:
     def client(self, session: str | None = "s", **options: Any) -> AsyncOpenAI:
         """The SDK's own client, with a session in its address."""
         path = f"/sessions/{session}/v1" if session else "/v1"
-        # without the certificates that take 20 ms to load
+        # without certificates, which take 20 ms to load
         http = DefaultAsyncHttpxClient(verify=False)
         client = AsyncOpenAI(
             **{

@@ -1,4 +1,4 @@
-"""Plays episodes against the embedded engine, and judges their tokens by its request log."""
+"""Play episodes against the embedded engine, and check their tokens with its request log."""
 
 from __future__ import annotations
 

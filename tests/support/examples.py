@@ -1,8 +1,8 @@
-"""A well-formed reply and some broken ones of each family, in the words of the format's published
-specification or template.
+"""A well-formed reply and some broken ones of each family, from the published specification or
+template of the format.
 
-The tool is `get_weather(city: string, days: integer)`. `source` names where the format is
-published.
+The tool is `get_weather(city: string, days: integer)`. `source` names the publication of the
+format.
 """
 
 # ruff: noqa: E501 - a format's line breaks are its own

@@ -1,8 +1,8 @@
-"""How the model of each family writes tool calls: one writer for each format that
-`toolroll.parsers` reads, from its specification.
+"""Write tool calls in the format of each model family that `toolroll.parsers` reads, according to
+its specification.
 
-A writer gives the reply's text behind the visible `text`, without the stop token; the sources are
-named in `docs/parsers.md`.
+A writer returns the text of the reply after the visible `text`, without the stop token. The sources
+are named in `docs/parsers.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversations, endpoint sessions, slime samples and episode files whose tokens must not change.
 
-Each function returns the items by name, as plain JSON. Whoever changes the shape of the code, and
-not what it does, compares them before and after (`tests/unit/test_frozen.py`).
+Each function returns the items by name, as plain JSON. Refactorings compare them before and after
+(`tests/unit/test_frozen.py`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ async def samples() -> Items:
             for n in range(SAMPLES)
         }
         async with trainer(says(lines)) as (_, args):
-            args.toolroll_parallel_calls = "first"  # not the desk's own rule
+            args.toolroll_parallel_calls = "first"  # instead of the desk's own rule
             for n in range(SAMPLES):
                 prompt = str(n % len(TASKS))
                 asked = slime_mirror.Sample(index=n, prompt=prompt, session_id=f"s{n}")

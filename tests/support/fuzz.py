@@ -1,4 +1,4 @@
-"""Texts that no model would write, made of the parts of a wire format."""
+"""Texts that a model would not write, made from parts of a wire format."""
 
 from __future__ import annotations
 

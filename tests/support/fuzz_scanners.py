@@ -1,15 +1,15 @@
-"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed for it: it
-is no dependency.
+"""Coverage-guided fuzzing of the parsers' scanners with atheris, which must be installed
+separately.
 
     python -m support.fuzz_scanners json FOLDER -max_total_time=240 -max_len=200        (in tests/)
     python -m support.fuzz_scanners --keep FOUND/json FOUND/python FOUND/values FOUND/blocks
 
-The first word names the scanner: json, python, values, or blocks (every format, on texts made of
-its markers); FOLDER collects the inputs that reach new code, further words are libFuzzer's
-(`-merge=1 SMALL FOLDER` makes a small folder of a large one). `--keep` takes such folders, each
-named for its scanner, and adds what reaches a new step of the parsers' code to
-`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. A failure is mended, and its text
-added there by hand.
+The first word names the scanner: json, python, values, or blocks (every format, on texts made from
+its markers). FOLDER collects the inputs that reach new code. Further words are passed to libFuzzer
+(`-merge=1 SMALL FOLDER` makes a small folder from a large one). `--keep` takes such folders, each
+named after its scanner, and adds inputs that reach a new step of the parsers' code to
+`tests/unit/parsers/corpus/SCANNER.json`, which the tests replay. After fixing a failure, add its
+text there by hand.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def fuzz(scanner: str, options: list[str]) -> None:
         else:
             SCANNERS[scanner](data.decode("utf-8", "ignore"))
 
-    # libFuzzer starts this program again where it merges folders.
+    # libFuzzer starts this program again to merge folders.
     atheris.Setup([f"{sys.executable} -m support.fuzz_scanners {scanner}", *options], check)
     atheris.Fuzz()
 

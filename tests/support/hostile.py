@@ -1,5 +1,5 @@
-"""Answers that no honest engine gives: each as a way to spoil the honest one, and the words of
-its refusal.
+"""Answers that an honest engine never returns: each is a function that corrupts an honest answer,
+with the expected error message.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ SPAN = ["a weight version is not a span with version, start and end"]
 TOP = ["a top logprob is", "expected [logprob, id, text] with an id below 9096"]
 
 HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
-    # whose answer it is
+    # the request of the answer
     "another's id": (
         meta(id="f" * 16),
         ["answer is for another request", "'ffffffffffffffff'", f"expected '{RID}'"],

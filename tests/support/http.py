@@ -1,4 +1,4 @@
-"""Small HTTP servers for tests: what a router or a broken engine says, decided by the test."""
+"""Small HTTP servers that answer like a router or a broken engine, as a test decides."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A program that plays a run twice: once undisturbed, and once killed with SIGKILL at random
-moments and resumed each time.
+"""Play a run twice: once undisturbed, and once killed with SIGKILL at random moments and resumed
+each time.
 
 `python -m support.killed_run FOLDER EPISODES KILLS SEED` writes FOLDER/whole and FOLDER/killed, and
-prints how it went as JSON. Each run is a forked child with an engine of its own; everything is
-imported before the first fork, so that a start costs milliseconds. A moment is counted, not timed:
-so many calls of functions after the run is started, or has begun to write its next episodes.
+prints the result as JSON. Each run is a forked child with its own engine; everything is imported
+before the first fork, so that a start costs milliseconds. A moment is counted, not timed: a number
+of function calls after the start of the run, or after it has started to write its next episodes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One episode that every client plays: a look at three things, with thoughts, parallel calls,
-and texts that spell control tokens.
+"""One episode for every client: a look at three things, with reasoning, parallel calls, and texts
+that spell control tokens.
 """
 
 from __future__ import annotations

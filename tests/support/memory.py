@@ -1,4 +1,4 @@
-"""How much memory something takes, counted: it shows work on large texts and numbers without a
+"""Count the memory that a function takes, to detect work on large texts and numbers without a
 clock.
 """
 

@@ -1,13 +1,17 @@
-"""What is right for one template and one scenario: found by plain renders, with nothing of
-toolroll.
+"""The correct result for one template and one scenario, found by plain renders, without toolroll.
 
-Invariants: a truth is `append` (the whole render begins with prompt and sampled text: the rest of
-it, encoded, is the only right answer), `drift` (the same but for white space in the sampled text),
-`rewrite` (no append exists: forking is right; keeping the stream is right only with exactly the
-text behind the turn's close, where that is defined) or `raises` (the template refuses the
-conversation). Control tokens are the template's own markers; the same characters in a body of
-system, user, tool or tool description are text (I6). Texts are compared up to NFC, which the
-vocabulary's normaliser applies.
+A truth is one of:
+
+- `append`: the whole render starts with prompt and sampled text. The rest of it, encoded, is the
+  only correct answer.
+- `drift`: the same, except for white space in the sampled text.
+- `rewrite`: no append exists, and a fork is correct. Keeping the sequence is correct only with
+  exactly the text after the turn's close, if that is defined.
+- `raises`: the template refuses the conversation.
+
+Control tokens are the template's own markers; the same characters in a body of a system message, a
+user message, a tool result or a tool description are text (I6). Texts are compared up to NFC, which
+the vocabulary's normalizer applies.
 """
 
 from __future__ import annotations
@@ -231,7 +235,7 @@ class Oracle:
             tail = found.end()
         content = scenario.turn.get("content") or ""
         if scenario.turn.get("tool_calls") and content.strip() and content.strip() in full[tail:]:
-            return "rewrite", None  # the turn's text is moved behind the result
+            return "rewrite", None  # the turn's text is moved after the result
         region = full[len(prompt) : tail]
         if full.startswith(prompt) and _squash(region) == _squash(sampled):
             return "drift", len(full) - tail
@@ -264,7 +268,7 @@ class Oracle:
             and not alone.startswith(prompt)
             and scenario.sampled != "raw_thought"
         )
-        # the model must end the thought that the prompt opens
+        # the model must end the reasoning that the prompt opens
         if thinks and not scenario.turn.get("reasoning_content"):
             return self._sample(
                 replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."})
@@ -353,7 +357,7 @@ class Oracle:
         own = rest if behind.startswith(rest) else rest.rstrip("\n")
         marker = self.pattern.match(behind, len(own)) if behind.startswith(own) else None
         last = [match for match in self.pattern.finditer(own) if match.end() == len(own)]
-        # Gemma 4 stops where the result begins, and shows it at the end
+        # Gemma 4 stops at the start of the result, and shows it at the end
         if marker is None and last and behind.startswith(own):
             return Ending(scenario.mark, own[: last[0].start()], last[0].group())
         if marker is None:
@@ -372,8 +376,8 @@ class Oracle:
         return ids
 
 
-# The tokens with which published models end a turn, also where a call has other markers behind its
-# last argument.
+# The tokens that end a turn in published models, even if a call has other markers after its last
+# argument.
 _CLOSES = (
     "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>",
     "<|eot_id|>", "<|eom_id|>",

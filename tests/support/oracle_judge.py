@@ -1,8 +1,8 @@
-"""Verdicts on an implementation, by the oracle.
+"""Judge an implementation with the oracle.
 
-Invariants: a refusal is right only where no append exists (or, with `history="preserve"`, where no
-tail is defined), so an implementation cannot pass by refusing; every exception that is neither a
-fork nor a refusal is a crash.
+Invariants: a refusal is correct only if no append exists (or, with `history="preserve"`, if no tail
+is defined), so an implementation cannot pass by refusing; every exception that is neither a fork
+nor a refusal is a crash.
 """
 
 from __future__ import annotations

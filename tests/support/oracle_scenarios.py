@@ -1,7 +1,7 @@
-"""The conversations of the conformance suite: each scenario is data.
+"""The conversations of the conformance suite. Each scenario is data.
 
-Invariants: the assistant turn under test ends in a mark that occurs nowhere else in the
-conversation, so that its place in a render can be found by search; nothing of toolroll is imported.
+Invariants: the assistant turn under test ends with a mark that occurs nowhere else in the
+conversation, so that a search finds its position in a render; imports nothing of toolroll.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of parsers share: reading in pieces, and what must be true of every reply."""
+"""Shared helpers for tests of parsers: parsing in pieces, and the properties of every reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a test waits for what must happen: long enough for any machine, so that only a hang
+"""The maximum time to wait for an event in a test, long enough for any machine, so that only a hang
 reaches it.
 """
 

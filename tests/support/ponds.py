@@ -1,5 +1,6 @@
-"""A small benchmark for tests of runs: any number of tasks, played against the embedded engine by a
-policy that only looks at the prompt, so that an episode is the same whenever it is played."""
+"""A small benchmark for tests of runs, with any number of tasks. The embedded engine's policy
+depends only on the prompt, so that an episode is always the same.
+"""
 
 from __future__ import annotations
 

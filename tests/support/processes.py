@@ -1,9 +1,9 @@
-"""Server processes of tests: started in a session of their own, watched until they answer, killed
-as a whole group.
+"""Server processes of tests: started in a separate session, watched until they answer, killed as a
+group.
 
 Invariants: nothing outlives the test run (the group is killed by its id; the kernel kills the
-server if pytest itself is killed); a server that does not start says why, with the end of its log;
-nothing but 127.0.0.1 is listened on.
+server if pytest itself is killed); if a server does not start, the error has the end of its log;
+servers listen only on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_DEADLINE = 240.0
 """Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on
 a busy one.
 """
-_GRACE = 2.0  # an idle router is gone after 1.5 s; SGLang wants 4 to drain, and has nothing to save
+_GRACE = 2.0  # an idle router ends after 1.5 s; SGLang takes 4 s to drain, and has nothing to save
 _POLL = 0.2
 _PORT_TAKEN = re.compile(
     r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE
@@ -112,7 +112,7 @@ def serving(
     Its temporary files go where it closes. A port that was taken in the moment between is tried
     anew, twice at most.
     """
-    # short: it holds socket paths
+    # short, because it contains socket paths
     with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:
         yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
 
@@ -180,10 +180,10 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     """End the process and all that it started: a moment to clean up (SIGTERM waits for running
     requests), then SIGKILL.
     """
-    # a session's leader is its group's too, and the number stays taken while one member lives
+    # the session leader also leads the group, and its id stays in use while a member lives
     group = process.pid
     if process.poll() is None:
-        # to the leader alone: it takes the end of one of its own processes for a crash
+        # only to the leader: it treats the end of one of its processes as a crash
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)

@@ -1,9 +1,8 @@
-"""`CountingProxy`: a reverse proxy that stands between a router and a worker and writes down what
-passes.
+"""`CountingProxy`: a reverse proxy between a router and a worker, which records all requests.
 
-Invariants: bytes pass unchanged both ways; a client that hangs up is hung up on at the worker too;
-`requests` is in the order of arrival and holds every request. It runs in a thread with an event
-loop of its own, so that it serves tests of any loop.
+Invariants: bytes pass unchanged in both directions; if a client disconnects, the worker's
+connection is closed too; `requests` has every request in the order of arrival. It runs in a thread
+with its own event loop, so that tests of any loop can use it.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ async def _pass_on(
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
                 await response.write(chunk)
-            seen.status = upstream.status  # before the client can know that this is all
+            seen.status = upstream.status  # before the client sees the end
             await response.write_eof()
             return response
     except (asyncio.CancelledError, ConnectionResetError):

@@ -1,5 +1,5 @@
-"""Episodes for the regression tests of published defects, and the published ways of making
-tokens, re-made to fail them.
+"""Episodes for the regression tests of published defects, and copies of the published ways to make
+tokens, which must fail them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A raw server: what each connection says is decided by the test, byte by byte."""
+"""A raw server: a test decides each byte of each connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes made by hand, for what comes after the playing: files, rates, reports, pages."""
+"""Hand-made episodes, for tests of files, rates, reports and pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What must hold of the parsers' scanners for any input: bytes, as a coverage-guided fuzzer makes
-them, and the text they stand for.
+"""Properties of the parsers' scanners for any input: bytes from a coverage-guided fuzzer, and the
+text that they represent.
 
-A text that was found is kept with the scanner it was found with, in `tests/unit/parsers/corpus`.
+Texts that failed are kept with their scanner in `tests/unit/parsers/corpus`.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def check_json(text: str) -> None:
     except (ValueError, RecursionError):
         stop = -1
     if found.problem is None and stop != found.stop - (len(text) - len(body)):
-        # Python's decoder refuses integers of more digits than it reads; the scanner leaves that to
-        # the decoder.
+        # Python's decoder refuses integers with too many digits; the scanner leaves that to the
+        # decoder.
         assert stop == -1 and len(text) > 4300, (text, found, stop)
     if found.problem is not None and stop >= 0:
         constant = any(word in text for word in ("NaN", "Infinity"))

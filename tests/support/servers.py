@@ -1,7 +1,7 @@
 """SGLang's server and router as processes, on the CPU.
 
-The server is the real one (0.5.23) with a tiny random model; `stubs/` stands in for what has no CPU
-build: sgl_kernel, torchvision and triton (imports only; no kernel of theirs is called).
+The server is the real one (0.5.23) with a tiny random model. `stubs/` replaces packages without a
+CPU build: sgl_kernel, torchvision and triton (imports only; their kernels are never called).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def sglang_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # With more threads a decode step waits at OpenMP's barriers for whatever else runs on those
-        # cores: ten times slower.
+        # With more threads, a decode step waits at OpenMP's barriers for other work on those cores,
+        # and takes ten times as long.
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
@@ -91,7 +91,7 @@ def router(
     """
 
     def command(port: int) -> list[str]:
-        # its default is one fixed port on 0.0.0.0, and fatal where taken
+        # the default is a fixed port on 0.0.0.0, and an error if it is taken
         metrics = free_ports(1)[0]
         return [
             sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port",

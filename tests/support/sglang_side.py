@@ -1,8 +1,8 @@
-"""SGLang's own parsers in a process of their own: its imports want stubs that no other test should
-see.
+"""Run SGLang's own parsers in a separate process, because their imports need stubs that other tests
+must not see.
 
-Run as a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`,
-and writes what SGLang's parser of that name makes of each text, and what `sglang:NAME` makes of it.
+As a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "ours": [...]}`, and
+writes the results of SGLang's parser of that name, and of `sglang:NAME`, for each text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[An
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        # as a file it would have this folder's http.py for Python's own
+        # as a script it would import this folder's http.py instead of Python's
         [sys.executable, "-m", "support.sglang_side"],
         cwd=Path(__file__).parents[1],
         input=json.dumps({"theirs": theirs, "ours": ours or []}),

@@ -1,5 +1,5 @@
-"""A trainer of slime's kind for tests: its arguments, an engine that plays the desk, and what is
-checked of its samples.
+"""A trainer like slime for tests: its arguments, an engine that plays the desk, and the checks of
+its samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The library's own source, for tests of its structure: its modules, their imports, their syntax
-trees.
-"""
+"""The source of the library, for tests of its structure: modules, imports and syntax trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the processes of a run open in tests: functions of a module, as they are pickled by name."""
+"""The functions that the processes of a run open in tests. They are module-level, because they are
+pickled by name.
+"""
 
 from __future__ import annotations
 

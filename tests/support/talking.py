@@ -1,6 +1,4 @@
-"""Runs without an engine: an agent that only talks, and environments whose behavior a test
-decides.
-"""
+"""Runs without an engine, with an agent that only talks and environments that a test decides."""
 
 from __future__ import annotations
 

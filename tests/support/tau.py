@@ -1,5 +1,5 @@
-"""tau-bench twice: the small package of ours that has its interface, and the real one where it
-is installed.
+"""Two versions of tau-bench: our small package with its interface, and the real one if it is
+installed.
 """
 
 from __future__ import annotations

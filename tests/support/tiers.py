@@ -1,4 +1,4 @@
-"""What belongs to the quick tier: how much of each property, and which templates.
+"""The quick tier: the number of examples of each property, and the templates.
 
 The tiers are `make test` (tests/unit without the marker `slow`), `make test-all` (everything but
 `peers`), and by hand `make test-peers` and `make fuzz`. HYPOTHESIS_PROFILE names the profile: `dev`

@@ -1,8 +1,8 @@
-"""A random model small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2, 9.8
-million parameters.
+"""A random model that is small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2,
+9.8 million parameters.
 
 Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) is larger than its
-tokenizer (151,669), as Qwen's own is, so an untrained model does sample ids that no text has.
+tokenizer (151,669), as in Qwen, so an untrained model samples ids without text.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _save_weights(folder: Path, dtype: Dtype) -> None:
         tie_word_embeddings=True,
         bos_token_id=151_643,
         eos_token_id=151_645,
-        # ten times the usual: else every token is equally likely and no logprob tells anything
+        # ten times the usual: else all tokens are equally likely, and logprobs are meaningless
         initializer_range=0.2,
     )
     with torch.random.fork_rng():

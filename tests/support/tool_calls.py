@@ -1,4 +1,4 @@
-"""The same tool call as four formats write it."""
+"""The same tool call in four formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose texts try to become markup, for the tests of its page."""
+"""A run whose texts try to become markup, for tests of its page."""
 
 from __future__ import annotations
 

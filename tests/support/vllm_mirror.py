@@ -1,4 +1,4 @@
-"""OpenRLHF's `llm_engine` (vLLM's output objects) with the embedded engine behind it."""
+"""OpenRLHF's `llm_engine` (vLLM's output objects) on top of the embedded engine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LlmEngine:
         meta, ids = answer["meta_info"], answer["output_ids"]
         logprobs = [{index: Logprob(value)} for value, index, _ in meta["output_token_logprobs"]]
         matched = meta["finish_reason"].get("matched")
-        eos = isinstance(matched, int)  # vLLM names no reason for the end-of-sequence token
+        eos = isinstance(matched, int)  # vLLM reports no reason for the end-of-sequence token
         output = CompletionOutput(
             ids,
             answer["text"],

@@ -1,4 +1,4 @@
-"""SGLang's HTTP, spoken plainly: for tests that check the engine and not our client of it."""
+"""Use SGLang's HTTP API directly, for tests of the engine itself and not of our client."""
 
 from __future__ import annotations
 

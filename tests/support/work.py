@@ -1,8 +1,7 @@
-"""How much work the parsers do on a text, counted, so that it is the same however busy the machine
-is.
+"""Count the work of the parsers on a text, independent of the load of the machine.
 
-Work is the lines of the parsers that run, and the characters that their calls into C look at or
-copy: methods of the text, slices of it, and searches with a pattern.
+Work is the number of executed lines of the parsers, and of characters that their calls into C look
+at or copy: methods of the text, slices of it, and searches with a pattern.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments for tests: what an environment may do, decided by a list."""
+"""Environments for tests, whose behavior is decided by a list."""
 
 from __future__ import annotations
 

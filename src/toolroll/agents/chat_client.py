@@ -1,4 +1,4 @@
-"""`ChatClient`: requests to an OpenAI-compatible server, retried until they succeed or cannot.
+"""`ChatClient`: send requests to an OpenAI-compatible server, with retries.
 
 It is built on aiohttp, not on the `openai` SDK: the SDK's retries neither wait out a server that is
 down (`engine_timeout`) nor repeat an unreadable response or report how many attempts were made.
@@ -46,34 +46,34 @@ from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.types import Message
 
 _NOT_RETRIED = frozenset({501, 505})
-"""Of the 5xx: the server will never be able to answer."""
+"""Statuses of 5xx that are not retried: the server does not support the request."""
 _EXCERPT = 500
 _OVERFLOW = re.compile(r"context_length_exceeded|maximum context length|maximum model length")
-"""How OpenAI and vLLM report that the prompt is too long."""
+"""Matches the errors of OpenAI and vLLM for a prompt that is too long."""
 
 
 class ChatClientConfig(BaseModel):
-    """Where an OpenAI-compatible server is, and how often to ask it. Times in seconds."""
+    """Address, time limits (seconds) and retries of an OpenAI-compatible server."""
 
     # A rejected setting may be the key, or an address with a password.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     base_url: str
-    """With the version: http://127.0.0.1:30000/v1."""
+    """The address with the version, such as http://127.0.0.1:30000/v1."""
     model: str
     api_key: SecretStr | None = None
     api_key_env: str | None = None
-    """The environment variable that holds the key; read when the client is made."""
+    """The environment variable with the key, which is read when the client is created."""
     timeout: float = Field(default=600.0, gt=0)
-    """Of one attempt."""
+    """The time limit of one attempt."""
     retries: int = Field(default=4, ge=0)
     backoff: float = Field(default=0.5, ge=0)
     """The first pause; it doubles up to `max_backoff`."""
     max_backoff: float = Field(default=60.0, ge=0)
-    """Also the longest `Retry-After` that is waited for; after a longer one the request fails."""
+    """Also the maximum `Retry-After`: after a longer one the request fails."""
     engine_timeout: float = Field(default=0.0, ge=0)
     """How long to wait for a server that does not answer at all, before
-    `EngineUnreachableError`. 0: that is a failed attempt like any other.
+    `EngineUnreachableError`. 0: do not wait; it counts as a failed attempt.
     """
     max_concurrency: int | None = Field(default=None, gt=0)
     """Requests in flight at once; None: no limit."""
@@ -121,7 +121,7 @@ class ChatCompletion:
     """The first choice of a response.
 
     `usage`: prompt_tokens, completion_tokens and cached_tokens, 0 if the server does not report
-    them. `attempts`: how many requests were sent for it.
+    them. `attempts`: the number of requests that were sent.
     """
 
     reply: ParsedReply
@@ -185,9 +185,9 @@ class ChatClient:
     async def complete(self, request: Mapping[str, Any]) -> ChatCompletion:
         """Send `request` (messages, tools, sampling parameters; the model is added).
 
-        Raise `ContextOverflowError` if the server says that the prompt is too long: the model's own
-        error. Raise `EngineUnreachableError` if nobody answered for `engine_timeout` seconds, and
-        `EngineError` for everything else, after the retries that could help.
+        Raises `ContextOverflowError` if the server reports that the prompt is too long,
+        `EngineUnreachableError` if there was no answer for `engine_timeout` seconds, and
+        `EngineError` for everything else, after the retries.
         """
         config = self._config
         body = orjson.dumps({"model": config.model, **request})
@@ -226,7 +226,7 @@ class ChatClient:
                     timeout=aiohttp.ClientTimeout(total=self._config.timeout),
                 )
             try:
-                # A redirect would turn the POST into a GET, and send the key elsewhere.
+                # A redirect would turn the POST into a GET, and send the key to another server.
                 async with self._session.post(
                     self.url, data=body, headers=self._headers, allow_redirects=False
                 ) as response:
@@ -244,7 +244,9 @@ class ChatClient:
         return replace(failure, retry=retry)
 
     def _redacted(self, text: bytes) -> bytes:
-        """Return `text` without the key. Of a text that was cut, a part of the key would remain."""
+        """Return `text` without the key. Call it before cutting the text: part of a key would
+        remain.
+        """
         return text.replace(self._secret, b"***") if self._secret else text
 
     def _error(self, failure: Failure, attempts: int) -> EngineError:

@@ -1,8 +1,7 @@
-"""`BaselineAgent`: a model behind any OpenAI-compatible endpoint, played and scored like the model
-that is trained.
+"""`BaselineAgent`: play and score a model at any OpenAI-compatible endpoint like the trained model.
 
-Invariants: such an endpoint returns text, so its episodes are marked not trainable and have no
-tokens; a call that cannot be executed is answered with its error, as everywhere.
+Invariants: such an endpoint returns text, so its episodes are marked as not trainable and have no
+tokens; a call that cannot be executed is answered with its error, as in all agents.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ top_k and min_p.
 
 @dataclass(eq=False)
 class BaselineAgent(TextAgent):
-    """Plays the model that `client` asks.
+    """Plays the model of `client`.
 
     `extra_params`: send sampling parameters that OpenAI's API does not have (top_k, min_p ...).
 
@@ -82,7 +81,7 @@ class BaselineAgent(TextAgent):
         return AssistantTurn(parsed, message, completion.finish_reason, counts, seconds)
 
     def _parsed(self, reply: ParsedReply, tools: Sequence[Tool]) -> ParsedReply:
-        """Return `reply` with its reasoning taken out of the text, and its calls checked."""
+        """Return `reply` with its reasoning separated from the text, and its calls checked."""
         # A server without a reasoning parser leaves the reasoning in the text.
         text, offered = self._parser.parse(reply.content), Offered(tools)
         calls = (
@@ -96,7 +95,7 @@ class BaselineAgent(TextAgent):
 
 
 def _sent(message: Message) -> Message:
-    """Return `message` without its reasoning, which is not sent."""
+    """Return `message` in the form to send, without its reasoning."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
@@ -116,5 +115,5 @@ def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> Basel
 
 
 def _taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take those of `names` that are there out of `settings`."""
+    """Remove `names` from `settings`, and return the ones that exist."""
     return {name: settings.pop(name) for name in names if name in settings}

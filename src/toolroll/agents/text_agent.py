@@ -28,7 +28,7 @@ DEFAULT_POLICY = CallPolicy()
 
 
 class TextConversation:
-    """The conversation of one episode as text, with nothing to check."""
+    """The conversation of one episode as text, without tokens to check."""
 
     def __init__(self, agent: TextAgent, first: Observation, session_id: str) -> None:
         self.messages: list[Message] = [dict(message) for message in first.messages]
@@ -49,7 +49,7 @@ class TextConversation:
             self.tools[:] = tools
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Do nothing: nothing is trained."""
+        """Do nothing: the episode is not trained."""
 
     async def settle(self) -> None:
         """Do nothing: there are no tokens."""
@@ -62,8 +62,8 @@ class TextConversation:
 class TextAgent(ABC):
     """An agent whose `reply` returns text. It plays any number of episodes at once.
 
-    `threads` runs environments that block. `step_timeout`: seconds that one call of the environment
-    may take. `max_observation_bytes`: of all that one call of it returns.
+    `threads` runs blocking environments. `step_timeout`: the time limit in seconds of one call of
+    the environment. `max_observation_bytes`: the maximum size of the text that one call returns.
 
         class Shouting(TextAgent):
             async def reply(self, messages, tools, sampling_params, session_id):
@@ -130,7 +130,7 @@ class TextAgent(ABC):
 
 
 class DoNothingAgent(TextAgent):
-    """Says goodbye and calls nothing: its score is a benchmark's floor."""
+    """An agent that says goodbye and calls no tool. Its score is the floor of a benchmark."""
 
     async def reply(
         self,

@@ -76,10 +76,10 @@ def agent_factory(
     rollout_args: Any = None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> TrainableToolCallingAgent:
-    """Return an agent for `config`: tau-bench's `RunConfig`, or anything with `agent_strategy`,
+    """Return an agent for `config`: tau-bench's `RunConfig`, or any object with `agent_strategy`,
     `model`, `model_provider` and `temperature`.
 
-    Raise `NotImplementedError` for another strategy than "tool-calling": it cannot be trained.
+    Raises `NotImplementedError` for a strategy other than "tool-calling", which cannot be trained.
     """
     settings = (
         config

@@ -1,11 +1,11 @@
 """`TrainableAgentMixin`: play one episode of an environment against an SGLang router and return its
 exact tokens.
 
-The published hooks are all here under their names and may be overridden. Those that make tokens
-(`_prepare_prompt_tokens`, `_get_token_delta`) are served as given and compared with the chat
-template's own tokens; a disagreement takes the sample out of training and is counted. Invariants:
-an episode ends with a status and a stop reason, never with an exception of its own (I7);
-`CancelledError` passes through; what the model did not cause is ABORTED, reward None (I9).
+The published hooks are all here under their names and may be overridden. The tokens of
+`_prepare_prompt_tokens` and `_get_token_delta` are served as returned, and compared with the chat
+template's own tokens; a mismatch is counted and excludes the sample from training. Invariants: an
+episode ends with a status and a stop reason, never with an exception (I7), except
+`CancelledError`; a failure that the model did not cause is ABORTED, with reward None (I9).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
     "A turn either calls one function or speaks to the user; it never does both."
 )
-"""For agents that make one call a turn: replaces the sentence that invites several calls."""
+"""Replaces the sentence that invites several calls, for agents that make one call per turn."""
 
 _INVITATION = "You may call one or more functions to assist with the user query."
 

@@ -1,6 +1,6 @@
-"""Text of a reply -> reasoning, content and tool calls.
+"""Parse the text of a reply into reasoning, content and tool calls.
 
-The published names; each is loaded from its module at first use.
+The public names; each is loaded from its module at first use.
 """
 
 from __future__ import annotations

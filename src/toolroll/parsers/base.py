@@ -1,9 +1,8 @@
-"""`ToolCallParser`: the text that the model wrote, taken apart, at once or as it comes.
+"""`ToolCallParser`: parse the text that the model wrote, at once or as a stream.
 
-Invariants: reading never raises for any text; nothing is lost (see `toolroll.parsers.types`);
-`parse` equals `feed` and `close` at every split; a format's marker counts only if it is the real
-control token, when ids are given and the vocabulary has it as one token; the time is linear in the
-text.
+Invariants: parsing never raises for any text; nothing is lost (see `toolroll.parsers.types`);
+`parse` equals `feed` and `close` at every split; if ids are given and the vocabulary has a marker
+as one token, the marker counts only if it is that control token; the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ Tool = Mapping[str, Any]
 
 
 class ToolCallParser(ABC):
-    """One wire format. `control_tokens`: the texts that the vocabulary holds as single control
-    tokens. `reasoning`: how the model writes its reasoning, if it is not the format's own way
-    (None).
+    """One wire format.
 
-    A subclass gives `read_calls`, a generator that reads visible text and calls; see
+    A subclass implements `read_calls`, a generator that reads visible text and calls; see
     `toolroll.parsers.reading.source`.
+
+    Args:
+        control_tokens: Texts that are single control tokens in the vocabulary.
+        reasoning: How the model writes its reasoning. Default: the format's own way.
     """
 
     name: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     reasoning: Tags | None = THINK
     openers: tuple[str, ...] = ()
-    """What begins a call, if that is certain: unclosed reasoning ends there."""
+    """Markers that certainly start a call: unclosed reasoning ends there."""
     markers: tuple[str, ...] = ()
-    """The format's own markers: what a reply may hold besides reasoning, content and calls. None
-    of them is content.
-    """
+    """The format's own markers. They are never content."""
     prose_has_no_markers: ClassVar[bool] = False
-    """Whether a reply without any marker is visible text and nothing else: then it is not read
-    at all. Most replies are.
+    """True if a reply without any marker is only visible text, so that parsing can be skipped. Most
+    replies are.
     """
 
     def __init__(
@@ -64,12 +63,15 @@ class ToolCallParser(ABC):
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ParsedReply:
-        """Take `text` (without the stop token) apart.
+        """Parse a whole reply.
 
-        `offsets`: [start, stop) in characters for each of `ids`. `tools`: the tools that were
-        offered; None checks neither names nor arguments. `in_reasoning`: True if the prompt opened
-        the reasoning; None: not known. `calls_as_text`: the reply holds no calls; all text from the
-        first one on is content, as it is written.
+        Args:
+            text: The reply, without the stop token.
+            ids: The token ids of `text`.
+            offsets: [start, stop) in characters for each of `ids`.
+            tools: The tools that were offered. None: do not check names and arguments.
+            in_reasoning: True if the prompt opened the reasoning; None if unknown.
+            calls_as_text: Return no calls; all text from the first one on is content.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
             check_offsets(ids, offsets)
@@ -89,8 +91,8 @@ class ToolCallParser(ABC):
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:
-        """A reader for one reply that comes in pieces: `feed` each, `close`, then `reply`;
-        parameters as in `parse`.
+        """Return a stream for one reply: `feed` each piece, `close`, then read `reply`. Parameters
+        as in `parse`.
         """
         return ReplyStream(
             self,
@@ -100,7 +102,7 @@ class ToolCallParser(ABC):
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """`call` with its status against the tools that were offered."""
+        """Return `call` with its status for the tools that were offered."""
         return self._schemas.check(call, offered) if call.ok else call
 
     def read(
@@ -118,13 +120,13 @@ class ToolCallParser(ABC):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """Read the visible text and every attempted call from `at` to the end of `source`, and
-        put them in `out`.
+        """Read the visible text and every attempted call from `at` to the end of `source` into
+        `out`.
         """
 
 
 class ReplyStream:
-    """One reply, read as it comes. Not to be shared: one per reply."""
+    """One reply that arrives in pieces. Create one per reply."""
 
     def __init__(
         self,
@@ -144,15 +146,16 @@ class ReplyStream:
     def feed(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Take the next piece in; what is certain now. `offsets` are counted from the piece's
-        beginning, whole tokens then.
+        """Add the next piece, and return the deltas that are certain now.
+
+        `offsets` are relative to the piece, which then must consist of whole tokens.
         """
         self._take(text, ids, offsets)
         self._run()
         return self._out.drain()
 
     def close(self) -> list[Delta]:
-        """End the reply and return the text that was held back."""
+        """End the reply, and return the deltas that were held back."""
         self._source.closed = True
         self._run()
         return self._out.drain()
@@ -160,18 +163,18 @@ class ReplyStream:
     def finish(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """`feed` the last piece and `close`, at once."""
+        """Do `feed` of the last piece and `close` in one step."""
         self._take(text, ids, offsets)
         return self.close()
 
     @property
     def reply(self) -> ParsedReply:
-        """The reply; whole once the stream is closed."""
+        """Return the reply, which is complete after `close`."""
         return self._out.reply()
 
     def _take(self, text: str, ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
         if self._source.closed:
-            raise ValueError("the stream is closed: take a new one for each reply")
+            raise ValueError("the stream is closed: create a new one for each reply")
         check_offsets(ids, offsets)
         self._source.feed(text, offsets)
 
@@ -186,7 +189,7 @@ class ReplyStream:
 
 
 def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
-    """Raises `ValueError` if there are more of one than of the other."""
+    """Raise `ValueError` if the numbers of ids and offsets differ."""
     if ids is not None and offsets is not None and len(ids) != len(offsets):
         raise ValueError(
             f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
@@ -194,9 +197,11 @@ def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> 
 
 
 class _Check:
-    """Gives a call the status that it has among the others and against the tools, and its tokens.
-    An object of its own: a method of the stream, held by the stream's collector, would make garbage
-    of every reply that reference counts do not free."""
+    """Sets the status of a call, given the other calls and the tools, and its token span.
+
+    This is a separate object to avoid a reference cycle: the stream's collector holds it, so a
+    method of the stream would keep every reply alive until garbage collection.
+    """
 
     def __init__(self, parser: ToolCallParser, offered: Offered | None, source: Source) -> None:
         self._parser = parser
@@ -228,11 +233,11 @@ def broken_call(
     openers: tuple[str, ...],
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """A call, begun at `begin`, that cannot be read because of `problem`, and where the text goes
-    on; `raw` begins at `start`.
+    """Return an unreadable call that starts at `begin`, and where the text continues.
 
-    It ends after the next of `closes`, or before the next of `openers`, or with the text; the last
-    two leave it unclosed.
+    `problem` is the reason. The `raw` text starts at `start`. The call ends after the next of
+    `closes`, before the next of `openers`, or at the end of the text; in the last two cases it is
+    unclosed.
     """
     at, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:at]
@@ -246,13 +251,13 @@ def broken_call(
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:
-    """Return a call that cannot be read and that the marker `close` does not end."""
+    """Return an unreadable call without the marker `close` at its end."""
     error = f"the reply ended inside the tool call: it is not closed with {close}"
     return ToolCall(name, None, raw, CallStatus.UNCLOSED, error, span=span)
 
 
 def unclosed(call: ToolCall, close: str) -> ToolCall:
-    """`call`, readable as far as it goes, but without the marker `close` at its end."""
+    """Return `call`, which is readable but has no marker `close` at its end, as unclosed."""
     if not call.ok:
         return call
     return replace(

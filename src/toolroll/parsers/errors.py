@@ -1,7 +1,7 @@
-"""What can be wrong with the name of a parser."""
+"""Errors of parser names."""
 
 from __future__ import annotations
 
 
 class UnknownParserError(ValueError):
-    """No parser has that name, or reads that template; the message says which there are."""
+    """No parser has that name, or reads that template. The message lists the known names."""

@@ -1,6 +1,4 @@
-"""`infer_parser`: which format a chat template writes its tool calls in, found by rendering a
-call and reading it back.
-"""
+"""`infer_parser`: find the tool-call format of a chat template, by parsing a rendered call."""
 
 from __future__ import annotations
 
@@ -31,17 +29,17 @@ _TOOL = {
         },
     },
 }
-# Kimi's call is its id; Mistral's template takes nine letters and digits only
+# Kimi identifies a call by its id; Mistral's template takes only nine letters and digits
 _IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
 _REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def infer_parser(tokenizer: Any, template: str | None = None) -> str:
-    """The name of the parser for what `tokenizer`'s chat template (or `template`, as Jinja)
-    renders.
+    """Return the name of the parser for the chat template of `tokenizer`, or for `template` (Jinja
+    text).
 
-    Of several parsers that read the probe back the one that leaves the least text over is taken.
-    Raises `UnknownParserError` if none does: name the parser then.
+    If several parsers read the probe, return the one that leaves the least other text. Raises
+    `UnknownParserError` if no parser does: name the parser explicitly then.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -52,9 +50,8 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
         if best is not None:
             return best[1]
     raise UnknownParserError(
-        "no parser reads back the tool call that this chat template renders: the template may not "
-        "know tools; else name the "
-        "parser, or register one for its format"
+        "no parser can read the tool call that this chat template renders: the template may not "
+        "support tools; if it does, name the parser, or register one for its format"
     )
 
 
@@ -65,7 +62,7 @@ def _is_probe(reply: ParsedReply) -> bool:
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
-    """What the template writes for the probe's turn, in each form that it takes."""
+    """Return the template's text for the probe's turn, in each form that it takes."""
     found = []
     for call_id in _IDS:
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):
@@ -89,7 +86,7 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 ),
                 len(prompt),
             )
-            # both continue with a marker, and with another one
+            # each continues with a different marker
             while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:

@@ -1,4 +1,4 @@
-"""The published adapter: a reply as an OpenAI message and as `{normal_text, calls}`."""
+"""Convert replies to OpenAI messages and to `{normal_text, calls}`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class OpenAICompatibleToolCallAdapter:
         self._parser: ToolCallParser = get_parser(parser_type)
 
     def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
-        """`{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]}, success,
-        error}`.
+        """Return `{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]},
+        success, error}`.
 
-        `success` is False if a call was attempted that cannot be executed; `error` says why, and
-        nothing of the text is lost: the attempts stand in `openai_message`.
+        `success` is False if the reply attempts a call that cannot be executed, and `error` gives
+        the reason. The attempts are kept in `openai_message`, so that no text is lost.
         """
         reply = self._parser.parse(response, tools=self.tools_info)
         problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)
@@ -47,7 +47,7 @@ class OpenAICompatibleToolCallAdapter:
         }
 
     def get_openai_tools_format(self) -> list[dict[str, Any]]:
-        """The tools in OpenAI's format."""
+        """Return the tools in OpenAI's format."""
         return [
             {"type": "function", "function": dict(tool["function"])} for tool in self.tools_info
         ]
@@ -56,12 +56,12 @@ class OpenAICompatibleToolCallAdapter:
 def create_openai_adapter(
     tools_info: Sequence[Tool], parser_type: str = "qwen25"
 ) -> OpenAICompatibleToolCallAdapter:
-    """The published factory."""
+    """Return an adapter for `tools_info`."""
     return OpenAICompatibleToolCallAdapter(tools_info, parser_type)
 
 
 def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") -> dict[str, Any]:
-    """The published function: `{normal_text, calls}`; parameters as JSON text."""
+    """Return `{normal_text, calls}`, with parameters as JSON text."""
     result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(
         response
     )["parsed_result"]
@@ -69,15 +69,14 @@ def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") ->
 
 
 def from_openai(message: Mapping[str, Any]) -> ParsedReply:
-    """An assistant message in OpenAI's format (a mapping) as a reply: the other way of `to_openai`,
-    spans and raw text aside.
+    """Return an assistant message in OpenAI's format (a mapping) as a reply.
 
-    Arguments may be JSON text or an object. Raises `ValueError` for a message of another role, and
-    for content in parts.
+    This is the inverse of `to_openai`, except for spans and raw text. Arguments may be JSON text or
+    an object. Raises `ValueError` for a message of another role, and for content in parts.
     """
     if message.get("role", "assistant") != "assistant":
         raise ValueError(
-            f"an assistant message is wanted, not one of the role {message.get('role')!r}"
+            f"expected an assistant message, not one of the role {message.get('role')!r}"
         )
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -97,7 +96,7 @@ def from_openai(message: Mapping[str, Any]) -> ParsedReply:
 
 
 def to_openai(reply: ParsedReply) -> dict[str, Any]:
-    """`reply` as an assistant message in OpenAI's format; every attempted call is in it."""
+    """Return `reply` as an assistant message in OpenAI's format, with every attempted call."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": reply.content or (None if reply.tool_calls else ""),

@@ -1,7 +1,7 @@
-"""Reasoning in tags (`<think>` and its like), apart from what the reply says.
+"""Separate reasoning in tags (`<think>` and similar) from the rest of the reply.
 
-Invariants: only a tag at the reply's beginning opens reasoning; reasoning that is never closed ends
-where a tool call begins, so that no attempt is hidden in it.
+Invariants: only a tag at the start of the reply opens reasoning; reasoning that is never closed
+ends where a tool call starts, so that it does not hide the attempt.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from toolroll.parsers.reading.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Reasoning between `open` and `close`. `implied`: a reply that only closes it, if it is not
-    known whether the prompt opened it, was reasoning up to there. `others`: more pairs that a model
-    has, for other efforts say."""
+    """Reasoning between `open` and `close`.
+
+    `implied`: if it is unknown whether the prompt opened the reasoning, the text before a lone
+    `close` is reasoning. `others`: further pairs of tags, for example for other reasoning efforts.
+    """
 
     open: str
     close: str
@@ -25,16 +27,16 @@ class Tags:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Everything that opens or closes reasoning."""
+        """All tags that open or close reasoning."""
         return (self.open, self.close, *(marker for pair in self.others for marker in pair))
 
     def read(
         self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
     ) -> Steps[int]:
-        """Read the reasoning at the reply's beginning, and return where the rest begins.
+        """Read the reasoning at the start of the reply, and return where the rest starts.
 
-        `openers`: what begins a tool call. `in_reasoning`: whether the prompt opened the reasoning;
-        None: not known.
+        `openers`: markers that start a tool call. `in_reasoning`: True if the prompt opened the
+        reasoning; None if unknown.
         """
         lead = yield from source.skip(0)
         closes = (self.close, *(close for _, close in self.others))
@@ -64,7 +66,7 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""For formats whose calls begin without a marker, so that a `</think>` may stand in one."""
+"""For formats whose calls start without a marker, so that a call may contain `</think>`."""
 
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
 _BY_NAME: dict[str, Tags] = {
@@ -88,13 +90,15 @@ _BY_NAME: dict[str, Tags] = {
 
 
 def reasoning_names() -> tuple[str, ...]:
-    """The names of reasoning formats, as SGLang's `--reasoning-parser` names them. (Those of
-    gpt-oss, beam, inkling and muse belong to their tool-call parsers.)"""
+    """Return the names of reasoning formats, as in SGLang's `--reasoning-parser`.
+
+    Those of gpt-oss, beam, inkling and muse belong to their tool-call parsers.
+    """
     return tuple(sorted(_BY_NAME))
 
 
 def get_reasoning(name: str) -> Tags:
-    """A reasoning format by name. Raises `ValueError` for a name that is not there."""
+    """Return a reasoning format by name. Raises `ValueError` for an unknown name."""
     if name not in _BY_NAME:
         raise ValueError(
             f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}"

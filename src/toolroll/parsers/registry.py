@@ -1,6 +1,5 @@
-"""Parsers by the names that SGLang's `--tool-call-parser` uses, and those that third parties add:
-with `register`, or through the entry-point group `toolroll.parsers` (name -> a `ToolCallParser`
-class).
+"""Parsers by name: the names of SGLang's `--tool-call-parser`, and those that third parties add
+with `register` or with the entry-point group `toolroll.parsers` (name -> a `ToolCallParser` class).
 """
 
 from __future__ import annotations
@@ -52,51 +51,53 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     BeamParser, PlainParser,
 )  # fmt: skip
 _NO_FORMATS = {
-    "response_template": "it is no wire format: with it SGLang reads a reply by the "
-    "response_template in the checkpoint's tokenizer "
-    "configuration, so that the format is another one for each model. Name the parser of the "
-    "format that the model writes "
+    "response_template": "it is not a wire format: SGLang parses a reply with the "
+    "response_template in the tokenizer configuration of the checkpoint, so the format depends on "
+    "the model. Name the parser of the format that the model writes "
     "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or "
-    "register one of your own",
+    "register your own",
 }
-"""SGLang's names that say where to look a format up, and are none."""
+"""SGLang's names that are not formats, each with an explanation."""
 
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
 
 
 def built_in_parsers() -> tuple[type[ToolCallParser], ...]:
-    """The parsers of this package, each once."""
+    """Return the parsers of this package, each once."""
     return _BUILT_IN
 
 
 def parser_names() -> tuple[str, ...]:
-    """All names, aliases, registered ones and entry points included."""
+    """Return all names, including aliases, registered names and entry points."""
     own = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
     return tuple(sorted({*own, *_REGISTERED, *(entry.name for entry in entry_points(group=GROUP))}))
 
 
 def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
-    """Make `parser` (a class, or what makes one from the control tokens) known as `name` in this
-    process.
+    """Register `parser` under `name` in this process.
 
-    Raises `ValueError` if the name is taken. A package that others install uses the entry-point
-    group `toolroll.parsers` instead.
+    `parser` is a class, or a function that returns a parser for the control tokens. Raises
+    `ValueError` if the name is taken. Packages use the entry-point group `toolroll.parsers`
+    instead.
     """
     if name in parser_names():
-        raise ValueError(f"there is a tool-call parser named {name!r} already: choose another name")
+        raise ValueError(f"there is already a tool-call parser named {name!r}: choose another name")
     _REGISTERED[name] = parser
 
 
 def get_parser(
     name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None
 ) -> ToolCallParser:
-    """A parser by name; `control_tokens`: what the vocabulary holds as single control tokens;
-    `reasoning`: how the model writes its reasoning, by the name of SGLang's `--reasoning-parser`,
-    if that is not the format's own way.
+    """Return a parser by name. `sglang:NAME` is SGLang's own parser of that name.
 
-    `sglang:NAME` is SGLang's own parser of that name. Raises `UnknownParserError`; `ValueError` for
-    an unknown reasoning format.
+    Args:
+        name: One of `parser_names()`, or `sglang:NAME`.
+        control_tokens: Texts that are single control tokens in the vocabulary.
+        reasoning: A name of SGLang's `--reasoning-parser`. Default: the format's own reasoning.
+
+    Raises `UnknownParserError` for an unknown parser, and `ValueError` for an unknown reasoning
+    format.
     """
     parser = _make(name, control_tokens)
     if reasoning is not None:
@@ -116,7 +117,7 @@ def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
     if name in _REGISTERED:
         return _REGISTERED[name](control_tokens)
     if name.startswith("sglang:"):
-        # SGLang is heavy, and may not be there
+        # SGLang is a large import, and may not be installed
         from toolroll.parsers.formats.sglang_parser import SGLangParser
 
         sglang_name = name.removeprefix("sglang:")

@@ -1,4 +1,4 @@
-"""What a parser returns: the reply's reasoning, its visible text, and every attempted tool call
+"""The result of a parser: the reasoning of a reply, its visible text, and every attempted tool call
 with a status.
 
 Invariant: nothing the model wrote is lost. Each character of the reply is reasoning, content, a
@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 
 class CallStatus(StrEnum):
-    """What became of one attempted tool call."""
+    """The outcome of one attempted tool call."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"  # the arguments (or the whole call) cannot be read
     UNCLOSED = "unclosed"  # the reply ended inside the call
     UNKNOWN_TOOL = "unknown_tool"  # well-formed, but no tool of that name was offered
     MISSING_NAME = "missing_name"
-    BAD_ARGUMENTS = "bad_arguments"  # readable, but against the tool's JSON schema
+    BAD_ARGUMENTS = "bad_arguments"  # readable, but they violate the tool's JSON schema
     DUPLICATE_ID = "duplicate_id"
 
 
@@ -31,9 +31,9 @@ class ToolCall:
 
     `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
     between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
-    the reply's text; `token_span` the same in `output_ids`, if the parser was given ids. `id` is
-    the one that the model wrote if its format carries one, else "" until `with_id` gives it one.
-    `error` says in words what is wrong, fit to be shown to the model.
+    the reply's text; `token_span` is the same in `output_ids`, if the parser got ids. `id` is the
+    id that the model wrote, or "" until `with_id` sets one. `error` is an error message that can be
+    shown to the model.
     """
 
     name: str
@@ -47,17 +47,17 @@ class ToolCall:
 
     @property
     def ok(self) -> bool:
-        """Whether the call can be executed."""
+        """True if the call can be executed."""
         return self.status is CallStatus.OK
 
     def with_id(self, call_id: str) -> ToolCall:
-        """The same call under `call_id`."""
+        """Return the same call with the id `call_id`."""
         return replace(self, id=call_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A reply, taken apart.
+    """A parsed reply.
 
     `content` is the visible text without reasoning and without calls. `tool_calls` holds every
     attempt, in the order written. `reasoning_closed` is False if the reply ended inside its
@@ -82,11 +82,10 @@ class ParsedReply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One step of a reply that is read as it comes: a piece of reasoning or of content, or a whole
-    call.
+    """One step of a streamed reply: a piece of reasoning, a piece of content, or a whole call.
 
-    The pieces of one kind, joined, are `ParsedReply.reasoning` and `ParsedReply.content`; the calls
-    are `tool_calls`.
+    Joined, the pieces are `ParsedReply.reasoning` and `ParsedReply.content`; the calls are
+    `tool_calls`.
     """
 
     kind: Literal["reasoning", "content", "tool_call"]

@@ -1,7 +1,7 @@
-"""Seeded random dialogues of up to twelve turns, and loops of one shape.
+"""Generate seeded random dialogues of up to twelve turns, and loops of one shape.
 
-Nothing of toolroll is imported. Each value that a template may test (names, ids, arguments,
-contents, thoughts, extra keys) is drawn from a pool in which the templates' own constants occur.
+Imports nothing of toolroll. Each value that a template may test (names, ids, arguments, contents,
+reasoning, extra keys) is drawn from a pool that contains the templates' own constants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Plays whole dialogues through `Conversation` and the embedded engine, and judges what was served.
+"""Play whole dialogues through `Conversation` and the embedded engine, and judge the served tokens.
 
-The engine's request log says what was served and sampled; the judge says what was right; the
-session's trajectories say what would be trained."""
+The engine's request log has what was served and sampled, the judge decides what is correct, and the
+session's trajectories show what would be trained.
+"""
 
 from __future__ import annotations
 

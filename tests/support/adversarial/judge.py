@@ -1,17 +1,19 @@
-"""What is right for one template, one assistant turn and the messages that follow it.
+"""The correct result for one template, one assistant turn and the messages that follow it.
 
-The judge is `tokenizer.apply_chat_template` and the tokenizer alone: nothing of toolroll is
-imported.
+The judge uses only `tokenizer.apply_chat_template` and the tokenizer, and imports nothing of
+toolroll. A truth is one of:
 
-A truth is `append` (the whole render begins with the prompt and the sampled text: its rest,
-encoded, is the only right answer), `drift` (the same but for what was not sampled, or white
-space), `rewrite` (what was served or sampled reads otherwise now: a fork is right), `raises` (the
-template refuses the conversation) or `unclear` (the bodies hold control-token text and the
-template reads it).
+- `append`: the whole render starts with the prompt and the sampled text. The rest of it, encoded,
+  is the only correct answer.
+- `drift`: the same, except for text that was not sampled, or white space.
+- `rewrite`: the served or sampled text is rendered differently now. A fork is correct.
+- `raises`: the template refuses the conversation.
+- `unclear`: the bodies contain control-token text, and the render depends on it.
 
-Control tokens are those that the template writes. Which ones these are is seen in a render in
-which the letters of control-token text in bodies are replaced (ROT13): length, case and marks are
-the same, so a template that measures, cuts or transforms text does the same with it."""
+Control tokens are those that the template itself writes. They are found in a render in which the
+letters of control-token text in bodies are replaced (ROT13). Length, case and punctuation do not
+change, so a template that measures, cuts or transforms the text treats both in the same way.
+"""
 
 from __future__ import annotations
 

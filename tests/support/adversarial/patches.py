@@ -1,4 +1,4 @@
-"""Templates written by hand: the slots of the skeleton in which each is another template."""
+"""Hand-written templates, each with other slots of the skeleton."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plays dialogues through `ChatTemplate`, one delta at a time, and judges each.
+"""Play dialogues through `ChatTemplate`, one delta at a time, and judge each delta.
 
-The only module here that knows the public interface of `ChatTemplate`.
+Only this module depends on the public interface of `ChatTemplate`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of the adversarial suite is played: a seeded sample, or all of it."""
+"""The size of the adversarial suite: a seeded sample, or everything."""
 
 from __future__ import annotations
 

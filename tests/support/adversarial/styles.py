@@ -1,6 +1,6 @@
-"""Chat templates in the styles of published families, each with what is peculiar to the family.
+"""Chat templates in the styles of published families, each with the peculiarity of its family.
 
-Name: (source, the control tokens that end a turn, the control tokens that are added).
+Maps names to (source, the control tokens that end a turn, the added control tokens).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Chat templates that ask everything a template may ask: of every field of a message, of its
-neighbors, and of the conversation so far.
+"""Chat templates that depend on every field of a message, on its neighbors, and on the conversation
+before it.
 
-A template is a skeleton with slots, some of which are replaced. `by_hand` are written one by one;
-`generated` ask one question (`TESTS`) of one field (`FIELDS`). Nothing of toolroll is imported.
+A template is a skeleton with slots, some of which are replaced. The templates in `by_hand` are
+hand-written; those in `generated` test one property (`TESTS`) of one field (`FIELDS`). Imports
+nothing of toolroll.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small functions of texts and messages that the judge needs."""
+"""Small text and message functions for the judge."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The chat templates of published wheels: of `trl` (installed), and of those in a folder.
+"""The chat templates of published wheels: of `trl` (installed), and of wheels in a folder.
 
 `TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read
 as data and never imported:
 
     pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
 
-Nothing of toolroll is imported here. What ends a turn is read off renders.
+Imports nothing of toolroll. The tokens that end a turn are derived from renders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MORE = re.compile(
     r"|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
 )
 _ROLES = ("user", "assistant", "system", "observation")
-# How published models end a turn, also if further markers stand behind the last text.
+# The end of a turn in published models, which further markers may follow.
 CLOSES = (
     "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>",
     "[e~[", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>",
@@ -78,7 +78,7 @@ def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
     Raises `Refused` with the reason if it cannot be told what ends a turn.
     """
     control = sorted({*markers(source), *_MORE.findall(source), "</s>"})
-    if "<|{{" in source or "'<|' +" in source:  # the markers are made of the roles
+    if "<|{{" in source or "'<|' +" in source:  # the markers contain the roles
         control = sorted({*control, *(f"<|{role}|>" for role in _ROLES)})
     tokenizer = load()
     tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
@@ -104,7 +104,7 @@ def _stops(judge: Judge) -> tuple[str, ...]:
     writes no end, the control tokens with which the next role begins."""
     user = {"role": "user", "content": "x"}
     text, call = [user, {"role": "assistant", "content": MARK}], [user, _calling(1)]
-    if not _behind(judge, call):  # DeepSeek-R1 shows no calls beside a content, be it empty
+    if not _text_after(judge, call):  # DeepSeek-R1 hides calls next to content, even if empty
         call = [user, {**_calling(1), "content": None}]
     found = [_close(judge, text), _call_close(judge, call)]
     if not found[0]:  # GLM
@@ -116,7 +116,7 @@ def _stops(judge: Judge) -> tuple[str, ...]:
     return stops
 
 
-def _behind(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
+def _text_after(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
     """The text behind the last mark (the first); empty if the template leaves the turn out or
     refuses it."""
     try:
@@ -127,25 +127,25 @@ def _behind(judge: Judge, messages: list[Message], *, first: bool = False) -> st
 
 
 def _close(judge: Judge, messages: list[Message]) -> str:
-    behind = judge.pattern.findall(_behind(judge, messages))
+    behind = judge.pattern.findall(_text_after(judge, messages))
     return next((text for text in behind if text in CLOSES), behind[-1] if len(behind) == 1 else "")
 
 
 def _call_close(judge: Judge, one: list[Message]) -> str:
     """The end of a turn with calls: a known one, or what stands there once however many calls
     there are (Gemma 4 stops where the result begins)."""
-    text = _behind(judge, one)
+    text = _text_after(judge, one)
     behind = judge.pattern.findall(text)
     known = next((text for text in behind if text in CLOSES), "")
     if known or not behind or not text.rstrip().endswith(behind[-1]):
         return known
-    two = _behind(judge, [one[0], {**_calling(2), "content": one[1]["content"]}], first=True)
+    two = _text_after(judge, [one[0], {**_calling(2), "content": one[1]["content"]}], first=True)
     return behind[-1] if two.count(behind[-1]) == 1 else ""
 
 
 def _next(judge: Judge, messages: list[Message], new: Message) -> str:
     """The control token with which `new` begins behind a turn that has no end of its own."""
-    alone, then = _behind(judge, messages).rstrip("\n"), _behind(judge, [*messages, new])
+    alone, then = _text_after(judge, messages).rstrip("\n"), _text_after(judge, [*messages, new])
     found = judge.pattern.match(then, len(alone)) if then.startswith(alone) else None
     return found.group() if found else ""
 

@@ -1,7 +1,8 @@
-"""Small tokenizers of all kinds, trained on the spot, and what is right with each.
+"""Small tokenizers of all kinds, trained at run time, with the correct results for each.
 
-Nothing of toolroll is imported. The truth is the tokenizer's own encoding of the whole render: the
-ids of a delta are its last ones, from where the sampled turn ends."""
+Imports nothing of toolroll. The truth is the tokenizer's own encoding of the whole render: the ids
+of a delta are its last ones, after the end of the sampled turn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hostile clients of the endpoint send: whole requests as bytes, and JSON bodies."""
+"""Requests of hostile clients of the endpoint: whole requests as bytes, and JSON bodies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How much the fault suite injects: a seeded sample in `make test-all`, everything in `make
-faults`.
-"""
+"""The size of the fault suite: a seeded sample in `make test-all`, everything in `make faults`."""
 
 from __future__ import annotations
 

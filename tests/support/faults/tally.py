@@ -1,6 +1,7 @@
-"""`Tally`: what a test of faults tried, and what became of the episodes that it played.
+"""`Tally`: count the injected faults of a test, and the outcomes of its episodes.
 
-The counts of all tests are added and printed at the end of a run (`tests/conftest.py`)."""
+The counts of all tests are added and printed at the end of a run (`tests/conftest.py`).
+"""
 
 from __future__ import annotations
 

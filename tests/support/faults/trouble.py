@@ -1,4 +1,4 @@
-"""`Trouble`: an environment that does one wrong thing, and the list of wrong things."""
+"""`Trouble`: an environment that misbehaves in one way, and the list of these ways."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stands in for triton's wheel of 1 GB: decorators pass through, everything else is a module or
-class without content.
+"""Replace triton's wheel of 1 GB: decorators do nothing, everything else is an empty module or
+class.
 
 SGLang imports triton for kernels that need a GPU; on the CPU none of them runs.
 """

@@ -335,7 +335,7 @@ def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> N
 
 
 def test_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="takes no settings, got: a; to take some, make it in a"):
+    with pytest.raises(UsageError, match="takes no settings, got: a; to support settings, name a"):
         tool_environment(**BASE).make(EnvironmentOptions(settings={"a": 1}))
 
 

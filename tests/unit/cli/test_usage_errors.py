@@ -78,14 +78,14 @@ def refused(
             "--history: must be 'fork' or",
         ),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; did you mean 2-5?"),
-        ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is no Jinja: line 2: "),
+        ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is not valid Jinja: line 2: "),
         (
             ["serve", "--model", "embedded", "--chat-template", "bad.jinja"],
-            "(bad.jinja) is no Jinja: line 2: ",
+            "(bad.jinja) is not valid Jinja: line 2: ",
         ),
         (
             ["check-template", "embedded", "--template", "bad.jinja"],
-            "bad.jinja) is no Jinja: line 2: ",
+            "bad.jinja) is not valid Jinja: line 2: ",
         ),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
         (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),

@@ -114,9 +114,8 @@ async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warn
     assert len(found) == warned
     for line in found:
         assert (
-            line
-            == f"the engine serves 'embedded', the tokenizer is from '{name}': they encode text "
-            f"alike"
+            line == f"the engine serves 'embedded', the tokenizer is from '{name}': both encode "
+            f"text in the same way"
         )
 
 
@@ -187,7 +186,7 @@ async def test_a_short_generation_is_compared_instead(
     async with http_server({"/generate": wrong}) as url, served_at(url, tokenizer) as served:
         with pytest.raises(
             UsageError,
-            match="a model that it does not name, whose tokenizer is not that of 'embedded'",
+            match="an unnamed model, whose tokenizer is not that of 'embedded'",
         ):
             await served.check_identity()
 
@@ -210,8 +209,8 @@ async def test_where_nothing_can_be_compared_one_warning_says_so(
     async with http_server(answer) as url, served_at(url, tokenizer) as served:
         [line] = await served.check_identity()
     assert (
-        line
-        == f"{url} does not say how it encodes text: whether it serves 'embedded' was not checked"
+        line == f"{url} does not report how it encodes text, so it was not checked that it serves "
+        "'embedded'"
     )
 
 
@@ -240,7 +239,7 @@ async def test_an_engine_without_routes_has_an_answer_to_every_question(tokenize
     parser = get_parser("hermes", template.encoder.control)
     async with Model(OwnEngine(), template, parser, name="embedded") as model:
         [line] = await model.check_identity()
-        assert line.startswith("own:// does not say") and line.endswith("was not checked")
+        assert line.startswith("own:// does not report") and "was not checked" in line
         assert (await model.engine.health()).ok and await model.engine.get("own:///x") is None
         async with Endpoint(model) as endpoint:
             assert endpoint.capabilities == EngineCapabilities(context_length=100)

@@ -49,7 +49,7 @@ def test_sglangs_names_are_ours(name: str) -> None:
 @pytest.mark.parametrize("name", ["response_template", "sglang:response_template"])
 def test_a_name_that_is_no_format_is_told_what_to_take(name: str) -> None:
     with pytest.raises(
-        UnknownParserError, match=r"no wire format.*response_template.*infer_parser\(tokenizer\)"
+        UnknownParserError, match=r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
     ):
         get_parser(name)
     assert name not in parser_names()
@@ -73,7 +73,7 @@ def registered() -> Iterator[None]:
 def test_a_registered_parser_is_found_and_a_taken_name_is_refused() -> None:
     assert isinstance(get_parser("bang"), BangParser)
     assert "bang" in parser_names()
-    with pytest.raises(ValueError, match="'qwen25' already"):
+    with pytest.raises(ValueError, match="already a tool-call parser named 'qwen25'"):
         register("qwen25", BangParser)
 
 

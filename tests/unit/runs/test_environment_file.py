@@ -124,7 +124,9 @@ def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
     with pytest.raises(UsageError, match="desk takes no settings, got: level"):
         find_environment("desk", {"level": 3}).make(EnvironmentOptions())
     (file.parent / "sums.py").write_text(SHORT)
-    with pytest.raises(UsageError, match="sums:env takes no settings, got: level; to take some"):
+    with pytest.raises(
+        UsageError, match="sums:env takes no settings, got: level; to support settings"
+    ):
         find_environment(f"{file.parent}/sums.py:env", {"level": 3}).make(EnvironmentOptions())
     made = find_environment(f"{file.parent}/sums.py:make", {"answer": "7"})
     assert made.name == "sums:make"

@@ -44,7 +44,7 @@ def test_a_message_is_refused_by_its_place() -> None:
         with pytest.raises(ApiError) as refused:
             read_messages([*TALK, wrong])
         assert refused.value.param == param
-    with pytest.raises(ApiError, match="the last message is the assistant's"):
+    with pytest.raises(ApiError, match="the last message is from the assistant"):
         read_messages([*TALK, {"role": "assistant", "content": "a"}])
     with pytest.raises(ApiError, match="messages is empty"):
         read_messages([])

@@ -75,7 +75,7 @@ class Case:
             self.completion,
             {},
             tools=self.tools,
-            place=SEED,
+            seed=SEED,
             stop_strings=self.stop_strings,
             streamed=True,
         )

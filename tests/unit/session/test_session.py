@@ -158,7 +158,7 @@ def test_sampled_tokens_without_logprobs_are_trained_and_have_none() -> None:
 
 def test_what_does_not_belong_together_is_refused() -> None:
     path = SessionPath(Session("s"))
-    with pytest.raises(TokenError, match="observe its prompt before it"):
+    with pytest.raises(TokenError, match="observe its prompt first"):
         path.sample(said([1]), {})
     path.observe([1])
     wrong = Completion(np.array([1, 2], dtype=np.int32), np.zeros(3, dtype=np.float32), "stop")
@@ -556,7 +556,7 @@ class SharedSession(RuleBasedStateMachine):
     def sample_on_a_path(self, at: int, ids: list[int]) -> Any:
         path = self.paths[at]
         if path.head is None:
-            with pytest.raises(TokenError, match="observe its prompt before it"):
+            with pytest.raises(TokenError, match="observe its prompt first"):
                 path.sample(said(ids), {})
             return multiple()
         node = path.sample(said(ids), {})

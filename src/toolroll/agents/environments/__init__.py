@@ -1,1 +1,1 @@
-"""The environments that come with the library, and the adapters for those of others."""
+"""The environments of the library, and the adapters for foreign ones."""

@@ -1,12 +1,11 @@
-"""`desk`: a small benchmark of our own, the service desk of a lending library, in one file and
-without a server.
+"""`desk`: a small benchmark, the service desk of a lending library, in one file and without a
+server.
 
 Invariants: every episode has its own in-memory SQLite database with the same rows; the reward is
-1.0 if the final database equals that of the reference actions and the replies contain what the
-member must be told, else 0.0; the result of any arguments is an observation; nothing is executed
-after `done`.
+1.0 if the final database equals that of the reference actions and the replies contain the required
+facts, else 0.0; any arguments result in an observation; nothing is executed after `done`.
 
-The rows and the tasks are in `desk_tasks.json` beside this file.
+The rows and the tasks are in `desk_tasks.json` in the same folder.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ CREATE TABLE holds (id TEXT PRIMARY KEY, card TEXT, book TEXT);
 CREATE TABLE transfers (card TEXT, topic TEXT);
 """
 
-# What counts as the final state. A hold's id does not: it depends on the order in which holds were
+# The final state. It excludes the ids of holds, which depend on the order in which holds were
 # placed.
 _STATE = (
     "SELECT * FROM members ORDER BY card",
@@ -107,7 +106,7 @@ def _data() -> Mapping[str, Any]:
 
 def open_database() -> sqlite3.Connection:
     """Return a new database, with the same rows each time."""
-    # One coroutine plays an episode, but not always on one thread.
+    # One coroutine plays an episode, but not always in the same thread.
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row
     db.executescript(_SCHEMA)
@@ -122,7 +121,7 @@ def open_database() -> sqlite3.Connection:
 
 
 def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Return all rows that the reward depends on, in an order that depends on nothing else."""
+    """Return all rows that the reward depends on, in an order that depends only on the rows."""
     return tuple(tuple(tuple(row) for row in db.execute(query)) for query in _STATE)
 
 
@@ -267,7 +266,7 @@ TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
 
 
 def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
-    """Run one tool. Raise `ToolError` for an unknown tool or wrong arguments, and nothing else."""
+    """Run one tool. Raises `ToolError`, and only that, for an unknown tool or wrong arguments."""
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]
@@ -287,12 +286,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # SQLite stores UTF-8, which has non
 
 
 class DeskUser:
-    """The scripted member: sends the request, then one missing detail a turn, agrees to questions,
-    and stops.
+    """The scripted member: sends the request, then one missing detail per turn, agrees to
+    questions, and stops.
     """
 
     PATIENCE = 3
-    """How many questions it agrees to after its last detail."""
+    """Number of questions that it agrees to after its last detail."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._opening = task["opening"]
@@ -317,7 +316,7 @@ class DeskUser:
         return f"Thank you, that is all. {STOP_MARKER}"
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how many replies the member was sent."""
+        """Return the number of replies that the member received."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
@@ -343,8 +342,8 @@ def reference(task: Task) -> list[Action]:
 
 
 def normalise(text: str) -> str:
-    """Return `text` for comparison: compatibility forms unified (full-width digits, too), lower
-    case, no thousands separators, ordinals as numbers.
+    """Return `text` normalized for comparison: compatibility forms (such as full-width digits)
+    unified, lower case, no thousands separators, ordinals as numbers.
     """
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
@@ -352,8 +351,8 @@ def normalise(text: str) -> str:
 
 
 def is_told(wanted: str, replies: Sequence[str]) -> bool:
-    """Return True if one of `replies` has `wanted` as a word or number of its own ("3" is not in
-    "13" or "3.50").
+    """Return True if one of `replies` has `wanted` as a separate word or number ("3" is not in "13"
+    or "3.50").
     """
     pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
     return any(pattern.search(normalise(reply)) for reply in replies)
@@ -363,9 +362,11 @@ _CODE = re.compile(r"\b[arhf][1-4]\b")
 
 
 def score(task: Task, state: object, replies: Sequence[str]) -> float:
-    """Return 1.0 if `state` is the reference's and the replies have what must be told, else 0.0.
+    """Return 1.0 if `state` is the reference's and the replies contain the required facts, else
+    0.0.
 
-    If the code of a rule must be told, another code makes it 0.0: reciting the list does not count.
+    If a rule's code is required, any other code in the replies results in 0.0, so that reciting the
+    list of rules does not count.
     """
     told = [str(text) for text in task.data["told"]]
     codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))
@@ -399,7 +400,7 @@ class Desk(Environment):
         self._tool_errors: Counter[str] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start `task`. Only a simulated user gets `seed`: nothing else is random."""
+        """Start `task`. `seed` is passed to a simulated user; nothing else is random."""
         await self.close()
         self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database()
@@ -467,7 +468,7 @@ class Desk(Environment):
 
 
 class DeskFactory:
-    """The benchmark by name."""
+    """The factory of the benchmark."""
 
     name = "desk"
     description = (

@@ -1,7 +1,7 @@
 """`GymStyleEnvironment`: environments with Gymnasium's interface, `reset(seed=, options=) -> (obs,
 info)` and `step(action) -> (obs, reward, terminated, truncated, info)`.
 
-The episode's reward is the sum of the steps', as Gymnasium's return is.
+The reward of an episode is the sum of the step rewards, like Gymnasium's return.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def text_action(content: str, call: ToolCall | None) -> str:
 class GymStyleEnvironment(OneActionEnvironment):
     """`env` as an `Environment`.
 
-    `make_action(content, call)` makes its action, once for each call, or with None if the reply has
-    no call; an `ActionError` that it raises is the observation. `reset` passes on
+    `make_action(content, call)` returns an action of `env`. It is called for each call, or with
+    None if the reply has no call; its `ActionError` becomes the observation. `reset` of `env` gets
     `options={"task_index": ..., "task_id": ...}`.
 
         env = GymStyleEnvironment(gymnasium.make("my/TextGame-v0"), wiki="Escape from the maze.")
@@ -73,11 +73,11 @@ class GymStyleEnvironment(OneActionEnvironment):
         return self.first(as_text(observation), dict(info))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
-        """Return what `make_action` makes."""
+        """Return the action that `make_action` returns."""
         return self._make_action(content, call)
 
     def execute(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Step `env` with `action`, which `make_action` made."""
+        """Step `env` with `action`, which `make_action` returned."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return as_text(observation), float(reward), bool(terminated or truncated), dict(info)
 

@@ -1,8 +1,8 @@
-"""`OneActionEnvironment`: what the adapters of environments share that take one action a step.
+"""`OneActionEnvironment`: the base class of adapters for environments that take one action per
+step.
 
-Invariants: calls are executed in order until the episode is done, and the rest are refused: nothing
-is stepped after the end; all actions are made before the first is executed, so that an
-`ActionError` changes nothing.
+Invariants: calls are executed in order until the episode is done, and the rest are refused; all
+actions are created before the first is executed, so that an `ActionError` changes nothing.
 """
 
 from __future__ import annotations

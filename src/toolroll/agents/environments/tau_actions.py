@@ -1,4 +1,4 @@
-"""tau-bench's type of action, and the published rule that makes one from a reply."""
+"""tau-bench's type of action, and the published rule that converts a reply to one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 @dataclass(slots=True)
 class TauAction:
-    """One tool call, or one utterance (`respond`), for an environment of tau-bench's kind."""
+    """One tool call, or one utterance (`respond`), in tau-bench's interface."""
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
 
     `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
     `ToolCall`. The action is tau-bench's own `Action` if tau-bench is installed, otherwise a
-    `TauAction`. Nothing is raised.
+    `TauAction`. Never raises.
     """
     kind = _action_type()
     respond = kind(name=RESPOND_ACTION_NAME, kwargs={RESPOND_ACTION_FIELD_NAME: text_response})

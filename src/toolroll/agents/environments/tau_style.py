@@ -26,7 +26,7 @@ def is_tau_style(env: Any) -> bool:
 
 
 class TauStyleEnvironment(OneActionEnvironment):
-    """`env` as an `Environment`. `make_action(name, kwargs)` makes its type of action.
+    """`env` as an `Environment`. `make_action(name, kwargs)` returns its type of action.
 
     env = TauStyleEnvironment(MockRetailDomainEnv(user_strategy="human"), make_action=Action)
     result = await agent.asolve(env, task_index=0)
@@ -58,7 +58,7 @@ class TauStyleEnvironment(OneActionEnvironment):
         return self._make_action(call.name, dict(call.arguments or {}))
 
     def execute(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Step `env` with `action`, which `make_action` made."""
+        """Step `env` with `action`, which `make_action` returned."""
         found = self.env.step(action)
         return found.observation, float(found.reward), bool(found.done), as_data(found.info)
 

@@ -1,8 +1,8 @@
-"""`tool_environment`: an environment from functions, data and a reward.
+"""`tool_environment`: make an environment from functions, data and a reward.
 
-Invariants: an argument that does not fit a tool's signature is an observation; so is an error of a
-tool that `told_errors` names, and any other error aborts the episode; all state of an episode is in
-one object, made for it alone.
+Invariants: an argument that does not fit a tool's signature results in an observation, and so does
+an error of a tool that is listed in `told_errors`; any other error aborts the episode; all state of
+an episode is in one object, which other episodes do not share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolroll.rollout.types import (
 )
 
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
-"""What a tool may raise because of its arguments."""
+"""Exceptions that a tool may raise because of its arguments."""
 _STATE = ("self", "state")
 """A tool whose first parameter has one of these names gets the state of the episode there."""
 _REWARD = ("task", "final", "calls", "state")
@@ -44,8 +44,9 @@ _MADE_FROM = ("task", "seed")
 
 @dataclass(frozen=True, slots=True)
 class PlayedCall:
-    """One call of an episode: `result` is what the tool returned, None if it failed; `error` is
-    what the model was told then."""
+    """One call of an episode. `result` is the return value of the tool, or None if it failed;
+    `error` is then the error message that the model received.
+    """
 
     name: str
     arguments: Mapping[str, Any]
@@ -71,22 +72,23 @@ def tool_environment(
 
     Args:
         tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
-            section) become the schema. They run in a thread. What one returns is shown as it is
-            if it is text, and else as JSON.
+            section) become the schema. They run in a thread. The model sees a returned text
+            unchanged, and any other value as JSON.
         tasks: dicts, or the path of a JSONL file, or a dict of such lists by split. Each task has
-            `prompt` (the user's message) or `messages`, and what else `reward` needs. `id` is its
-            place unless given. `reference`, if given, is the list of replies that solve it: a call
-            as `{"name": ..., "arguments": {...}}`, a list of such calls, or the final text.
+            `prompt` (the user's message) or `messages`, and further data for `reward`. `id` is
+            optional; the default is the position. `reference` is optional: a list of replies that
+            solve the task, each a call as `{"name": ..., "arguments": {...}}`, a list of such
+            calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. Returns a number, 1.0 for
             success. An episode that is truncated gets 0.
         system: the system message.
-        state: makes the state of one episode, with any of the parameters `task` and `seed`. Tools
-            with a first parameter `self` (methods of its class) or `state` get it. Its method
-            `close`, if it has one, is called at the end.
-        told_errors: exceptions of tools that are shown to the model as `Error: ...`, as is an
-            `ActionError` always. Any other exception is a bug of the environment: the episode is
-            aborted, without a reward.
+        state: a function that creates the state of one episode, with any of the parameters `task`
+            and `seed`. Tools with a first parameter `self` (methods of its class) or `state` get
+            it. Its method `close`, if it has one, is called at the end.
+        told_errors: exceptions of tools that are shown to the model as `Error: ...`, like every
+            `ActionError`. Any other exception is a bug of the environment: the episode is aborted,
+            without a reward.
         name: shown in results; by default `FILE:NAME`.
         description: for the list of environments.
 
@@ -126,7 +128,7 @@ def tool_environment(
 
 
 class _FunctionTool:
-    """A function, and what the model is shown of it."""
+    """A function, and its schema for the model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.isroutine(function) or function.__name__ == "<lambda>":
@@ -152,7 +154,7 @@ class _FunctionTool:
 
 
 class _Named:
-    """A function of the user that gets what its parameters name."""
+    """A user's function that gets only the arguments that its parameters name."""
 
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
@@ -161,7 +163,7 @@ class _Named:
         self._function = function
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except ValueError:  # a built-in type such as dict: it is made of nothing
+        except ValueError:  # a built-in type such as dict: it is called without arguments
             parameters = []
         self._names = [one.name for one in parameters if one.name in names]
         for one in parameters:
@@ -175,12 +177,12 @@ class _Named:
         try:
             return self._function(**{name: given[name] for name in self._names})
         except Exception as error:
-            raise EnvironmentFailure(f"{self._what} failed: {_said(error)}") from error
+            raise EnvironmentFailure(f"{self._what} failed: {_described(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What all episodes share."""
+    """The parts that all episodes share."""
 
     tools: Mapping[str, _FunctionTool]
     reward: _Named
@@ -199,9 +201,9 @@ class ToolEnvironment(Environment):
         self._calls: list[PlayedCall] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Make the state, and show the prompt."""
+        """Create the state, and return the prompt."""
         rules = self._rules
-        # a copy: what the user's functions change in it belongs to this episode
+        # a copy, so that changes by the user's functions affect only this episode
         self._task, self._calls = copy.deepcopy(dict(task.data)), []
         messages = [dict(message) for message in task.data.get("messages", ())]
         if rules.system is not None:
@@ -247,7 +249,7 @@ class ToolEnvironment(Environment):
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
     def _execute(self, call: ToolCall) -> tuple[Any, str | None]:
-        """Return what the tool returned, and what is wrong with the call."""
+        """Return the tool's result, and the error of the call, if any."""
         tool = self._rules.tools.get(call.name)
         if tool is None:
             there = ", ".join(self._rules.tools)
@@ -267,13 +269,13 @@ class ToolEnvironment(Environment):
             ) else f"{type(error).__name__}: {said}"
         except Exception as error:
             raise EnvironmentFailure(
-                f"the tool {tool.name} failed: {_said(error)}; an error that the model is to be "
-                f"told is an ActionError, or in told_errors"
+                f"the tool {tool.name} failed: {_described(error)}; to report an error to the "
+                f"model, raise an ActionError, or list its type in told_errors"
             ) from error
 
 
 class ToolEnvironmentFactory:
-    """What `tool_environment` returns: an `EnvironmentFactory`."""
+    """The `EnvironmentFactory` that `tool_environment` returns."""
 
     def __init__(
         self, rules: _Rules, tasks: Mapping[str, Sequence[Task]], name: str, description: str
@@ -285,7 +287,7 @@ class ToolEnvironmentFactory:
         self._tasks = tasks
 
     def missing(self) -> str | None:
-        """Return None: nothing is missing."""
+        """Return None: no package is missing."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -299,7 +301,7 @@ class ToolEnvironmentFactory:
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}; to "
-                f"take some, make it in a function and name the function"
+                f"support settings, name a function that returns the environment"
             )
         return ToolEnvironment(self._rules)
 
@@ -362,8 +364,8 @@ def _read_lines(path: Path) -> list[Any]:
     return rows
 
 
-def _said(error: Exception) -> str:
-    """What was raised, and the line that raised it."""
+def _described(error: Exception) -> str:
+    """Return a message with the exception, and the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}, line {frame.lineno}"
     return f"{type(error).__name__}: {message_of(error)} ({place})"

@@ -1,1 +1,1 @@
-"""The loop of an episode: what the agents share."""
+"""The loop of an episode, which all agents share."""

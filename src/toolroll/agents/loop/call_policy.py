@@ -1,8 +1,8 @@
-"""`CallPolicy`: what an agent does with calls that cannot be read, and with several calls in one
-reply.
+"""`CallPolicy`: the handling of unreadable calls, and of several calls in one reply.
 
 Invariants: every attempted call gets exactly one tool message, so that tokens and history agree; if
-it was not executed, that message says why; the environment never gets blank text or reasoning.
+the call was not executed, the message gives the reason; the environment never gets blank text or
+reasoning.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ NO_PARALLEL = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a reply.
+    """The decision about a reply.
 
-    `action`: for the environment; None: nothing. `answers`: the agent's own tool messages by the
-    position of the call (two calls may have one id). `stop`: end the episode. `invalid`: the reply
-    had a call that could not be read.
+    Attributes:
+        action: The action for the environment, if any.
+        answers: The agent's own tool messages by the position of the call (ids may repeat).
+        stop: End the episode.
+        invalid: The reply had an unreadable call.
     """
 
     action: Action | None
@@ -40,7 +42,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """How an agent treats the calls in a reply.
+    """The rules of an agent for the calls in a reply.
 
     Args:
         on_invalid_call: "feedback" answers each unreadable call with its error; "respond" sends the
@@ -49,7 +51,7 @@ class CallPolicy:
         parallel_calls: "all" executes the calls in order; "first" refuses all but the first
             (tau-bench's rule); "refuse" executes none. None: the rule of the environment.
         invalid_penalty: added to the reward for each invalid reply; 0 or negative.
-        mask_invalid: take invalid turns out of training.
+        mask_invalid: exclude invalid turns from training.
 
     Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
     """
@@ -74,10 +76,10 @@ class CallPolicy:
             )
 
     def under(self, environment: Environment) -> CallPolicy:
-        """Return the policy with the rule of `environment` for parallel calls, if it has none of
-        its own.
+        """Return the policy with the rule of `environment` for parallel calls, unless it has its
+        own.
 
-        Raise `UsageError` if the rule of `environment` is not one.
+        Raises `UsageError` if the rule of `environment` is not valid.
         """
         if self.parallel_calls is not None:
             return self
@@ -127,7 +129,7 @@ def _check_rule(where: str, rule: object) -> None:
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
-"""The published rule: one call in each turn, whatever the environment allows."""
+"""The published rule: one call per turn, even if the environment allows more."""
 
 
 def tool_message(call: ToolCall, text: str) -> Message:

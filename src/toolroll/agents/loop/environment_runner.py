@@ -1,10 +1,10 @@
-"""`EnvironmentRunner`: calls the environment of one episode, off the event loop, and names its
+"""`EnvironmentRunner`: call the environment of one episode off the event loop, and classify its
 failures.
 
 Invariants: blocking calls run in threads (I8); an exception of the environment that is neither an
-`ActionError` (the model's fault) nor one of the rollout's own becomes an `EnvironmentFailure` (I9),
-`SystemExit` and `CancelledError` included, unless the episode itself is being cancelled; nothing is
-stepped after `done`.
+`ActionError` (the model's fault) nor a rollout error becomes an `EnvironmentFailure` (I9),
+including `SystemExit` and `CancelledError`, unless the episode itself is being cancelled; `step` is
+never called after `done`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _CLOSE_LIMIT = 10.0
 
 
 class EnvironmentRunner:
-    """`env`, bound to `task` and `seed`; `run_in_thread`, as `Threads` has it, runs blocking calls.
+    """`env`, bound to `task` and `seed`. `run_in_thread` of `Threads` runs blocking calls.
 
-    Each call may take `time_limit` seconds, without the wait for a thread. After that, a blocking
-    call still runs, since Python cannot stop it, and so does a coroutine that does not end when it
-    is cancelled. A result with more than `max_observation_bytes` of text in all is a failure.
+    Each call may take `time_limit` seconds, not counting the wait for a thread. A blocking call
+    that exceeds it keeps running, because Python cannot stop it, and so does a coroutine that
+    ignores its cancellation. A result with more than `max_observation_bytes` of text is a failure.
     """
 
     def __init__(
@@ -126,13 +126,15 @@ class EnvironmentRunner:
         check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
-        """Return the environment's reward for an episode that ran out of steps or of context."""
+        """Return the environment's reward for an episode that reached the limit of steps or
+        context.
+        """
         return checked_reward(
             f"{self._name}.truncated_reward", await self._call("truncated_reward")
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. Return the error if that fails: the episode is kept."""
+        """Read the environment's metrics. Return the error, if any, because the episode is kept."""
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
@@ -152,7 +154,7 @@ class EnvironmentRunner:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error if that fails: the episode is kept.
+        """Close the environment. Return the error, if any, because the episode is kept.
 
         The time limit applies, or 10 seconds if there is none.
         """
@@ -168,7 +170,7 @@ class EnvironmentRunner:
         return None
 
     def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
-        """Return what `check` makes of a result. Reading it may fail: it may be any object."""
+        """Return `check` of a result. It may fail, because a result may be any object."""
         try:
             with guarded():
                 return check(self._name, found, *more)

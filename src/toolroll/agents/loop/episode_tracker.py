@@ -58,7 +58,7 @@ class EpisodeTracker:
         if result.reward is not None:
             self.rewards.append(float(result.reward))
             self.turn_rewards[-1] += float(result.reward)
-        # None is not news: tau-bench sends every field with each step, and most of them are None.
+        # None is not new information: tau-bench sends every field with each step, mostly as None.
         self.info.update(
             {
                 key: value
@@ -105,7 +105,7 @@ class EpisodeTracker:
     ) -> float | None:
         """Return the episode's reward, None for an abort.
 
-        It is the environment's last one (or the sum). If the episode was cut short, it is
+        It is the last reward of the environment (or the sum). If the episode was truncated, it is
         `truncated_reward`, or 0.0 if that is None. `penalty` is added for each reply that could not
         be executed.
         """
@@ -130,8 +130,8 @@ class EpisodeTracker:
     ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
-        If the context was full, even for the first prompt, the environment gives the reward. For
-        any other error, the reward is None.
+        If the context was full, even for the first prompt, the environment sets the reward. For any
+        other error, the reward is None.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None

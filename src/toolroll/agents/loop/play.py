@@ -1,4 +1,4 @@
-"""`play`: one episode, from the first observation to the reward. The only loop over turns.
+"""`play`: play one episode, from the first observation to the reward. The only loop over turns.
 
 Invariants: any error in an episode becomes its stop reason and `info["error"]`, and the environment
 is closed; only `UsageError`, `EngineUnreachableError` and a real cancellation reach the caller.
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeConversation(Protocol):
-    """What `play` needs of a conversation: `Conversation` with tokens, or `TextConversation`."""
+    """The interface of conversations: `Conversation` with tokens, or `TextConversation`."""
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn."""
@@ -35,11 +35,11 @@ class EpisodeConversation(Protocol):
         ...
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Take `turn` out of training."""
+        """Exclude `turn` from training."""
         ...
 
     async def settle(self) -> None:
-        """Check what was sampled, at the end of the episode."""
+        """Check the sampled tokens, at the end of the episode."""
         ...
 
     def cancel_checks(self) -> None:
@@ -54,8 +54,9 @@ C = TypeVar("C", bound=EpisodeConversation)
 class Rules:
     """The settings of one episode.
 
-    `max_num_steps`: turns of the model. `on_length`: whether a turn that was cut by max_new_tokens
-    ends the episode. `execute`: executes an action in the environment (a published hook).
+    `max_num_steps`: the maximum number of turns of the model. `on_length`: "stop" ends the episode
+    after a turn that was cut by max_new_tokens. `execute`: executes an action in the environment (a
+    published hook).
     """
 
     policy: CallPolicy
@@ -119,7 +120,7 @@ async def _turns(
     tracker: EpisodeTracker,
     rules: Rules,
 ) -> StopReason:
-    """Sample, decide, act, observe, until the episode is over."""
+    """Repeat sample, decide, act and observe until the episode is over."""
     policy = rules.policy
     for _ in range(rules.max_num_steps):
         turn = await conversation.reply(rules.sampling_params)

@@ -1,4 +1,4 @@
-"""Overridden hooks of the agent mixin, in the form that a `Conversation` takes."""
+"""Wrap overridden hooks of the agent mixin for a `Conversation`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what an environment returns, so that an error names the method at fault."""
+"""Validate the results of an environment, so that an error names the method at fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolroll.rollout.runtime.jsonable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
 MOST_BYTES = 1_000_000
-"""Of one observation: all messages and tools of one `reset` or `step`."""
+"""Maximum size of one observation: all messages and tools of one `reset` or `step`."""
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
 """Keys whose texts are not counted."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,7 +21,7 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return what `reset` of `env` returned. Raise `EnvironmentFailure` if it is wrong."""
+    """Return the result of `reset` of `env`. Raises `EnvironmentFailure` if it is invalid."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(
             f"{env}.reset must return an Observation, not {type(found).__name__}"
@@ -34,7 +34,7 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
 
 
 def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BYTES) -> StepResult:
-    """Return what `step` returned for `action`. Raise `EnvironmentFailure` if it is wrong."""
+    """Return the result of `step` for `action`. Raises `EnvironmentFailure` if it is invalid."""
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{env}.step must return a StepResult, not {type(found).__name__}")
     _check_messages(f"{env}.step", found.messages)
@@ -104,7 +104,7 @@ def check_size(
 
 
 def _text_bytes(value: Any) -> int:
-    """Return how many bytes the texts in `value` have, without labels such as a role."""
+    """Return the number of bytes of the texts in `value`, without labels such as a role."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):

@@ -25,12 +25,12 @@ How you write:
 
 
 class UserConfig(ChatClientConfig):
-    """The model that plays the user: where it is, and how it samples. Times in seconds."""
+    """The address and sampling parameters of the model that plays the user. Times in seconds."""
 
     system_prompt: str = SYSTEM_PROMPT
     """`{instruction}` is replaced by the task's instruction."""
     strategy: UserStrategy = "llm"
-    """How the model plays: see `toolroll.agents.users.strategies`."""
+    """The strategy of the model; see `toolroll.agents.users.strategies`."""
     revisions: int = Field(default=2, ge=0)
     """How often the supervisor of `verify` and `reflection` may refuse a line; the last one is
     sent in any case.
@@ -41,11 +41,11 @@ class UserConfig(ChatClientConfig):
     max_tokens: int | None = Field(default=None, gt=0)
     seed: int | None = None
     timeout: float = Field(default=60.0, gt=0)
-    """Of one attempt."""
+    """The time limit of one attempt."""
     max_backoff: float = Field(default=30.0, ge=0)
     max_concurrency: int | None = Field(default=64, gt=0)
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
+    """Further request fields, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
 
     @field_validator("system_prompt")
     @classmethod

@@ -1,4 +1,4 @@
-"""A model plays the user, served by any OpenAI-compatible endpoint (SGLang's, for example).
+"""User simulators that call a model at any OpenAI-compatible endpoint (for example SGLang's).
 
 Invariants: each episode has its own message list, in which the simulator is `assistant` and the
 agent's visible text is `user`; the simulator's reasoning reaches neither that list nor the agent; a
@@ -29,7 +29,7 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.types import Message, Tool
 
 _CALLS_IN_A_ROW = 30
-"""Replies with tool calls that a user may give before it speaks."""
+"""Maximum number of replies with tool calls before the user's line."""
 
 
 def derive_seed(base: int, episode_seed: int) -> int:
@@ -138,7 +138,7 @@ class OpenAIUser:
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
             f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times in a "
-            f"row and said nothing to the agent"
+            f"row without a line for the agent"
         )
 
     def _act(self, reply: ParsedReply) -> list[Message]:

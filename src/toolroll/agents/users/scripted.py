@@ -1,4 +1,4 @@
-"""A user who sends the lines of a list: for tests, replays and demonstrations."""
+"""A user who sends the lines of a list, for tests, replays and demonstrations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from toolroll.rollout.errors import UserSimulatorError
 class ScriptedUser:
     """Sends `lines` in order, the first one at `reset`, then `default` forever.
 
-    Without a `default`, a step after the last line raises `UserSimulatorError`: a replay has left
-    its recording.
+    Without a `default`, a step after the last line raises `UserSimulatorError`: the replay no
+    longer matches its recording.
 
         user = ScriptedUser(["Renew my loan, please.", "Thanks. ###STOP###"])
         options = EnvironmentOptions(user=lambda seed: user)
@@ -44,7 +44,7 @@ class ScriptedUser:
         return self._default
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how many lines were sent, as `user_calls`."""
+        """Return the number of sent lines as `user_calls`."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:

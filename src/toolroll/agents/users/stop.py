@@ -1,4 +1,4 @@
-"""The user's line: which part of a model's reply it is, and when it ends the episode.
+"""Extract the user's line from a model's reply, and detect the end of the episode.
 
 Invariant: only visible text counts; a stop marker in a simulator's reasoning does not end anything.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from toolroll.rollout.errors import UserSimulatorError
 
 STOP_MARKER = "###STOP###"
-"""What a simulated user writes when it has nothing more to say: tau-bench's marker."""
+"""The marker with which a simulated user ends the conversation, as in tau-bench."""
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -31,7 +31,9 @@ def visible_text(text: str) -> str:
 
 
 def checked_line(line: Any) -> str:
-    """Return what a simulated user said. Raise `UserSimulatorError` if it is not text, or blank."""
+    """Return the line of a simulated user. Raises `UserSimulatorError` if it is not text, or
+    blank.
+    """
     if not isinstance(line, str) or not line.strip():
         raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
     return line

@@ -1,11 +1,11 @@
-"""tau-bench's four ways for a model to play a user, with prompts of our own.
+"""tau-bench's four strategies for a model that plays a user, with our own prompts.
 
 - `llm`: the model writes the line.
 - `react`: the model writes its reasoning, then the line.
 - `verify`: the same model, as a supervisor, judges each line; a refused one is sampled again.
 - `reflection`: a refused line is replaced after a reflection on its faults.
 
-Invariant: the agent sees lines only, neither reasoning nor verdicts.
+Invariant: the agent sees only lines, neither reasoning nor verdicts.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One wire format a file, and the shapes that formats share."""
+"""The wire formats, one per file, and the base classes that formats share."""

@@ -1,10 +1,10 @@
-"""Beam: harmony's messages, a call's arguments as elements: ` to=name<|channel|>analysis
-<|constrain|>xml<|message|>` and
-`<rfl:parameter name="key">`, the value in lines of its own, `</rfl:parameter>` for each of them.
+"""Beam: messages as in harmony, with the arguments of a call as elements.
 
-The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to it; where
-it is followed by the next
-parameter, the tag may be missing. Source: SGLang 0.5.23 (beam).
+A call is ` to=name<|channel|>analysis <|constrain|>xml<|message|>`, and for each argument
+`<rfl:parameter name="key">`, the value on separate lines, and `</rfl:parameter>`.
+
+The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to the tag.
+The closing tag may be missing if another parameter follows. Source: SGLang 0.5.23 (beam).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BeamParser(HarmonyParser):
     def _parameter(
         self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
     ) -> Steps[int]:
-        """Put the parameter whose key is at `start` in `found`, and return where it ends. Raises
+        """Add the parameter whose key is at `start` to `found`, and return its end. Raises
         `Broken`.
         """
         at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
@@ -81,7 +81,7 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            # the line break after the tag: the value itself begins so
+            # the line break after the tag: this is how values start
             if marker == _NEXT and at == first:
                 at += 1
                 continue

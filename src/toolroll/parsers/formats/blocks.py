@@ -1,8 +1,8 @@
-"""The shape that most formats share: calls as elements with a beginning and an end, mostly several
+"""The base class of most formats: calls as elements with a start and an end marker, usually several
 in a block.
 
-Invariants: the calls of a block are kept one by one, and one that cannot be read does not hide the
-others; what is between them is content; a call whose block is not closed is unclosed.
+Invariants: the calls of a block are read one by one, and an unreadable call does not hide the
+others; text between them is content; the last call of a block that is not closed is unclosed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolroll.parsers.types import ToolCall
 
 
 class Broken(Exception):
-    """The element cannot be read; `name` where it was."""
+    """The element cannot be read. `name` is the name of the call, if known."""
 
     def __init__(self, problem: str, name: str = "") -> None:
         super().__init__(problem)
@@ -28,9 +28,14 @@ class Broken(Exception):
 
 
 class BlockParser(ToolCallParser):
-    """`block`: what begins and ends a block of calls, None for calls that stand by themselves.
-    `call`: what begins and ends a call. `bare`: a call counts outside of a block too. `wrappers`:
-    what surrounds visible text."""
+    """A parser for calls as elements.
+
+    Attributes:
+        block: Start and end marker of a block of calls; None for calls without a block.
+        call: Start and end marker of a call.
+        bare: Calls outside of a block count too.
+        wrappers: Markers around visible text.
+    """
 
     prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
@@ -55,8 +60,8 @@ class BlockParser(ToolCallParser):
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[ToolCall, int]]:
-        """The call after the marker that ends at `start`, and where its end marker ends; its span
-        begins at `begin`.
+        """Return the call after the start marker, which ends at `start`, and the end of its end
+        marker. The span of the call starts at `begin`.
 
         Raises `Broken`.
         """
@@ -91,8 +96,9 @@ class BlockParser(ToolCallParser):
         block: tuple[str, str],
         offered: Offered | None,
     ) -> Steps[int]:
-        """Put the calls of the block that opens at `at` (with what stands before it: at
-        `begin`), and return where the text continues.
+        """Add the calls of the block that opens at `at`, and return where the text continues.
+
+        `begin`: the start of the block with the text that belongs to it.
         """
         opener, closer = block
         last: ToolCall | None = None  # waits for the block's end, which belongs to its span
@@ -137,8 +143,8 @@ class BlockParser(ToolCallParser):
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """What `element` gives, for a format whose element may hold several calls: one at least.
-        Raises `Broken`.
+        """Return what `element` does, for a format whose element contains one or more calls. Raises
+        `Broken`.
         """
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
@@ -146,8 +152,8 @@ class BlockParser(ToolCallParser):
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """The calls whose element opens at `at` (with what surrounds it: at `begin`), and
-        where the text continues.
+        """Return the calls of the element at `at` (at `begin` with its surroundings), and where the
+        text continues.
         """
         start = at + len(self.call[0])
         try:
@@ -163,8 +169,8 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """The JSON value at `at` (after white space) as the arguments of `name`, and where it ends.
-    Raises `Broken`.
+    """Return the JSON value at `at` (after white space), which are the arguments of `name`, and its
+    end. Raises `Broken`.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)
@@ -181,8 +187,9 @@ def json_arguments(
 
 
 class NamedJsonParser(BlockParser):
-    """Calls as a name, a separator and the arguments as JSON. `fence`: what surrounds the
-    JSON; the name stands before it then.
+    """Calls as a name, a separator and the arguments as JSON.
+
+    `fence`: markers around the JSON; the name is then before the fence.
     """
 
     separator: ClassVar[str]
@@ -217,9 +224,7 @@ class NamedJsonParser(BlockParser):
         return made_call(name, arguments, source.text[start:at], span).with_id(call_id), stop
 
     def _fenced(self, source: Source, at: int) -> Steps[tuple[int, str]]:
-        """Where the fence stands between the name and the JSON: where the JSON begins, and the
-        name.
-        """
+        """Read the name and the fence at `at`. Return where the JSON starts, and the name."""
         start = at
         at, marker = yield from source.until(at, (self.fence[0], *self.call))
         name = source.text[start:at].strip()
@@ -231,5 +236,5 @@ class NamedJsonParser(BlockParser):
         return at + len(marker), name
 
     def name_of(self, header: str) -> tuple[str, str]:
-        """The tool's name and the call's id in what stands before the separator."""
+        """Return the tool's name and the call's id from the text before the separator."""
         return header, ""

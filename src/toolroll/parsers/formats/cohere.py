@@ -1,6 +1,7 @@
 """Cohere's Command: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters":
-{...}}]<|END_ACTION|>`, text in a block
-of its own; and Apertus, whose list has one object `{name: arguments}` for each call."""
+{...}}]<|END_ACTION|>`, with text in a separate block; and Apertus, whose list has one object
+`{name: arguments}` for each call.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls whose parameters say
-themselves whether they are strings, or (Step 3) do not."""
+"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls in which an attribute of
+each parameter marks strings (except Step 3).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class DeepSeekV4Parser(TagParser):
 
 
 class DeepSeekV41Parser(TagParser):
-    """DeepSeek 4.1: `<｜DSML｜ calls>`, a blank before each name."""
+    """DeepSeek 4.1: `<｜DSML｜ calls>`, with a space before each name."""
 
     name = "deepseekv41"
     shape = _V41
@@ -75,7 +76,7 @@ class GigaChat35Parser(TagParser):
 
 
 class KimiK3Parser(TagParser):
-    """Kimi K3: `<|open|>tools<|sep|>`; visible text stands in a response of its own."""
+    """Kimi K3: `<|open|>tools<|sep|>`; visible text is in a separate response element."""
 
     name = "kimi_k3"
     shape = _K3

@@ -1,5 +1,6 @@
 """GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and
-an `<arg_value>` for each argument; and Hunyuan 3, which puts a block around the same."""
+an `<arg_value>` for each argument; and Hunyuan 3, which adds a block around the calls.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +25,7 @@ _HUNYUAN = Shape(
 
 
 class Glm45Parser(TagParser):
-    """See the module. Where the name ends with a line break (4.5, 4.6) and where it does not
-    (4.7, 5) is all the same here.
-    """
+    """See the module. A line break after the name (4.5, 4.6) is optional (4.7, 5)."""
 
     name = "glm45"
     aliases = ("glm", "glm47", "ling3", "poolside_v1", "spark25")
@@ -34,7 +33,7 @@ class Glm45Parser(TagParser):
 
 
 class IQuestParser(TagParser):
-    """IQuest Q1: GLM's pairs between markers of its own."""
+    """IQuest Q1: the pairs of GLM between other markers."""
 
     name = "iquest_q1"
     shape = replace(

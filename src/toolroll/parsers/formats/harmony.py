@@ -1,10 +1,9 @@
-"""gpt-oss's harmony: messages of a header and a body,
+"""harmony (gpt-oss): messages with a header and a body,
 `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>`.
 
-The prompt ends with `<|start|>assistant`, so that a reply begins inside a header. The analysis
-channel is reasoning, a message to
-a recipient is a call, every other message is content. Source: the format's published guide, and
-gpt-oss's chat template.
+The prompt ends with `<|start|>assistant`, so a reply starts inside a header. The analysis channel
+is reasoning, a message to a recipient is a call, and every other message is content. Source: the
+published guide to the format, and the chat template of gpt-oss.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """The format's markers, and what a header without a recipient may be; `word` says how a
-    call's arguments are written.
+    """Return the format's markers, and a pattern for headers without a recipient.
+
+    `word` is the name of the format of a call's arguments, such as `json`.
     """
     parts = (
         *(f"<|channel|>{channel}" for channel in _CHANNELS),
@@ -74,7 +74,7 @@ class HarmonyParser(ToolCallParser):
     def _message(
         self, source: Source, out: Collector, begin: int, offered: Offered | None
     ) -> Steps[int]:
-        """Put the message whose header is at `begin`, and return where the text continues."""
+        """Add the message whose header is at `begin`, and return where the text continues."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -118,7 +118,7 @@ class HarmonyParser(ToolCallParser):
         name: str,
         offered: Offered | None,
     ) -> Steps[int]:
-        """Put the call of `name` whose arguments are at `body` (with its header: at `begin`).
+        """Add the call of `name` whose header is at `begin` and whose arguments are at `body`.
 
         Return where the text continues.
         """

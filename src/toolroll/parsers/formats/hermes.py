@@ -1,5 +1,5 @@
 """Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; and
-InternLM's form of the same.
+InternLM's variant.
 """
 
 from __future__ import annotations

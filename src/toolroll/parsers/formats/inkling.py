@@ -1,10 +1,10 @@
-"""Inkling: messages of a kind, `<|message_model|>` and `<|content_thinking|>`, `<|content_text|>`
-or, for a call,
-`name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`; each ends with `<|end_message|>`.
+"""Inkling: `<|message_model|>`, then a marker for the kind of message, then `<|end_message|>`.
 
-The prompt ends with `<|message_model|>`, so that a reply begins inside a header. Invariant: a word
-before a message's kind is its
-header if the message is a call, and text everywhere else.
+The kind is `<|content_thinking|>`, `<|content_text|>`, or for a call
+`name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`.
+
+The prompt ends with `<|message_model|>`, so a reply starts inside a header. Invariant: a word
+before the kind of a message is its header if the message is a call, else text.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message that invokes a tool with plain text names none: it is an attempt
-    without a name.
+    """See the module. A message that invokes a tool with plain text has no tool name: it is kept as
+    an attempt without a name.
     """
 
     name = "inkling"
@@ -84,15 +84,15 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """The tool's name at `at` and what opens its call after it; the latter "" if no call
-        stands there.
+        """Return the tool's name at `at`, and the marker after it that opens the call; the marker
+        is "" if there is no call.
         """
         stop = yield from source.run(at, _HEADER)
         marker = yield from source.starts(stop, _JSON, _PLAIN)
         return source.text[at:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """Put the call whose text is at `start`, and return where the text continues."""
+        """Add the call whose text is at `start`, and return where the text continues."""
         end, marker = yield from source.until(start, (_END, _STOP, _MESSAGE, _JSON, _PLAIN))
         raw, stop = source.text[start:end], end + len(marker) if marker in (_END, _STOP) else end
         out.call(made_call("", {"text": raw}, raw, (begin, stop)))

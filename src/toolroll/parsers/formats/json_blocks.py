@@ -1,7 +1,8 @@
-"""The shape of JSON in a block: one or several objects, or a list of them, between two markers.
+"""The base classes of formats with JSON in a block: one or several objects, or a list of them,
+between two markers.
 
-Invariants: text between blocks is content; what stands in a string is never a marker, except that a
-control token is one.
+Invariants: text between blocks is content; text inside a JSON string is not a marker, unless it is
+a control token.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 
 class JsonBlockParser(ToolCallParser):
-    """`opener` and `closer` surround the JSON; `names`: how its objects name their parts;
-    `wrappers`: what surrounds visible text. `ends`: stop tokens that end a block too, whether
-    the text holds them or not. `bounds`: what begins another message: a block that was not closed
-    ends before it."""
+    """A parser for JSON between `opener` and `closer`.
+
+    Attributes:
+        names: The keys for the parts of a call object.
+        wrappers: Markers around visible text.
+        ends: Stop tokens that also end a block, in the text or after it.
+        bounds: Markers that start another message: an unclosed block ends before them.
+    """
 
     opener: ClassVar[str]
     closer: ClassVar[str]
@@ -35,7 +40,7 @@ class JsonBlockParser(ToolCallParser):
         cls.markers = (cls.opener, cls.closer, *cls.wrappers)
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
-        """The calls that the decoded `value` represents."""
+        """Return the calls that the decoded `value` represents."""
         return [
             call_of(one, raw, span, self.names)
             for one in (value if isinstance(value, list) and value else [value])
@@ -58,12 +63,12 @@ class JsonBlockParser(ToolCallParser):
     def _block(
         self, source: Source, out: Collector, begin: int, start: int, name: str = ""
     ) -> Steps[int]:
-        """Put the calls of the block whose JSON is at `start` (with its opener: at `begin`).
+        """Add the calls of the block whose opener is at `begin` and whose JSON is at `start`.
 
-        Return where the text continues. `name`: the tool's, if it comes before the opener too.
+        Return where the text continues. `name`: the tool's name, if it precedes the opener.
         """
         at = start
-        # many in a row cost little
+        # a fast path for many openers in a row
         if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):
             out.call(never_closed(name, "", (begin, at), self.closer))
             return at
@@ -84,7 +89,7 @@ class JsonBlockParser(ToolCallParser):
                 problem += f" (character {scanned.stop - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
             at = scanned.stop
-        # Behind the JSON a spelled-out closer is one too: it can be nothing else.
+        # After the JSON, a closer in ordinary text counts too: it cannot be anything else.
         closes = yield from source.starts(at, self.closer, *self.ends, spelled=True)
         if closes:
             stop = at + len(closes)
@@ -119,7 +124,7 @@ class JsonBlockParser(ToolCallParser):
 
 
 class OpenJsonParser(ToolCallParser):
-    """JSON after a marker (`opener`) that nothing closes: it ends where it is complete."""
+    """JSON after a marker (`opener`), without an end marker: a call ends where the JSON ends."""
 
     opener: ClassVar[str]
     names: ClassVar[Names] = Names()
@@ -127,8 +132,11 @@ class OpenJsonParser(ToolCallParser):
     def json_calls(
         self, source: Source, out: Collector, begin: int, at: int, stops: tuple[str, ...]
     ) -> Steps[int]:
-        """Put the calls of the JSON value at `at` (with its marker: from `begin`); where the text
-        continues: after it, or at the next of `stops` where it cannot be read."""
+        """Add the calls of the JSON value at `at`, whose marker is at `begin`.
+
+        Return where the text continues: after the value, or at the next of `stops` if it cannot be
+        read.
+        """
         at = yield from source.skip(at)
         scanned = yield from scan_json(source, at)
         problem = scanned.problem
@@ -163,8 +171,8 @@ def broken_open(
     incomplete: bool,
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """A call that nothing closes and that cannot be read: up to the next of `stops`, or to the
-    end; and where that is.
+    """Return an unreadable call without an end marker, and its end: the next of `stops`, or the end
+    of the text.
     """
     stop, _ = yield from source.until(start, stops)
     raw = source.text[start:stop]

@@ -1,6 +1,9 @@
-"""K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name` with an `<ifm|arg_key>` and an
-`<ifm|arg_value>` for each argument, an
-`<ifm|arg_type>` between them in one of its forms; in another, JSON in place of all that."""
+"""K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name`, with an `<ifm|arg_key>` and an
+`<ifm|arg_value>` for each argument.
+
+There are two variants: with an `<ifm|arg_type>` between key and value, and with JSON instead of
+name and arguments.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _CLOSE = "</ifm|tool_call>"
 
 
 class K2HorizonParser(TagParser):
-    """See the module. Each of the three efforts has think tags of its own."""
+    """See the module. Each of the three reasoning efforts has its own think tags."""
 
     name = "k2_horizon"
     bare = True
@@ -40,7 +43,7 @@ class K2HorizonParser(TagParser):
         try:
             value, end = yield from json_arguments(source, at, "the tool call")
         except Broken as broken:
-            raise Broken(str(broken)) from broken  # without a name: that stands in the JSON
+            raise Broken(str(broken)) from broken  # without a name: the JSON contains it
         close = yield from source.skip(end)
         if not (yield from source.starts(close, _CLOSE, spelled=True)):
             raise Broken(f"the tool call is not closed with {_CLOSE} after its JSON")

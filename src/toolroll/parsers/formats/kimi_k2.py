@@ -1,7 +1,7 @@
 """Kimi K2 and K2.5:
 `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` in a
-section; the header
-is the call's id."""
+section; the header is the id of the call.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KimiK2Parser(NamedJsonParser):
     bare = True
 
     def name_of(self, header: str) -> tuple[str, str]:
-        """See `NamedJsonParser.name_of`. A header that is only a number names nothing."""
+        """See `NamedJsonParser.name_of`. A header that is only a number has no name."""
         match = _HEADER.fullmatch(header)
         name = match["name"] if match is not None else header
         return ("" if name.isdigit() else name), header

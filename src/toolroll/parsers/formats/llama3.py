@@ -1,9 +1,8 @@
-"""Llama 3.1 to 3.3: a reply that is `{"name": ..., "parameters": {...}}`, several of them parted by
-`;`, mostly after nothing,
-sometimes after `<|python_tag|>`.
+"""Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them
+separated by `;`, sometimes after `<|python_tag|>`.
 
-A reply that begins with `{` is a call only if its object has a name and arguments, or seems to
-have been meant so: other JSON is text.
+A reply that starts with `{` is a call only if its object has a name and arguments, or looks like an
+attempt at that. Other JSON is text.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Llama3Parser(OpenJsonParser):
             at = yield from self._objects(source, out, begin, begin + len(marker))
 
     def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
-        """Put the calls at `at`, each after the other, and return where the text continues."""
+        """Add the calls at `at`, one after the other, and return where the text continues."""
         while True:
             at = yield from self.json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)
@@ -59,7 +58,7 @@ class Llama3Parser(OpenJsonParser):
             at = begin
 
     def _is_call(self, source: Source, at: int) -> Steps[bool]:
-        """Whether the JSON object at `at`, or what there is of it, is a call."""
+        """Return True if the JSON object at `at`, which may be incomplete, is a call."""
         scanned = yield from scan_json(source, at)
         if scanned.problem is None:
             try:

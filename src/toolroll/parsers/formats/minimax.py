@@ -1,5 +1,6 @@
 """MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each
-argument; and MiniCPM 5, which has `<function name=...>` and `<param name=...>` without a block."""
+argument; and MiniCPM 5, which has `<function name=...>` and `<param name=...>` without a block.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"
 
 
 def _unwrapped(text: str) -> str:
-    """A value out of its CDATA section, else with XML's escapes read."""
+    """Return the text of a CDATA section, or else the text with XML escapes decoded."""
     bare = text.strip()
     if bare.startswith("<![CDATA[") and bare.endswith("]]>"):
         return bare[9:-3]

@@ -1,9 +1,11 @@
-"""MiniMax M3: `<tool_call>` around `<invoke name="...">` with an element for each argument, named
-by its key; objects and arrays are elements in elements (an array's are each an `<item>`), and the
-token `]<]minimax[>[` stands before every tag.
+"""MiniMax M3: `<tool_call>` around `<invoke name="...">`, with an element for each argument, named
+by its key.
 
-Invariants: a tag without that token is text; what an element holds is read by the tool's schema,
-level by level; if that says nothing, elements that are all called `item` are an array. Source:
+Objects and arrays are nested elements (array items are `<item>`). The token `]<]minimax[>[`
+precedes every tag.
+
+Invariants: a tag without that token is text; the content of an element is decoded by the tool's
+schema, level by level; without a schema, elements that are all named `item` are an array. Source:
 SGLang 0.5.23 (minimax_m3).
 """
 
@@ -28,7 +30,7 @@ _ITEM = "item"
 
 
 class MiniMaxM3Parser(BlockParser):
-    """See the module. White space may stand between the token and `<tool_call>`, and before the
+    """See the module. White space is allowed between the token and `<tool_call>`, and before the
     tag of an argument.
     """
 
@@ -36,14 +38,14 @@ class MiniMaxM3Parser(BlockParser):
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")
-    markers = (_MARK, _OPEN, "</tool_call>")  # the tokens apart: no vocabulary has them as one
+    markers = (_MARK, _OPEN, "</tool_call>")  # separate tokens: no vocabulary has them as one
     reasoning = get_reasoning("minimax-m3")
 
     def read(
         self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
     ) -> Steps[None]:
-        """See `ToolCallParser.read`. A reply without reasoning may begin with a tag that closes
-        it.
+        """See `ToolCallParser.read`. A reply without reasoning may start with the tag that closes
+        reasoning.
         """
         close = self.reasoning.close if self.reasoning is not None else ""
         lead = yield from source.skip(0)
@@ -96,7 +98,7 @@ class MiniMaxM3Parser(BlockParser):
 
 @dataclass(slots=True)
 class _Holder:
-    """What an object's or an array's elements are collected in."""
+    """Collects the elements of an object or an array."""
 
     schema: Any
     members: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class _Holder:
     repeated: set[str] = field(default_factory=set)
 
     def schema_of(self, key: str) -> Any:
-        """The schema of the next element, called `key`; None if it is unknown."""
+        """Return the schema of the next element, named `key`; None if unknown."""
         schema = self.schema
         if not isinstance(schema, Mapping):
             return None
@@ -117,7 +119,7 @@ class _Holder:
         return schema.get("items" if key == _ITEM and "items" in schema else "additionalProperties")
 
     def add(self, key: str, value: Any) -> None:
-        """Take in the value of the element `key`; of elements of one name all are kept, in a
+        """Add the value of the element `key`. Values of elements with the same name become a
         list.
         """
         self.items.append(value)
@@ -130,7 +132,7 @@ class _Holder:
             self.repeated.add(key)
 
     def value(self) -> Any:
-        """The object or the array."""
+        """Return the object or the array."""
         kinds = kinds_of(self.schema) if isinstance(self.schema, Mapping) else None
         kinds = (kinds or frozenset()) & {"array", "object"}
         if len(kinds) == 1:
@@ -139,8 +141,8 @@ class _Holder:
 
 
 def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Put the element whose tag is at `at` in `holder`; where its closing tag ends. Raises
-    `Broken`.
+    """Add the element whose tag is at `at` to `holder`, and return the end of its closing tag.
+    Raises `Broken`.
     """
     if depth >= MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
@@ -172,8 +174,8 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
 
 
 def _leaf(text: str, schema: Any) -> Any:
-    """What an element's `text` represents; one that holds nothing is an empty array or object
-    if it must be one.
+    """Return the value of an element's `text`. An empty text is an empty array or object if the
+    schema requires one.
     """
     kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
     if (

@@ -1,6 +1,7 @@
 """Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, and since Mistral Small
-3.1 `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions; nothing closes
-a call."""
+3.1 `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions; calls have no
+end marker.
+"""
 
 from __future__ import annotations
 

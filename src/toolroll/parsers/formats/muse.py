@@ -1,7 +1,7 @@
 """Muse Glimmer: messages `to=name<|message|>` with a block of `<atem:invoke name="...">`; `to=self`
-is reasoning, `to=user` is said.
+is reasoning, and `to=user` is content.
 
-The prompt ends with `<|start|>assistant`, so that a reply begins inside a header.
+The prompt ends with `<|start|>assistant`, so a reply starts inside a header.
 """
 
 from __future__ import annotations

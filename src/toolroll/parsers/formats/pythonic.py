@@ -1,8 +1,8 @@
-"""Calls as Python writes them: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
+"""Calls in Python syntax: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
 `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
-Llama 4 marks its calls with nothing, so a list of calls counts if it can be read, and if it
-cannot only at the beginning of a line; in a line of prose it must name a tool that was offered.
+Llama 4 writes calls without markers. So a list of calls counts if it is readable; an unreadable one
+counts only at the start of a line; a list within a line must name a tool that was offered.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _NAME = r"[^\W\d][\w.\-/]*+"
 _TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
 _NO_CALL = re.compile(f"(?:{_TEXT})*+")
-"""Text in which no list of calls and no marker begins, nor may still begin."""
+"""Text without the start, or a possible start, of a list of calls or a marker."""
 _IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
 _NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
 _NO_CALL_IN_PROSE = re.compile(
     rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+"
 )
-"""The same, and lists in the middle of a line that are not calls, since no argument begins so.
-
-A line break after the parenthesis is left to the reader: what follows it may begin a line."""
+"""The same, and lists in the middle of a line that are not calls, because no argument starts like
+that. A line break after the parenthesis is left to the reader: a call may follow on the next line.
+"""
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
@@ -52,7 +52,7 @@ class PythonicParser(ToolCallParser):
         """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(at)
-        marked, fresh = False, True  # after the marker; at the beginning of a line
+        marked, fresh = False, True  # after the marker; at the start of a line
         while True:
             begin, marker = yield from source.until(at, ("[", _START, _END), out.content)
             if not marker:
@@ -63,8 +63,7 @@ class PythonicParser(ToolCallParser):
                 at, marked = begin + len(marker), marker == _START
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
-            # After a bracket that begins no call there are often more of them: all that cannot is
-            # text.
+            # A bracket that is not a call is often followed by more of them: skip them all.
             skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
             stop = skipped.end() if skipped is not None else at
             out.content(source.text[at:stop])
@@ -74,7 +73,7 @@ class PythonicParser(ToolCallParser):
     def _list(
         self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
     ) -> Steps[int]:
-        """Put the calls of the list at `begin`, or its bracket as text.
+        """Add the calls of the list at `begin`, or its bracket as text.
 
         Return where the text continues.
         """
@@ -103,7 +102,7 @@ class PythonicParser(ToolCallParser):
 
 
 def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
-    """The calls in the list at `begin`, whose span they share, and where it ends. Raises
+    """Return the calls in the list at `begin`, whose span they share, and its end. Raises
     `Unreadable`.
     """
     calls: list[ToolCall] = []
@@ -129,7 +128,7 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
 
 
 class Lfm2Parser(ToolCallParser):
-    """LFM2: the calls, or a list of them, between two markers; JSON in their place is read too."""
+    """LFM2: calls, or a list of them, between two markers. JSON calls are read too."""
 
     name = "lfm2"
     openers = (_LFM_START,)
@@ -163,7 +162,7 @@ class Lfm2Parser(ToolCallParser):
                 out.call(spanned if closer else unclosed(spanned, _LFM_END))
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """The calls after the marker, and where they end. Raises `Unreadable` or `Broken`."""
+        """Return the calls after the marker, and their end. Raises `Unreadable` or `Broken`."""
         at = yield from source.skip(start)
         inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
         if (yield from source.char(inner)) == "{":

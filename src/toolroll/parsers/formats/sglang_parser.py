@@ -1,8 +1,7 @@
-"""`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed, with a report of what it
-dropped.
+"""`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed.
 
-Invariant: what SGLang's parser leaves out of both text and calls is kept as an attempt with a
-status, never lost.
+Invariant: text that SGLang's parser drops from both text and calls is kept as an attempt with a
+status.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 class SGLangParser(ToolCallParser):
-    """SGLang's parser `sglang_name`; `ours`: the parser of the same format here, for its reasoning
-    and its markers.
+    """SGLang's parser `sglang_name`.
 
-    Raises `UnknownParserError` if SGLang is not there, or has no such parser.
+    `ours` is this library's parser of the same format, for its reasoning and its markers. Raises
+    `UnknownParserError` if SGLang is not installed, or has no such parser.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class SGLangParser(ToolCallParser):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`. Nothing is certain before the end."""
+        """See `ToolCallParser.read_calls`. All text is held back until the end."""
         if out.calls_as_text:
             return out.begin_verbatim(at)
         yield from source.rest()
@@ -95,7 +94,7 @@ class SGLangParser(ToolCallParser):
     def _dropped(
         self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]
     ) -> list[ToolCall]:
-        """The attempts that SGLang's parser left out of `calls` and of the text."""
+        """Return the attempts that SGLang's parser left out of `calls` and of the text."""
         words = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))
@@ -124,7 +123,7 @@ class SGLangParser(ToolCallParser):
 
 
 def _call(item: Any) -> ToolCall:
-    """A `ToolCallItem` as a call."""
+    """Return a `ToolCallItem` as a call."""
     raw = str(item.parameters)
     try:
         arguments = json.loads(raw)

@@ -1,9 +1,9 @@
-"""The shape that tagged formats share: calls as elements with a name, and parameters as elements
-with a key and bare text.
+"""The base class of tagged formats: calls as elements with a name, and parameters as elements with
+a key and bare text.
 
-Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and their like differ in their markers, which `Shape` names.
-Invariants: a value ends at the first closing marker after which the format can continue, so that
-values may spell the format's own tags; but a value that was never closed ends with its call and
+Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
+lists. Invariants: a value ends at the first closing marker after which the format can continue, so
+that values may contain the format's own tags; a value that is never closed ends with its call and
 block, so that it does not swallow the next call.
 """
 
@@ -28,12 +28,16 @@ _NO_NAME = re.compile(r"""[{}"'<>\n]""")
 class Shape:
     """The markers of one format.
 
-    `block`: what surrounds all calls, None for nothing. `call`: what begins a call and what
-    ends it. `name_end`: what ends the name; the first is passed over, at the others the parameters
-    begin. `key`: what begins and ends a parameter's key. `kind`: what begins and ends the value's
-    JSON type, which may stand after the key. `value`: what begins and ends its value ("" if the
-    key's end begins it). `typed_by`: the attribute after the key that tells whether the value is a
-    string, and what it says then. `json_body`: a JSON object may stand in place of the parameters.
+    Attributes:
+        block: Start and end marker of all calls together; None for no block.
+        call: Start and end marker of a call.
+        name_end: Markers that end the name. The first is skipped; at the others the parameters
+            start.
+        key: Start and end marker of a parameter's key.
+        value: Start and end marker of a value; the start is "" if the key's end starts the value.
+        kind: Start and end marker of the value's JSON type, which may follow the key.
+        typed_by: The attribute after the key that marks strings, and its value for a string.
+        json_body: A JSON object may replace the parameters.
     """
 
     block: tuple[str, str] | None
@@ -101,7 +105,7 @@ class TagParser(BlockParser):
             )
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
-            raise Broken(f"{name[:60]!r} is no tool's name")
+            raise Broken(f"{name[:60]!r} is not a valid tool name")
         return name, at if marker == shape.self_closing else at + len(
             marker
         ) if marker == shape.name_end[0] else at
@@ -109,8 +113,8 @@ class TagParser(BlockParser):
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """The arguments after the name, where the call's inner text ends, and where the call
-        ends.
+        """Return the arguments after the name, the end of the call's inner text, and the end of the
+        call.
         """
         shape = self.shape
         schemas = offered.parameters(name) if offered is not None else {}
@@ -167,8 +171,8 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """The place after the type that may be at `at`, and the schema for the value: the
-        type, where `schema` leaves it open.
+        """Return the position after the optional type at `at`, and the schema for the value: the
+        type if `schema` does not set one.
         """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):
@@ -186,7 +190,7 @@ class TagParser(BlockParser):
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 
     def value(self, text: str, schema: Any, *, is_string: bool | None) -> Any:
-        """The value that a parameter's bare `text` represents."""
+        """Return the value that a parameter's bare `text` represents."""
         if self.shape.trim_newline:
             text = text.removeprefix("\n").removesuffix("\n")
         if self.shape.unescape is not None:

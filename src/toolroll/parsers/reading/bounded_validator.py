@@ -1,8 +1,8 @@
-"""`BoundedValidator`: JSON schema (draft 2020-12) for schemas that a stranger wrote.
+"""`BoundedValidator`: check values against untrusted JSON schemas (draft 2020-12).
 
-Invariants: no regular expression of a schema is evaluated, since Python's `re` may take time that
-is exponential in the text; nothing is fetched for a `$ref`; a check ends after `MOST_STEPS` steps.
-What cannot be checked for these reasons raises `NotChecked`.
+Invariants: regular expressions of a schema are never evaluated, because Python's `re` may take
+exponential time; nothing is fetched for a `$ref`; a check ends after `MOST_STEPS` steps. If these
+limits prevent a check, it raises `NotChecked`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 MOST_STEPS = 50_000
-"""Of some 5 us: a keyword for a value, 16 items that it looks at, 1000 characters of an error."""
+"""Maximum number of steps of one check. A step takes about 5 us: one keyword for one value, 16
+items of a value, or 1000 characters of an error.
+"""
 MOST_OBJECTS = 2000
-"""Of a schema: whether it is one takes 150 us for each."""
+"""Maximum number of objects in a schema. Validating the schema takes 150 us for each."""
 
 _Errors = Iterator[ValidationError]
 Keyword = Callable[[Any, Any, Any, Any], _Errors | None]
@@ -39,7 +41,7 @@ class NotChecked(Exception):
 
 
 class BoundedValidator:
-    """Checks values against `schema`. Raise `NotChecked` if it is too large or of no such draft."""
+    """Checks values against `schema`. Raises `NotChecked` if the schema is too large or invalid."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         given = {name: value for name, value in schema.items() if name != "$schema"}
@@ -51,7 +53,7 @@ class BoundedValidator:
         self._validator = (_WITHOUT_NAMES if named else _BOUNDED)(given, registry=_NOTHING_REMOTE)
 
     def first_problem(self, value: Any) -> ValidationError | None:
-        """Return what is most wrong with `value`, None for nothing. Raise `NotChecked`."""
+        """Return the most relevant error of `value`, or None. Raises `NotChecked`."""
         with _bounded():
             worst: ValidationError | None = best_match(self._validator.iter_errors(value))
             return worst
@@ -70,22 +72,22 @@ def _objects(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _refuse(objects: list[Mapping[str, Any]]) -> None:
-    """Refuse a schema of these `objects` for which a check would not be bounded."""
+    """Raise `NotChecked` if checks against a schema of these `objects` are not bounded."""
     if len(objects) > MOST_OBJECTS:
         raise NotChecked(f"the schema has {len(objects)} objects, more than {MOST_OBJECTS}")
     for item in objects:
         if isinstance(item.get("$schema"), str):
-            # Such a part would get the validator of that draft, which is not bounded.
-            raise NotChecked("a part of the schema names a draft of its own")
+            # jsonschema would use the validator of that draft, which is not bounded.
+            raise NotChecked("a part of the schema names its own draft")
         kinds = item.get("type")
         if isinstance(kinds, list) and len(kinds) > len(_TYPES):
-            # Whether it is a schema would compare each of them with each.
-            raise NotChecked("the schema names more types than there are")
+            # Validating the schema would compare all pairs of types.
+            raise NotChecked("the schema names more types than exist")
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Allow `MOST_STEPS` steps. Raise `NotChecked` for more, or if the schema does not apply."""
+    """Allow `MOST_STEPS` steps. Raises `NotChecked` for more, or if the schema does not apply."""
     token = _LEFT.set([MOST_STEPS])
     try:
         yield
@@ -96,7 +98,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _counted(check: Keyword) -> Keyword:
-    """Return `check`, which counts what it costs."""
+    """Return `check` with its steps counted."""
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
         _spend(1 + (_length(value) + _length(instance)) // 16)
@@ -108,7 +110,7 @@ def _counted(check: Keyword) -> Keyword:
 
 
 def _unique_items(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors | None:
-    """Check `uniqueItems`, which may compare each item with each."""
+    """Check `uniqueItems`, which may compare all pairs of items."""
     _spend(_length(instance) ** 2 // 16)
     check: Keyword = Draft202012Validator.VALIDATORS["uniqueItems"]
     return check(validator, value, instance, schema)
@@ -138,4 +140,4 @@ _WITHOUT_NAMES = extend(  # type: ignore[no-untyped-call]
     _BOUNDED,
     dict.fromkeys(_BY_PATTERN, _ignored),
 )
-"""For a schema with `patternProperties`: what else a name may be, its patterns decide."""
+"""For a schema with `patternProperties`: its patterns decide which other names are allowed."""

@@ -1,7 +1,7 @@
-"""`Collector`: what a reader finds, put together as a reply and as the steps of a stream.
+"""`Collector`: build a reply, and the steps of a stream, from what a reader finds.
 
-Invariant: the steps of one kind, joined, are the reply's field of that kind; so white space at an
-edge is held back until text follows it.
+Invariant: the steps of one kind, joined, are the reply's field of that kind. So trailing white
+space is held back until text follows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toolroll.parsers.types import Delta, ParsedReply, ToolCall
 
 
 class _Trimmed:
-    """Text that comes in pieces, without the `chars` (None: white space) at its edges."""
+    """Text that arrives in pieces, stripped of `chars` (None: white space) at both ends."""
 
     def __init__(self, chars: str | None) -> None:
         self._chars = chars
@@ -21,7 +21,7 @@ class _Trimmed:
         self.parts: list[str] = []
 
     def add(self, text: str) -> str:
-        """Take `text` in; what of it, and of what was held, is certain now."""
+        """Add `text`, and return the text that is certain now, including text held back before."""
         body = text.rstrip(self._chars)
         if not body:
             self._held.append(text)
@@ -38,8 +38,10 @@ class _Trimmed:
 
 
 class Collector:
-    """Takes reasoning, content and calls in the order written. `check` completes a call: its
-    status and its tokens. `calls_as_text`: from the first call on, all text is content.
+    """Collects reasoning, content and calls in the order written.
+
+    `check` sets the status and the token span of a call. `calls_as_text`: from the first call on,
+    all text is content.
     """
 
     def __init__(
@@ -55,17 +57,17 @@ class Collector:
         self.reasoning_closed = True
 
     def content(self, text: str) -> None:
-        """Visible text."""
+        """Add visible text."""
         if self._verbatim_at is None:
             self._put("content", self._content.add(text))
 
     def reasoning(self, text: str) -> None:
-        """A piece of reasoning."""
+        """Add a piece of reasoning."""
         if self._verbatim_at is None:
             self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
-        """An attempted call."""
+        """Add an attempted call."""
         if self.calls_as_text:
             if call.span is None:
                 self.content(call.raw)
@@ -77,12 +79,12 @@ class Collector:
         self._deltas.append(Delta("tool_call", call=done))
 
     def begin_verbatim(self, at: int) -> None:
-        """From `at` on all text is content; what is read there is ignored."""
+        """Take all text from `at` on as content, and ignore calls there."""
         if self._verbatim_at is None:
             self._verbatim_at = at
 
     def verbatim(self, text: str) -> None:
-        """Take what is new of `text`, the reply's text so far, as content if it is verbatim."""
+        """Add the new part of `text`, the reply so far, as content if it is verbatim."""
         if self._verbatim_at is not None:
             self._put("content", self._content.add(text[self._verbatim_at :]))
             self._verbatim_at = len(text)
@@ -92,11 +94,11 @@ class Collector:
             self._deltas.append(Delta(kind, text))
 
     def drain(self) -> list[Delta]:
-        """The steps since the last time."""
+        """Return the steps since the last call."""
         found, self._deltas = self._deltas, []
         return found
 
     def reply(self) -> ParsedReply:
-        """All that was found."""
+        """Return the collected reply."""
         reasoning = str(self._reasoning) or (None if self.reasoning_closed else "")
         return ParsedReply(str(self._content), reasoning, tuple(self._calls), self.reasoning_closed)

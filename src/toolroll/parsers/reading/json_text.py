@@ -1,8 +1,8 @@
-"""JSON in a text that comes in pieces: where a value ends, what it is, and a call made of it.
+"""Read JSON in a text that arrives in pieces: find the end of a value, decode it, make it a call.
 
-Invariants: a value ends where `json.JSONDecoder.raw_decode` says, and what it refuses is refused
-(NaN, Infinity and numbers beyond a double too: no JSON document can hold them); a scan stops at the
-first character that cannot be right, so scans that fail are short.
+Invariants: a value ends as in `json.JSONDecoder.raw_decode`, and errors of that function are errors
+here (so are NaN, Infinity and numbers beyond a double, which JSON cannot represent); a scan stops
+at the first wrong character, so scans that fail are short.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """Where a value ends; or, with a `problem`, the character at which it cannot continue."""
+    """The end of a value; or, with a `problem`, the position of the first wrong character."""
 
     stop: int
     problem: str | None = None
 
     @property
     def incomplete(self) -> bool:
-        """Whether the text ended inside the value."""
+        """True if the text ended inside the value."""
         return self.problem == INCOMPLETE
 
 
 def scan_json(source: Source, at: int) -> Steps[Scanned]:
-    """The end of the JSON value at `at` (after white space)."""
+    """Find the end of the JSON value at `at` (after white space)."""
     if source.closed and not source.is_absent(_DECODER, at):
         known = _whole(source.text, at)
         if known is not None:
             return Scanned(known)
-        # its error counts the lines of all the text before: once a reply, for linear time
+        # its error counts the lines of all text before: once per reply, to stay linear
         source.set_absent(_DECODER, at)
     stack: list[str] = []
     expect = "value"
@@ -104,8 +104,8 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Where a good value at `at` ends, found by the standard library's decoder in C; None if
-    it must be looked at by characters.
+    """Return the end of a valid value at `at`, found by the standard library's decoder in C; None
+    if the value must be scanned by characters.
     """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
@@ -133,7 +133,7 @@ def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
 
 
 def _string(source: Source, at: int) -> Steps[Scanned]:
-    """The end of the string whose quote is at `at`."""
+    """Find the end of the string whose quote is at `at`."""
     at += 1
     while True:
         at = yield from source.run(at, _PLAIN)
@@ -156,10 +156,10 @@ def _string(source: Source, at: int) -> Steps[Scanned]:
             elif letter in '"\\/bfnrt':
                 at += 2
             else:
-                return Scanned(at, f"\\{letter} is no escape of JSON")
+                return Scanned(at, f"\\{letter} is not a valid JSON escape")
         elif char < " ":
             return Scanned(
-                at, "a control character (a line break, say) must be escaped inside a string"
+                at, "a control character (such as a line break) must be escaped inside a string"
             )
 
 
@@ -178,8 +178,11 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text. Raises `ValueError` for what is none, for what no JSON document can
-    hold (numbers out of range, halves of a surrogate pair) and for nesting too deep."""
+    """Return the value of a JSON text.
+
+    Raises `ValueError` for invalid JSON, for values that JSON cannot represent (numbers out of
+    range, halves of a surrogate pair), and for nesting that is too deep.
+    """
     try:
         value = _DECODER.decode(text)
     except RecursionError as error:
@@ -192,7 +195,7 @@ def decode(text: str) -> Any:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Whether `value` is nested more than `depth` deep."""
+    """Return True if `value` is nested more than `depth` deep."""
     inner = (
         list(value.values())
         if isinstance(value, dict)
@@ -205,7 +208,7 @@ def _deeper(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Under which names a call object carries its parts; the first that is there counts."""
+    """The keys for the parts of a call object; the first key that exists counts."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -213,7 +216,7 @@ class Names:
 
 
 def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
-    """A call from the decoded object `value`, with the status that it has by itself."""
+    """Return the call of the decoded object `value`; the tools are not checked."""
     if not isinstance(value, dict):
         return ToolCall(
             "", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span
@@ -227,7 +230,7 @@ def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCal
 
 
 def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
-    """A call of `name` with decoded `arguments` (an object, or JSON text of one)."""
+    """Return a call of `name` with decoded `arguments` (an object, or its JSON text)."""
     if isinstance(arguments, str):
         try:
             arguments = decode(arguments)
@@ -259,7 +262,7 @@ def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -
 
 
 def name_in(raw: str, key: str = "name") -> str:
-    """The name in a call that cannot be read, for its answer; "" if even that is not there."""
+    """Return the name in an unreadable call, for the error message; "" if it has none."""
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)
     return (

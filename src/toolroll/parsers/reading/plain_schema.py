@@ -1,8 +1,8 @@
-"""A quick yes for tool arguments that plainly fit a plain JSON schema.
+"""A fast check that tool arguments fit a simple JSON schema.
 
-Invariants: a yes means that a JSON-schema validator (draft 2020-12) finds nothing wrong; whatever
-is not plain, in the schema or in the arguments, is no yes, and is left to the validator, which also
-has the words for what is wrong.
+Invariant: if the check passes, a JSON-schema validator (draft 2020-12) finds no error. Everything
+else, in the schema or in the arguments, is left to the validator, which also writes the error
+message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOTES = frozenset(
 )
 _KNOWN = _NOTES | {"type", "enum", "properties", "required", "items", "additionalProperties"}
 
-# What JSON calls by these names, as Python decodes it; a boolean is no number.
+# The Python types of JSON's types; a boolean is not a number.
 _TYPES: dict[str, Fits] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -30,8 +30,8 @@ _TYPES: dict[str, Fits] = {
 
 
 def plain_fits(schema: Any) -> Fits | None:
-    """The function that says yes to what plainly fits `schema`; None if `schema` holds
-    anything that is not plain.
+    """Return a function that is True for values that certainly fit `schema`; None if `schema` is
+    not simple.
     """
     if not isinstance(schema, Mapping) or not schema.keys() <= _KNOWN:
         return None
@@ -54,7 +54,7 @@ def _of_type(schema: Mapping[str, Any]) -> Fits | None:
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:
-    """Strings only: JSON schema and Python differ on whether 1, 1.0 and true are one."""
+    """Support only strings: JSON schema and Python differ on whether 1, 1.0 and true are equal."""
     if "enum" not in schema:
         return _anything
     values = schema["enum"]

@@ -1,9 +1,9 @@
-"""Calls and literals as Python writes them, `f(a=1, b=['x', None])`, in a text that comes in
+"""Read calls and literals in Python syntax, `f(a=1, b=['x', None])`, in a text that arrives in
 pieces.
 
-Invariants: nothing is evaluated; a value ends where Python's own would, but for quotes that a
-template did not escape: a quote closes its string only where something can follow that follows a
-value; JSON's `true`, `false` and `null` are read too.
+Invariants: nothing is evaluated; a value ends as in Python, with one exception for quotes that a
+template did not escape: a quote closes its string only if the next character can follow a value.
+JSON's `true`, `false` and `null` are read too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CONSTANTS: dict[str, Any] = {
 
 
 class Unreadable(Exception):
-    """What is at `at` is no Python value; `incomplete`: because the text ended there."""
+    """The text at `at` is not a Python value. `incomplete`: the text ended there."""
 
     def __init__(self, at: int, problem: str, *, incomplete: bool = False) -> None:
         super().__init__(problem)
@@ -59,13 +59,13 @@ class Unreadable(Exception):
 
 
 def read_name(source: Source, at: int) -> Steps[str]:
-    """The (dotted) name at `at`, "" for none."""
+    """Return the (dotted) name at `at`, or ""."""
     char = yield from source.char(at)
     return (yield from _run(source, at, _NAME)) if _NAME_START.match(char) else ""
 
 
 def read_call(source: Source, at: int) -> Steps[tuple[str, dict[str, Any], int]]:
-    """The call at `at`: its name, its arguments, and where it ends. Raises `Unreadable`."""
+    """Return the name and the arguments of the call at `at`, and its end. Raises `Unreadable`."""
     name = yield from read_name(source, at)
     at = yield from source.skip(at + len(name))
     char = yield from source.char(at)
@@ -104,7 +104,7 @@ def _argument(source: Source, at: int, arguments: dict[str, Any]) -> Steps[int]:
 
 
 def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]]:
-    """The literal at `at` (after white space), and where it ends. Raises `Unreadable`."""
+    """Return the literal at `at` (after white space), and its end. Raises `Unreadable`."""
     at = yield from source.skip(at)
     char = yield from source.char(at)
     if depth > MAX_DEPTH:
@@ -132,7 +132,7 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
 
 
 def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
-    """The characters of one class at `at`, see `Source.run`."""
+    """Return the characters of one class at `at`; see `Source.run`."""
     stop = yield from source.run(at, pattern)
     return source.text[at:stop]
 
@@ -152,8 +152,8 @@ def _number(source: Source, at: int) -> Steps[tuple[Any, int]]:
         if _REAL.fullmatch(text) and math.isfinite(value := float(text)):
             return value, stop
     except ValueError:
-        pass  # an integer of more digits than Python reads
-    raise Unreadable(at, f"{text[:40]} is no number", incomplete=stop == len(source.text))
+        pass  # an integer with more digits than Python accepts
+    raise Unreadable(at, f"{text[:40]} is not a number", incomplete=stop == len(source.text))
 
 
 def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[tuple[str, int]]:
@@ -178,7 +178,7 @@ def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[
 
 
 def _closes(source: Source, at: int) -> Steps[bool]:
-    """Whether what stands after a quote at `at` can follow a value."""
+    """Return True if the text after a quote at `at` can follow a value."""
     behind = yield from source.skip(at)
     char = yield from source.char(behind)
     return bool(char) and char in ",)]}:"
@@ -230,7 +230,7 @@ def _dictionary(source: Source, at: int, depth: int) -> Steps[tuple[dict[str, An
 
 
 def _next(source: Source, at: int, end: str) -> Steps[int]:
-    """Where the next item, or `end`, stands."""
+    """Return the position of the next item, or of `end`."""
     at = yield from source.skip(at)
     char = yield from source.char(at)
     if char == ",":
@@ -241,7 +241,7 @@ def _next(source: Source, at: int, end: str) -> Steps[int]:
 
 
 def python_value(text: str) -> tuple[bool, Any]:
-    """Whether all of `text` is a Python literal, and its value."""
+    """Return whether all of `text` is a Python literal, and its value if so."""
     source = Source()
     source.feed(text, None)
     source.closed = True

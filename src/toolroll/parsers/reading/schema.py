@@ -1,4 +1,4 @@
-"""Checks a call against the tools that were offered."""
+"""Check a call against the tools that were offered."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Offered:
         }
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """The JSON schemas of the parameters of the tool `name` by their names; empty if they
-        are not told.
+        """Return the JSON schemas of the parameters of the tool `name`, by parameter name; empty if
+        unknown.
         """
         schema = self.functions.get(name, {}).get("parameters")
         found = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -42,7 +42,7 @@ class ToolSchemas:
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """`call`, with the status unknown_tool or bad_arguments if that applies."""
+        """Return `call`, with the status unknown_tool or bad_arguments if that applies."""
         functions = offered.functions
         function = functions.get(call.name)
         if function is None:
@@ -71,7 +71,7 @@ class ToolSchemas:
             key = orjson.dumps(schema)
         except orjson.JSONEncodeError:
             return None, None  # nested too deep, or not JSON
-        known = self._validators.pop(key, None)  # in one step: replies are read in several threads
+        known = self._validators.pop(key, None)  # atomic: replies are parsed in several threads
         if known is not None:
             self._validators[key] = known
             return known

@@ -1,12 +1,12 @@
-"""`Source`: a reply's text as it comes, with the places of its tokens, for readers written as
-generators.
+"""`Source`: the text of a reply as it arrives, with the positions of its tokens, for readers that
+are generators.
 
-A reader yields when it needs more text, and continues when there is more or the text is closed.
-Invariants: what a reader decides never depends on where the text was cut into pieces; a marker that
-the vocabulary holds as one control token counts only if it is that token; a search that failed
-once is not made again, and one that waits continues where it stopped, so that reading is linear in
-the text, however small its pieces are. For that no reader keeps a match of the text, which keeps
-the text, over a yield.
+A reader yields if it needs more text, and continues when there is more or the text is closed.
+Invariants: the result of a reader never depends on where the text was split into pieces; if the
+vocabulary has a marker as one control token, the marker counts only if it is that token; the time
+is linear in the text, even for small pieces, because failed searches are not repeated and waiting
+ones continue where they stopped. No reader keeps a match object across a yield: it would keep the
+old text alive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A reader: yields None for more text, returns a T."""
+"""A reader: yields None to wait for more text, and returns a T."""
 Span = tuple[int, int]
 Put = Callable[[str], None]
 
@@ -38,9 +38,7 @@ class Source:
         self._absent: dict[object, int] = {}
 
     def feed(self, text: str, offsets: Sequence[Span] | None) -> None:
-        """Append `text`; `offsets`: [start, stop) of each of its tokens, counted from its own
-        beginning.
-        """
+        """Append `text`. `offsets`: [start, stop) of each of its tokens, relative to `text`."""
         base = len(self.text)
         if offsets is not None:
             if self._starts is None:
@@ -58,20 +56,20 @@ class Source:
                 "offsets are missing for this piece of the text: give them for all pieces or for "
                 "none"
             )
-        # CPython lengthens a string in place where a local variable holds its only reference; else
-        # each piece would copy the whole.
+        # CPython extends a string in place if a local variable holds its only reference. Else each
+        # piece would copy the whole.
         whole = self.text
         self.text = ""
         whole += text
         self.text = whole
 
     def exact(self, marker: str) -> bool:
-        """Whether places of `marker` are known from the tokens, and not only from the text."""
+        """Return True if the tokens, not only the text, show the positions of `marker`."""
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
-        """Whether `marker`, which is spelled at `at`, is a marker there: for a control token,
-        whether it is that token.
+        """Return True if `marker`, whose text is at `at`, is a real marker: if it is a control
+        token of the vocabulary, the text must be that token.
         """
         if self._starts is None or marker not in self._control:
             return True
@@ -83,29 +81,29 @@ class Source:
         return False
 
     def tokens(self, span: Span) -> Span | None:
-        """The token positions that cover a span of characters, None without offsets."""
+        """Return the token span that covers a span of characters; None without offsets."""
         if self._starts is None:
             return None
         first, last = bisect_right(self._stops, span[0]), bisect_left(self._starts, span[1])
         return (first, last) if first < last else None
 
     def is_absent(self, key: object, start: int) -> bool:
-        """Whether a search for `key` that began at or before `start` found nothing up to the
-        closed text's end.
+        """Return True if an earlier search for `key`, from `start` or before, reached the end of
+        the closed text without a match.
         """
         return self._absent.get(key, len(self.text) + 1) <= start
 
     def set_absent(self, key: object, start: int) -> None:
-        """Keep that a search for `key` from `start` found nothing up to the closed text's end."""
+        """Record that a search for `key` from `start` found nothing in the closed text."""
         self._absent[key] = min(start, self._absent.get(key, start))
 
     def until(
         self, start: int, markers: tuple[str, ...], put: Put | None = None
     ) -> Steps[tuple[int, str]]:
-        """The next of `markers` at or after `start`: its place and which; the text's end and ""
-        for none.
+        """Return the position and text of the next of `markers` at or after `start`; the end of the
+        text and "" for none.
 
-        `put` is given the text before it, as soon as it is certain.
+        `put` is called with the text before it, as soon as that is certain.
         """
         if self.is_absent(markers, start):
             return self._ended(start, put)
@@ -115,8 +113,8 @@ class Source:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            # A marker may stand in a longer one that has only begun: it counts if that can no
-            # longer be.
+            # A marker may be part of a longer one whose end has not arrived: it counts only once
+            # that is excluded.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
@@ -139,8 +137,8 @@ class Source:
     def _certain(
         self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
     ) -> int:
-        """Where the end of the text may be the beginning of a marker, but not all of it; the
-        text's end if it is none.
+        """Return the start of an incomplete marker at the end of the text; the end of the text if
+        there is none.
         """
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
@@ -153,8 +151,9 @@ class Source:
         return len(self.text)
 
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
-        """Which of `prefixes` is at `at`, "" for none; the longer of two that fit.
-        `spelled`: also as ordinary text.
+        """Return the longest of `prefixes` that is at `at`, or "".
+
+        `spelled`: accept it as ordinary text too.
         """
         while True:
             rest = self.text[at : at + max(map(len, prefixes))]
@@ -171,20 +170,20 @@ class Source:
             yield
 
     def skip(self, at: int) -> Steps[int]:
-        """The place of the first character at or after `at` that is no white space; the text's
-        end for none.
+        """Return the position of the first character at or after `at` that is not white space; the
+        end of the text for none.
         """
         while True:
             if at < len(self.text) and not self.text[at].isspace():
-                return at  # as nearly always, and cheaper than a match
+                return at  # the common case, and cheaper than a match
             at = _end(_SPACE, self.text, at)
             if at < len(self.text) or self.closed:
                 return at
             yield
 
     def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
-        """Where the characters end, from `at` on, that `pattern` matches: any number of those of
-        one class (`[...]*`).
+        """Return the end of the match of `pattern` at `at`. The pattern must be a repeated
+        character class (`[...]*`).
         """
         while True:
             at = _end(pattern, self.text, at)
@@ -193,7 +192,7 @@ class Source:
             yield
 
     def char(self, at: int) -> Steps[str]:
-        """The character at `at`, "" after the end."""
+        """Return the character at `at`; "" after the end."""
         while at >= len(self.text) and not self.closed:
             yield
         return self.text[at : at + 1]
@@ -201,9 +200,12 @@ class Source:
     def closing(
         self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
     ) -> Steps[int]:
-        """The place of the first `close` after which, white space aside, one of `followers`
-        stands; -1 for none before the next of `stops`. Where `close` is known from the tokens, the
-        first one counts: a value may spell the format's own tags."""
+        """Return the position of the first `close` that is followed by one of `followers`, after
+        optional white space; -1 for none before the next of `stops`.
+
+        The follower is required because a value may contain the format's own tags. If `close` is
+        known from the tokens, it is not required.
+        """
         key = (close, followers, stops)
         if self.is_absent(key, start):
             return -1
@@ -214,28 +216,28 @@ class Source:
                 if not marker:
                     self.set_absent(key, start)
                 return -1
-            behind = yield from self.skip(at + len(close))
-            if self.exact(close) or (yield from self.starts(behind, *followers)):
+            following = yield from self.skip(at + len(close))
+            if self.exact(close) or (yield from self.starts(following, *followers)):
                 return at
             at += len(close)
 
     def rest(self) -> Steps[int]:
-        """Wait for the end; its place."""
+        """Wait for the end of the text, and return its position."""
         while not self.closed:
             yield
         return len(self.text)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where what `pattern` matches at `at` ends."""
+    """Return the end of the match of `pattern` at `at`; `at` for none."""
     match = pattern.match(text, at)
     return match.end() if match is not None else at
 
 
 @lru_cache(maxsize=512)
 def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
-    """A pattern for any of `markers`, the longest first; the longest's length; their first
-    characters.
+    """Return a pattern for any of `markers` (the longest first), the maximum length, and the set of
+    first characters.
     """
     ordered = sorted(markers, key=len, reverse=True)
     firsts = frozenset(one[:1] for one in markers)

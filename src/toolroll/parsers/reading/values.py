@@ -1,9 +1,9 @@
-"""Values that a format writes as bare text (`<parameter=n>3</parameter>`), read by the parameter's
-JSON schema.
+"""Decode values that a format writes as bare text (`<parameter=n>3</parameter>`), with the JSON
+schema of the parameter.
 
-Such formats write strings as they are and everything else as JSON (some templates: as Python writes
-it), so that only the schema tells `3` from `"3"`. Invariant: reading never fails; what fits no type
-of the schema comes out as it reads best, and the check against the schema says so.
+Such formats write strings without quotes and everything else as JSON (or, in some templates, as
+Python), so that only the schema distinguishes `3` from `"3"`. Invariant: decoding never fails. A
+value that fits no type of the schema is guessed, and the check against the schema then reports it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
 def typed(text: str, schema: Any) -> Any:
-    """The value that `text` represents under `schema` (None, or anything that is no schema: not
-    known).
+    """Return the value that `text` represents under `schema`. Anything that is not a schema, such
+    as None, counts as unknown.
 
-    Of several types that a schema allows the most special one that fits is taken, a string last.
+    If the schema allows several types, use the most specific one that fits, and a string last.
     """
     if not isinstance(schema, Mapping):
         return guessed(text)
@@ -55,8 +55,8 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def guessed(text: str) -> Any:
-    """`text` as a number, a constant, an object or an array if it is one, else the text
-    itself.
+    """Return `text` decoded as a number, a constant, an object or an array if it is one, else
+    `text`.
     """
     bare = text.strip()
     if bare in _CONSTANTS:
@@ -76,7 +76,7 @@ def guessed(text: str) -> Any:
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """The types that `schema` allows; None if it does not say."""
+    """Return the types that `schema` allows; None if unknown."""
     kind = schema.get("type")
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:

@@ -1,3 +1,3 @@
-"""One package for each RL framework: an `InteractionResult` in its own form, and the hook that
-its trainer calls.
+"""One package for each RL framework: it converts an `InteractionResult` to the framework's samples,
+and has the functions that its trainer calls.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PADDING = 4096
-"""The most rows that a model has beyond its tokenizer's last token. Published models have up to
+"""Maximum number of rows of a model beyond its tokenizer's last token. Published models have up to
 2,100.
 """
 
@@ -32,13 +32,13 @@ class ModelInfo:
 
     @property
     def sampled_limit(self) -> int | None:
-        """The first id that is taken to be beyond the model's rows."""
+        """The first id that is assumed to be beyond the model's rows."""
         return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property
     def prompt_limit(self) -> int | None:
-        """The first prompt length that the engine refuses: it wants room for at least one token
-        of answer.
+        """The first prompt length that the engine refuses: it needs room for at least one token of
+        answer.
         """
         context, prompt = self.context_length, self.max_input_length
         if prompt is None:
@@ -52,7 +52,7 @@ def read_model_info(
     """Return the info in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing
     there is None.
 
-    `/server_info` holds `context_length` only if it was set on the command line; `/v1/models`
+    `/server_info` has `context_length` only if it was set on the command line; `/v1/models`
     always has `max_model_len`.
     """
     cards = models.get("data")

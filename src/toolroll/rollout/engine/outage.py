@@ -1,8 +1,8 @@
-"""`Outage`: waits for a server that does not answer, once for all the requests that noticed.
+"""`Outage`: wait for a server that does not answer, once for all requests that failed.
 
-Invariants: one probe at a time, however many requests wait; time in an outage costs no attempt and
-no part of a deadline or of an episode's time limit; after `timeout` seconds every waiting request
-fails at once, and later ones fail after a single probe.
+Invariants: one probe at a time, regardless of the number of waiting requests; time in an outage
+does not count as an attempt or against a deadline or an episode's time limit; after `timeout`
+seconds every waiting request fails at once, and later ones fail after a single probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolroll.rollout.runtime.time_limit import not_counted
 logger = logging.getLogger(__name__)
 
 MAX_OUTAGES = 3
-"""After this many outages during one request, the request is taken to be their cause."""
+"""After this many outages during one request, the request is assumed to be their cause."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
 
@@ -35,7 +35,7 @@ class _State(Enum):
 
 
 class Outage:
-    """`probe` asks `server`, such as "the engine at http://...", for its health.
+    """Waits for `server` ("the engine at http://...") with health checks by `probe`.
 
     `timeout`: the longest time to wait, in seconds; 0 never waits.
     """
@@ -49,7 +49,9 @@ class Outage:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.ended = 0
-        """How many outages have ended, well or not: a request remembers it when it is sent."""
+        """Number of outages that have ended, by an answer or a timeout. A request remembers it when
+        it is sent.
+        """
         self._server = server
         self._probe = probe
         self._timeout = timeout
@@ -59,17 +61,17 @@ class Outage:
         self._probing: asyncio.Task[_State] | None = None
 
     def answered(self) -> None:
-        """Note that a request was answered: the outage is over, if there was one."""
+        """Record that a request was answered, which ends an outage."""
         if self._waited:
             logger.warning("%s answers again", self._server)
             self._waited = 0.0
 
     async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
-        """Wait until the server answers. Return False if it does already, or if nobody waits.
+        """Wait until the server answers. Return False if it already does, or if waiting is off.
 
-        `ended`: its value when the request was sent that failed with `why`. `down`: the failure
-        itself says that nobody is there. Raise `EngineUnreachableError` if the server does not
-        answer in time.
+        `ended`: the value of `self.ended` when the request that failed with `why` was sent. `down`:
+        the failure itself shows that the server is down. Raises `EngineUnreachableError` if the
+        server does not answer in time.
         """
         if not self._timeout:
             return False
@@ -108,7 +110,7 @@ class Outage:
                 self._timeout,
             )
         while self._waited < self._timeout:
-            # After what was waited already: a router may be well, and have no worker each time.
+            # The pause grows over several outages: a router may answer, but have no worker.
             pause = min(
                 max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited
             )

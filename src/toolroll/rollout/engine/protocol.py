@@ -1,4 +1,4 @@
-"""`EngineClient`: what the rest of the package needs of an engine."""
+"""`EngineClient`: the interface of engines for the rest of the package."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolroll.rollout.types import Completion, GenerateRequest
 class EngineClient(Protocol):
     """An engine that samples token ids. `Engine` is the one for SGLang.
 
-    Inherit from it to wrap another engine: the methods that are not abstract have an answer for
-    an engine without HTTP routes.
+    Inherit from it to wrap another engine. The methods that are not abstract have a default for an
+    engine without HTTP routes.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""SGLang's answer to `/generate` -> a checked `Completion`.
+"""Convert SGLang's answer to `/generate` to a checked `Completion`.
 
 Invariants: every id is one that the model can sample, and there are at most max_new_tokens;
 ids and logprobs are aligned one to one; their number equals the engine's count; every logprob is
@@ -41,8 +41,8 @@ def parse_completion(
 ) -> Completion:
     """Return the completion in `body`, the JSON object that answers `request`.
 
-    Raise `CompletionError` if it is not one.
-    `vocab_size`: the number of ids that the model can sample, None if it is unknown.
+    `vocab_size`: the number of ids that the model can sample; None if unknown. Raises
+    `CompletionError` if the body is not a valid answer.
     """
     try:
         return _parsed(

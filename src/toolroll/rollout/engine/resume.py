@@ -1,4 +1,4 @@
-"""Turns that the engine aborted (for a weight update, say) are resumed: prompt and partial output
+"""Resume turns that the engine aborted (for example for a weight update): prompt and partial output
 are sent again.
 
 Invariants: weight versions are kept per token, so a trainer sees which weights sampled which
@@ -32,7 +32,7 @@ async def generate_resumed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
 ) -> Completion:
-    """`engine.generate`, resumed after an abort at most `max_resumes` times.
+    """Return `engine.generate(...)`, resumed after an abort at most `max_resumes` times.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
     grammar prevents a resume. `max_new_tokens` and `min_new_tokens` count over all parts.

@@ -1,6 +1,6 @@
-"""Sampling parameters: known by name, clamped to the context, complete.
+"""Check the names of sampling parameters, and clamp them to the context.
 
-SGLang answers an unknown name with a 400, but its routers drop it silently: so names are checked
+SGLang answers an unknown name with a 400, but its routers drop it silently. So names are checked
 here.
 """
 

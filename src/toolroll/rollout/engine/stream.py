@@ -1,5 +1,5 @@
-"""The event stream of `/generate` with `stream: true`: reports progress, and returns the last event
-as the answer.
+"""Read the event stream of `/generate` with `stream: true`: report progress, and return the last
+event as the answer.
 
 Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is
 checked like any other, and only the ids of earlier events are read (reading their logprobs would
@@ -42,7 +42,7 @@ class EventReader:
         self._reported: list[int] = []
 
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
-        """Return the last event, or a `Failure` if the stream holds one or breaks off.
+        """Return the last event, or a `Failure` if the stream contains one or breaks off.
 
         Raise `CompletionError` for an event that is not part of an answer.
         """

@@ -23,19 +23,19 @@ from yarl import URL
 from toolroll.rollout.engine.config import EngineConfig
 
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError)
-"""What a request raises if no whole answer came."""
+"""Exceptions of a request without a complete answer."""
 
 _KEEP_ALIVE = 60.0
 _DNS_CACHE = 10
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _HEAD_LINE = 8190
-"""Bytes in one line of an answer's head (aiohttp's default; it allows 128 of them)."""
+"""Maximum bytes in one header line of an answer (aiohttp's default; it allows 128 lines)."""
 
 
 class Answer(NamedTuple):
     """A whole answer of any status.
 
-    `connections`: how many had been made when its request was sent, including its own.
+    `connections`: the number of connections made when its request was sent, including its own.
     """
 
     status: int
@@ -49,7 +49,7 @@ class _Response(aiohttp.ClientResponse):
 
 
 class _Request(aiohttp.ClientRequest):
-    """Refuses a connection that received data while it was idle: aiohttp would take that for the
+    """A request that refuses a connection with unsolicited data, which aiohttp would take for the
     answer.
     """
 
@@ -65,9 +65,7 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells each request how many connections have been made. A `TraceConfig` costs 15 us a
-    request.
-    """
+    """A connector that numbers its connections. A `TraceConfig` would cost 15 us per request."""
 
     def __init__(self, numbers: Iterator[int], **options: Any) -> None:
         super().__init__(**options)
@@ -85,8 +83,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Transport:
-    """The session opens with the first request, and again in another event loop or after
-    `close`.
+    """The HTTP session of an engine. It opens with the first request, and again in another event
+    loop or after `close`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -130,14 +128,14 @@ class Transport:
             return await whole(response)
 
     async def close(self) -> None:
-        """Close all connections; requests under way raise one of `NETWORK_ERRORS`."""
+        """Close all connections; requests in flight raise one of `NETWORK_ERRORS`."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _opened(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # the connections of an earlier loop died with it
+        if self._loop is not loop:  # the connections of an earlier loop are closed
             await self.close()
             self._loop = loop
         if self._session is None:
@@ -178,5 +176,5 @@ async def whole(response: aiohttp.ClientResponse) -> Answer:
 
 
 def connections_at(response: aiohttp.ClientResponse) -> int:
-    """Return how many connections had been made when the request of `response` was sent."""
+    """Return the number of connections made when the request of `response` was sent."""
     return response.connections if isinstance(response, _Response) else 0

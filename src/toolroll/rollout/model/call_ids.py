@@ -1,7 +1,8 @@
-"""Ids for tool calls that the model's format does not number.
+"""Ids for tool calls, for model formats without ids.
 
-Nine characters of [A-Za-z0-9], the only ids that Mistral's chat template takes, derived from the
-session, the turn's place and the call's index: the same episode played again gets the same ids.
+An id has nine characters of [A-Za-z0-9], because Mistral's chat template accepts only these. It is
+derived from the session, the position of the turn and the index of the call, so that the same
+episode gets the same ids if it is played again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LENGTH = 9
 
 
-def call_id(place: str, index: int) -> str:
-    """The id of call `index` of the turn at `place`."""
+def call_id(seed: str, index: int) -> str:
+    """Return the id of call `index` of the turn with `seed`."""
     number = int.from_bytes(
-        hashlib.blake2b(f"{place}/{index}".encode(), digest_size=8).digest(), "big"
+        hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big"
     )
     characters = []
     for _ in range(_LENGTH):
@@ -27,12 +28,12 @@ def call_id(place: str, index: int) -> str:
     return "".join(characters)
 
 
-def with_call_ids(reply: ParsedReply, place: str) -> ParsedReply:
-    """`reply` with an id for every call that has none."""
+def with_call_ids(reply: ParsedReply, seed: str) -> ParsedReply:
+    """Return `reply` with an id for every call that has none."""
     if all(call.id for call in reply.tool_calls):
         return reply
     calls = tuple(
-        call if call.id else call.with_id(call_id(place, index))
+        call if call.id else call.with_id(call_id(seed, index))
         for index, call in enumerate(reply.tool_calls)
     )
     return replace(reply, tool_calls=calls)

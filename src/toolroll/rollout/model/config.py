@@ -1,8 +1,8 @@
-"""`RolloutArgs`: where the engine is and how its model is to be driven.
+"""`RolloutArgs`: the address of the engine and the settings of its model.
 
-The published example's names (`sglang_router_ip`, `sglang_router_port`, `use_http2`,
-`hf_checkpoint`) and ours, as one model; any Namespace or mapping that holds them is read, and
-further attributes of a Namespace (a trainer's own) are left alone.
+It has the names of the published example (`sglang_router_ip`, `sglang_router_port`, `use_http2`,
+`hf_checkpoint`) and ours. It is read from any Namespace or mapping; other attributes of a Namespace
+(a trainer's own) are ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from toolroll.rollout.runtime.complaints import complaints
 
 
 class ModelSettings(BaseModel):
-    """What every way to open a model can set: one name, one default and one description each."""
+    """The settings that every way to open a model shares."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tool_call_parser: str = Field(
         default="auto",
-        description="as SGLang's --tool-call-parser names it; auto: the one that reads what the "
+        description="a name of SGLang's --tool-call-parser; auto: the parser that reads what the "
         "chat template writes",
     )
     chat_template: str | None = Field(
@@ -89,15 +89,15 @@ class RolloutArgs(ModelSettings):
 
     @property
     def url(self) -> str:
-        """The engine's address."""
+        """The address of the engine."""
         return self.engine_url or f"http://{self.sglang_router_ip}:{self.sglang_router_port}"
 
 
 def read_args(value: Any) -> RolloutArgs:
-    """`value` (None, a mapping, a Namespace or any object with such attributes, `RolloutArgs`) as
-    `RolloutArgs`.
+    """Return `value` as `RolloutArgs`.
 
-    A mapping may hold only known keys; a Namespace may hold anything else besides.
+    `value` is None, a mapping, a Namespace or any object with such attributes, or `RolloutArgs`. A
+    mapping may have only known keys; other attributes of a Namespace are ignored.
     """
     if isinstance(value, RolloutArgs):
         return value
@@ -111,7 +111,7 @@ def read_args(value: Any) -> RolloutArgs:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a trainer's Namespace that are ours; None stands for "not set" there."""
+    """Return the attributes of a trainer's Namespace that are ours; None means "not set" there."""
     return {
         name: attributes[name]
         for name in RolloutArgs.model_fields

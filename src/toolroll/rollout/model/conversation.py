@@ -2,11 +2,12 @@
 token.
 
 Invariants: every prompt is the session's own ids, never text (I3); each environment message
-becomes a delta once (I4); where the template rewrites history, or the tool list changes, the
-session forks and the reason is kept (I5). What takes long is not done on the event loop (I8).
-Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code
-with what made it; what a hook puts in place of the template's own tokens is compared too. A
-disagreement takes the episode's samples out of training (`mismatches`).
+becomes a delta once (I4); if the template rewrites history, or the tool list changes, the session
+forks and the reason is kept (I5); slow work is not done on the event loop (I8).
+
+Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code with
+the code that made it. Ids that a hook returns are compared with the template's own too. A mismatch
+excludes the episode's samples from training (`mismatches`).
 """
 
 from __future__ import annotations
@@ -35,27 +36,25 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
 T = TypeVar("T")
 
 LONG = 100_000
-"""Characters of a conversation above which it is rendered and encoded in a thread."""
+"""A conversation with more characters is rendered and encoded in a thread."""
 LONG_REPLY = 4096
-"""The same for a reply that is parsed, in tokens."""
+"""A reply with more tokens is parsed in a thread."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
-"""When sequences are checked: never, each once when its episode has ended, or after every turn
-as well.
-"""
+"""When sequences are checked: never, once at the end of the episode, or also after every turn."""
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
-"""Given the conversation and the ids that would be served, gives the ids to serve."""
+"""Takes the conversation and the ids that would be served, and returns the ids to serve."""
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
 class Conversation:
-    """The conversation that begins with `messages` and `tools`.
+    """The conversation that starts with `messages` and `tools`.
 
-    `messages` grows as the conversation does, without the surrogates that no tokenizer reads;
-    `session` holds its tokens. `prompt_hook` and `delta_hook` replace the ids of the first prompt
-    and of the deltas (published hooks of the agent mixin): what they give is served, compared and
-    counted.
+    `messages` grows with the conversation; lone surrogates, which tokenizers reject, are replaced.
+    `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the agent mixin)
+    replace the ids of the first prompt and of the deltas. Their ids are served, and a difference
+    from the template's ids is counted as a mismatch.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class Conversation:
     # --- the environment's side -------------------------------------------------------------------
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add what the environment said; `tools` where the list changed. It becomes tokens with
-        the next `reply`.
+        """Add messages of the environment, and `tools` if the tool list changed. They become tokens
+        with the next `reply`.
         """
         new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
@@ -117,8 +116,8 @@ class Conversation:
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn.
 
-        Raises `ContextOverflowError` where the prompt leaves no room (nothing is sent then),
-        `TemplateError` where the template refuses the conversation, `EngineError` where the engine
+        Raises `ContextOverflowError` if the prompt leaves no room (nothing is sent then),
+        `TemplateError` if the template refuses the conversation, and `EngineError` if the engine
         fails.
         """
         large = self._size + self._tools_size > LONG
@@ -151,13 +150,13 @@ class Conversation:
             completion,
             params,
             tools=self.tools,
-            place=f"{self.session.session_id}/{node.start}",
+            seed=f"{self.session.session_id}/{node.start}",
             parse=self._parse,
         )
         stopped = reading.sampled.stop is not None
         self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
-        self._size += len(reading.said)
+        self._size += len(reading.text)
         self._last = reading.sampled
         self._observed = False
         counts = {
@@ -172,11 +171,11 @@ class Conversation:
             completion.finish_reason,
             counts,
             completion.latency,
-            reading.said,
+            reading.text,
             node,
         )
 
-    # --- tokens of what is new --------------------------------------------------------------------
+    # --- tokens of new messages -------------------------------------------------------------------
 
     def _observe_pending(self) -> None:
         tools, self._new_tools = self._new_tools, None
@@ -226,14 +225,14 @@ class Conversation:
         return given
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Take a sampled turn out of training."""
+        """Exclude a sampled turn from training."""
         assert turn.node is not None
         self.session.exclude(reason, [turn.node])
 
     # --- verification -----------------------------------------------------------------------------
 
     def _sequence(self) -> ServedSequence:
-        """Return the current sequence, up to its last sampled turn, as the verifier wants it."""
+        """Return the current sequence, up to its last sampled turn, in the verifier's form."""
         return ServedSequence(
             self._path.input_ids,
             tuple(self._turns),
@@ -245,9 +244,7 @@ class Conversation:
 
     @property
     def _is_checked(self) -> bool:
-        """False if hooks replaced tokens: those were compared, and the samples are excluded
-        already.
-        """
+        """False if hooks replaced tokens: then the samples are already excluded."""
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
@@ -260,9 +257,7 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the sequences of the episode, and wait for the result; called once, when it has
-        ended.
-        """
+        """Check the sequences of the episode, and wait for the result. Call it once, at the end."""
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
@@ -273,13 +268,13 @@ class Conversation:
                 self.session.exclude(f"verification: {kind}")
 
     def cancel_checks(self) -> None:
-        """Drop the checks under way: the episode is being cancelled and its tokens are not used."""
+        """Cancel the running checks: the episode is cancelled, and its tokens are not used."""
         for check in self._checks:
             check.cancel()
 
 
 def text_size(value: Any) -> int:
-    """Return how many characters the texts in `value` have, about."""
+    """Return the approximate number of characters of text in `value`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -21,18 +21,18 @@ CONTROL_TOKENS = (
     "<think>",
     "</think>",
 )
-"""`<|end|>` ends a turn. The first three are special tokens; the rest show in decoded text, as
-Qwen's do.
+"""`<|end|>` ends a turn. The first three are special tokens; the others appear in decoded text, as
+in Qwen's tokenizer.
 """
 
 
 def embedded_tokenizer_path() -> Path:
-    """The folder, as `AutoTokenizer.from_pretrained` takes it."""
+    """Return the folder, for `AutoTokenizer.from_pretrained`."""
     return FOLDER
 
 
 def load_embedded_tokenizer() -> Any:
-    """The embedded tokenizer, as `transformers`' `PreTrainedTokenizerFast`, with its chat
+    """Return the embedded tokenizer, a `PreTrainedTokenizerFast` of `transformers`, with its chat
     template.
     """
     transformers: Any = import_transformers()

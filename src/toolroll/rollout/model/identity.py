@@ -1,6 +1,6 @@
-"""Whether an engine serves the model that a tokenizer belongs to: both encode one text.
+"""Check that an engine serves the model of a tokenizer, by encoding one text with both.
 
-The text is sent, never ids: an id outside the vocabulary of the wrong model would kill its engine.
+Text is sent, never ids: an id outside the vocabulary of another model would crash its engine.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ _GENERATED = {
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """The model's names at `url`, and the ids of the probe text there (None if they are
-    unknown).
-    """
+    """The names of the model at `url`, and its ids for the probe text (None if unknown)."""
 
     url: str
     names: tuple[str, ...]
@@ -64,10 +62,14 @@ async def check_identity(
 ) -> list[str]:
     """Return warnings, each in one line.
 
-    Raise `UsageError` if `engine` serves a model with another tokenizer.
-    `name` is what the tokenizer of `template` was loaded from. Every worker is asked for the ids of
-    a text (`/tokenize`); if none answers, one short generation is. `allow_mismatch`: another
-    tokenizer is a warning, too.
+    Raises `UsageError` if `engine` serves a model with another tokenizer. Every worker is asked for
+    the ids of a text (`/tokenize`). If none answers, the ids of one short generation are compared.
+
+    Args:
+        engine: The engine to check.
+        template: The chat template with the tokenizer.
+        name: The name or folder that the tokenizer was loaded from.
+        allow_mismatch: Return another tokenizer as a warning too.
     """
     tokenizer = template.tokenizer
     text = probe_text(tokenizer, template.renderer.source)
@@ -83,10 +85,10 @@ async def check_identity(
     ]
     if all(answer.ids is None for answer in answers):
         generated = await _generate(engine, text) if answers else None
-        if generated is None or not _tells(generated):
+        if generated is None or not _is_comparable(generated):
             return [
-                f"{engine.url} does not say how it encodes text: whether it serves {name!r} was "
-                f"not checked"
+                f"{engine.url} does not report how it encodes text, so it was not checked that it "
+                f"serves {name!r}"
             ]
         wrong = _compare_generated(
             tokenizer, text, generated, _Answered(engine.url, names, None), name
@@ -94,7 +96,7 @@ async def check_identity(
     if wrong:
         if not allow_mismatch:
             raise UsageError(
-                f"{wrong[0]}; to run all the same, allow the mismatch (--allow-model-mismatch)"
+                f"{wrong[0]}; to run anyway, allow the mismatch (--allow-model-mismatch)"
             )
         return wrong[:1]
     others = sorted(
@@ -108,7 +110,7 @@ async def check_identity(
     if others:
         return [
             f"the engine serves {', '.join(map(repr, others))}, the tokenizer is from {name!r}: "
-            f"they encode text alike"
+            f"both encode text in the same way"
         ]
     return []
 
@@ -127,7 +129,9 @@ async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
 
 
 async def _generate(engine: EngineClient, text: str) -> Mapping[str, Any] | None:
-    """Return the answer with a few tokens after `text`; the logprobs of the prompt name its ids."""
+    """Return the answer to a short generation after `text`, with the ids of the prompt in its
+    logprobs.
+    """
     asked = {
         "text": text,
         "sampling_params": _GENERATED,
@@ -144,14 +148,14 @@ async def _posted(
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)
     except (EngineError, TimeoutError):
-        # it has no such path, or is out of reach: the caller says so
+        # the path does not exist, or the engine cannot be reached: the caller reports it
         return None
 
 
 def _compare_generated(
-    tokenizer: Any, text: str, answer: Mapping[str, Any], said: _Answered, name: str
+    tokenizer: Any, text: str, answer: Mapping[str, Any], engine: _Answered, name: str
 ) -> list[str]:
-    """Return the difference of the prompt's ids, else of the sampled ids' text, in a list."""
+    """Return the difference of the prompt ids, or else of the sampled text, as a list."""
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
     theirs = (
@@ -163,7 +167,7 @@ def _compare_generated(
         plain = list(tokenizer.encode(text, add_special_tokens=False))
         if theirs == list(tokenizer.encode(text)):
             return []
-        found = _difference(plain, _Answered(said.url, said.names, theirs), name)
+        found = _difference(plain, _Answered(engine.url, engine.names, theirs), name)
         return [] if found is None else [found]
     asked = GenerateRequest(np.zeros(1, dtype=np.int32), _GENERATED, "probe")
     ids = check_ids(answer.get("output_ids") or [], asked, vocab_size=None).tolist()
@@ -172,27 +176,25 @@ def _compare_generated(
     if _settled(decoded) == _settled(shown):
         return []
     return [
-        f"{_served(said, name)}: it sampled the ids {ids} as {shown!r}, which decode to "
-        f"{decoded!r} here"
+        f"{_served(engine, name)}: it decodes the sampled ids {ids} as {shown!r}, the tokenizer "
+        f"as {decoded!r}"
     ]
 
 
-def _tells(answer: Mapping[str, Any]) -> bool:
-    """Return True if there is something in the answer to a generation that can be compared."""
+def _is_comparable(answer: Mapping[str, Any]) -> bool:
+    """Return True if the answer to a generation contains ids that can be compared."""
     meta = answer.get("meta_info")
     prompt = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
     return bool(prompt) or (bool(answer.get("output_ids")) and bool(answer.get("text")))
 
 
 def _settled(text: str) -> str:
-    """Return `text` without an unfinished character and outer spaces: correct decoders differ
-    there.
-    """
+    """Return `text` without incomplete characters and outer spaces, which depend on the decoder."""
     return text.replace("\ufffd", "").strip()
 
 
 def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None:
-    """Return how the ids differ, as a sentence; None if they do not, or if there are none."""
+    """Return a message about the first different id; None if the ids are equal or unknown."""
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
@@ -200,13 +202,13 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
     at = next((at for at in range(length) if ours[at] != theirs[at]), length)
     there, here = (str(ids[at]) if at < len(ids) else "the end" for ids in (theirs, ours))
     return (
-        f"{_served(answer, name)}: token {at} of a probe text is {there} there and {here} here "
-        f"({len(theirs)} and {len(ours)} tokens)"
+        f"{_served(answer, name)}: token {at} of a probe text is {there} in the engine and {here} "
+        f"in the tokenizer ({len(theirs)} and {len(ours)} tokens)"
     )
 
 
 def _served(answer: _Answered, name: str) -> str:
-    model = repr(answer.names[0]) if answer.names else "a model that it does not name"
+    model = repr(answer.names[0]) if answer.names else "an unnamed model"
     return (
         f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (hf_checkpoint, "
         f"--model)"
@@ -214,7 +216,7 @@ def _served(answer: _Answered, name: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """Return a test whether two names, folders or names of a hub, may mean the same model."""
+    """Return a predicate: True if two names (folders or hub names) may mean the same model."""
     last = PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last
 

@@ -1,8 +1,7 @@
-"""`Model`: a model as it is served: its engine, its chat template, its parser, and threads for
-blocking work.
+"""`Model`: a served model, with its engine, chat template, parser, and threads for blocking work.
 
-One per process and model, shared by all episodes. Made from `rollout_args` in any form (a
-Namespace, a mapping, `RolloutArgs`).
+There is one per process and model, shared by all episodes. It is created from `rollout_args` in any
+form (a Namespace, a mapping, `RolloutArgs`).
 """
 
 from __future__ import annotations
@@ -38,9 +37,12 @@ T = TypeVar("T")
 
 
 class Model:
-    """`max_resumes`: how often a turn that the engine aborted (a weight update) is resumed before
-    the partial turn is given back. `threads`: how many blocking calls of environments and users run
-    at once, one per concurrent episode."""
+    """A served model. An async context manager; or call `aclose` at the end.
+
+    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed before
+    the partial turn is returned. `threads`: the number of blocking calls of environments and users
+    that run at once, one per concurrent episode.
+    """
 
     def __init__(
         self,
@@ -58,9 +60,7 @@ class Model:
         self.name = name
         self._max_resumes = max_resumes
         self.args: RolloutArgs | None = None
-        """The settings that it was opened with by `from_args`: an agent's, if it has none of its
-        own.
-        """
+        """The settings given to `from_args`. Agents without settings use them."""
         self._threads = Threads(threads)
         self._closing = ExitStack()
 
@@ -72,10 +72,10 @@ class Model:
         tokenizer: Any = None,
         engine: Callable[[EngineConfig], EngineClient] = Engine,
     ) -> Model:
-        """Open the engine at `args`' address, with the tokenizer that it names (or `tokenizer`).
+        """Open the engine at the address in `args`, with the tokenizer in `args` (or `tokenizer`).
 
-        `engine` makes its client. `tool_call_parser="auto"` selects the parser that reads what the
-        chat template writes. Raise `UnknownParserError` if no parser does.
+        `engine` makes the client. `tool_call_parser="auto"` selects the parser that reads what the
+        chat template writes. Raises `UnknownParserError` if no parser does.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -112,22 +112,22 @@ class Model:
 
     @property
     def url(self) -> str:
-        """The engine's address."""
+        """The address of the engine."""
         return self.engine.url
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a whole payload and return the engine's JSON (the published `_call_llm`;
-        `generate` is the faster way).
+        """Post a whole payload and return the engine's JSON (the published `_call_llm`). `generate`
+        is faster.
         """
         return await self.engine.post(url, payload)
 
     async def effective_params(
         self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
     ) -> dict[str, Any]:
-        """`sampling_params` as they will be sent: the template's stop tokens added,
-        `max_new_tokens` clamped to the room left.
+        """Return the parameters to send: `sampling_params` with the stop tokens of the template,
+        and with `max_new_tokens` clamped to the room that is left.
 
-        Raises `ContextOverflowError` where there is none.
+        Raises `ContextOverflowError` if no room is left.
         """
         params = dict(sampling_params)
         params["stop_token_ids"] = sorted(
@@ -147,9 +147,9 @@ class Model:
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
-        """Return warnings; raise `UsageError` if the engine serves a model with another tokenizer.
+        """Return warnings. Raises `UsageError` if the engine serves a model with another tokenizer.
 
-        `allow_mismatch`: return that as a warning, too.
+        `allow_mismatch`: return that as a warning too.
         """
         return await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
@@ -173,7 +173,7 @@ class Model:
             self.release()
 
     def release(self) -> None:
-        """Close all but the engine: for whoever borrowed it."""
+        """Close everything except the engine, if another owner closes that."""
         self._closing.close()
 
     async def __aenter__(self) -> Model:
@@ -184,8 +184,8 @@ class Model:
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer `name`: a folder, a hub's model name, or `embedded` for the small one in
-    this package.
+    """Return the tokenizer `name`: a folder, a model name of a hub, or `embedded` for the small one
+    in this package.
     """
     if not name:
         raise UsageError(
@@ -196,7 +196,7 @@ def load_tokenizer(name: str | None) -> Any:
         from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 
         return load_embedded_tokenizer()
-    # no hub's name: none is asked
+    # a path, not a hub name: do not ask a hub
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise UsageError(
             f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
@@ -213,11 +213,13 @@ def load_tokenizer(name: str | None) -> Any:
 
 
 def check_syntax(template: ChatTemplate, given: str | None) -> None:
-    """Raises `UsageError` with the line where the Jinja of `template` cannot be read; `given`: a
-    file or Jinja text, as in `read_template`, None for the tokenizer's own."""
+    """Raise `UsageError` with the line number if `template` is not valid Jinja.
+
+    `given`: the file or Jinja text, as in `read_template`; None for the tokenizer's own.
+    """
     try:
         template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
-    except TemplateError as error:  # a template may refuse this conversation for its own reasons
+    except TemplateError as error:  # a valid template may refuse this conversation too
         if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
             what = (
                 "the tokenizer's own"
@@ -226,14 +228,15 @@ def check_syntax(template: ChatTemplate, given: str | None) -> None:
                 if "{%" in given or "{{" in given
                 else given
             )
-            said = error.__cause__
+            problem = error.__cause__
             raise UsageError(
-                f"the chat template ({what}) is no Jinja: line {said.lineno}: {said.message}"
+                f"the chat template ({what}) is not valid Jinja: line {problem.lineno}: "
+                f"{problem.message}"
             ) from error
 
 
 def read_template(value: str | None) -> str | None:
-    """A chat template given as a file's path, or as Jinja itself."""
+    """Return a chat template that is given as the path of a file, or as Jinja text."""
     if value is None or "{%" in value or "{{" in value:
         return value
     path = Path(value)

@@ -1,7 +1,6 @@
-"""A completion read as a turn of the conversation: its text, its calls, and the message that stands
-for it.
+"""Parse a completion as a turn of the conversation: its text, its calls, and its message.
 
-Used by everything that talks to a served model, so that the same tokens always become the same
+All code that talks to a served model uses this, so that the same tokens always become the same
 message.
 """
 
@@ -25,11 +24,12 @@ ParseHook = Callable[[str], ParsedReply]
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """One turn of the model: what the parser made of it, and the message for the conversation, with
-    every attempted call in its `tool_calls`.
+    """One turn of the model: the parsed reply, and the message for the conversation, with every
+    attempted call in its `tool_calls`.
 
-    `counts`: prompt_tokens, completion_tokens, cached_tokens, engine_retries, if they are known.
-    `seconds`: how long it took. With tokens: `text` without the stop token, and the session's node.
+    `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries, if known.
+    `seconds`: the duration. `text`: the text without the stop token. `node`: the session's node.
+    The last two are empty for turns without tokens.
     """
 
     parsed: ParsedReply
@@ -43,12 +43,15 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What one completion says: `sampled` as the template needs it for what comes next, `said` the
-    text without the stop token (and without a stop string), `message` in OpenAI's format with every
-    attempted call."""
+    """One parsed completion.
+
+    `sampled`: the text in the form that the template needs for the next delta. `text`: the text
+    without the stop token or stop string. `message`: the message in OpenAI's format, with every
+    attempted call.
+    """
 
     sampled: SampledText
-    said: str
+    text: str
     parsed: ParsedReply
     message: Message
 
@@ -60,7 +63,7 @@ def parse_turn(
     sampling_params: Mapping[str, Any],
     *,
     tools: Sequence[Tool] | None,
-    place: str,
+    seed: str,
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
     streamed: bool = False,
@@ -72,12 +75,12 @@ def parse_turn(
         template: The template that the prompt was rendered with.
         completion: What the engine sampled.
         sampling_params: The parameters that were sent.
-        tools: The tools that were offered. None: none were, and text that looks like a call is
-            text.
-        place: Seeds the ids of the calls.
+        tools: The tools that were offered. None: there are no tools, and text that looks like a
+            call is text.
+        seed: Seeds the ids of the calls.
         parse: Reads the text instead of the parser (a published hook).
-        stop_strings: Text from one of these on is not read.
-        streamed: Read the text as it is read in pieces (`parse_options`).
+        stop_strings: The text ends before the first of these.
+        streamed: Parse the text like a stream (see `parse_options`).
     """
     ids = completion.output_ids
     sampled = template.sampled(
@@ -85,20 +88,20 @@ def parse_turn(
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params),
     )
-    said = before_stop(sampled.body, completion, stop_strings)
+    text = before_stop(sampled.body, completion, stop_strings)
     if parse is not None:
-        parsed = parse(said)
+        parsed = parse(text)
     else:
         plain = ids[: len(ids) - bool(sampled.stop)].tolist()
         offsets = template.encoder.offsets(plain, sampled.body)
         parsed = served.parser.parse(
-            said,
+            text,
             ids=plain,
             offsets=offsets,
             **parse_options(served, template, tools, streamed=streamed),
         )
-    parsed = with_call_ids(parsed, place)
-    return ParsedTurn(sampled, said, parsed, to_openai(parsed))
+    parsed = with_call_ids(parsed, seed)
+    return ParsedTurn(sampled, text, parsed, to_openai(parsed))
 
 
 def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
@@ -110,7 +113,7 @@ def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) 
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
-    """The stop tokens that were asked for, and the one that the engine says it stopped at."""
+    """Return the requested stop tokens, and the one that the engine reports."""
     matched = [completion.matched] if isinstance(completion.matched, int) else []
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
@@ -118,11 +121,11 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
 def parse_options(
     served: Model, template: ChatTemplate, tools: Sequence[Tool] | None, *, streamed: bool
 ) -> dict[str, Any]:
-    """Return how a reply is read, as the keyword arguments of `parse` and `stream`.
+    """Return keyword arguments for `parse` and `stream`.
 
-    A whole reply that closes reasoning counts as reasoning up to there, even if nothing opened it.
-    A stream cannot wait for that: with `streamed`, only a tag opens reasoning, in the prompt or in
-    the reply, so that the reply reads the same whole and in pieces.
+    If a whole reply closes reasoning that nothing opened, the text up to there is reasoning. A
+    stream cannot wait for that. With `streamed`, only a tag in the prompt or in the reply opens
+    reasoning, so that the result is the same for the whole reply and for its pieces.
     """
     reasoning = served.parser.reasoning
     opened = reasoning is not None and template.opens_reasoning(reasoning)

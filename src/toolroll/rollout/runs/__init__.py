@@ -1,1 +1,1 @@
-"""Many episodes, and what they leave on disk."""
+"""Runs of many episodes, and their files."""

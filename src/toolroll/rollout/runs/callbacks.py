@@ -1,7 +1,7 @@
 """`Callback`: code of your own that a `Runner` calls after each episode and at the end of a run.
 
-Invariants: an episode is stored before any callback sees it; whatever a callback raises is logged
-and changes neither the run nor the other callbacks.
+Invariants: an episode is stored before any callback sees it; an exception of a callback is logged
+and affects neither the run nor other callbacks.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one run, with the summary that they receive. One call runs at a time, in the
-    order in which episodes were stored, so that the summary is the one of that episode."""
+    """The callbacks of one run, with their summary.
+
+    One call runs at a time, in the order in which episodes were stored, so that the summary matches
+    the episode.
+    """
 
     def __init__(self, callbacks: Sequence[Callback], env: str) -> None:
         self._callbacks = callbacks

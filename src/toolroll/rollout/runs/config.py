@@ -1,4 +1,6 @@
-"""The settings of `toolroll run`: the command line over a YAML file over the defaults."""
+"""The settings of `toolroll run`, from the command line, a YAML file, or the defaults, in this
+order.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,8 @@ _FILES: JsonDict = {"panel": "Files"}
 
 
 class RunConfig(BaseModel):
-    """One run: the options of `toolroll run`, which are made from these fields.
-
-    A YAML file given with --config holds the same names.
+    """The settings of one run. The options of `toolroll run` are made from these fields, and a YAML
+    file for --config has the same names.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -293,7 +294,7 @@ class RunConfig(BaseModel):
 
     @property
     def agent_settings(self) -> dict[str, Any]:
-        """What the agent is made with."""
+        """The settings for the function that creates the agent."""
         names = ["on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes"]
         if self.baseline_url is None:
             names += ["on_length", "verify"]
@@ -303,8 +304,8 @@ class RunConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that the episodes follow from: those in which a run that goes on must
-        agree with its folder.
+        """The settings that determine the episodes. A continued run must have the same ones as its
+        folder.
         """
         return {
             name: value for name, value in self.model_dump(mode="json").items() if name not in FREE
@@ -312,7 +313,7 @@ class RunConfig(BaseModel):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The default of every setting of `identity` that has one."""
+        """The defaults of the settings in `identity`."""
         fields = cls.model_fields.items()
         return {
             name: field.get_default()
@@ -330,13 +331,15 @@ FREE = frozenset(
     "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers "
     "do_nothing gc allow_unequal allow_model_mismatch out sync".split()
 )
-"""What may differ when a run goes on: where things are served, how much is played, how failures
-are met, what is shown.
+"""Settings that may differ when a run is continued: addresses, the number of episodes, the handling
+of failures, and the display.
 """
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
-    """The settings in `path`, overruled by those `given` on the command line (None: not given)."""
+    """Return the settings in `path`, overridden by those `given` on the command line (None: not
+    given).
+    """
     data: dict[str, Any] = {}
     if path is not None:
         data |= _settings_in(path)
@@ -352,8 +355,8 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
-    """What the file --config holds. Raises `UsageError` where it is none, cannot be read, or
-    names a setting that is unknown.
+    """Return the settings in the file of --config. Raises `UsageError` if the file does not exist,
+    cannot be read, or has an unknown setting.
     """
     if not path.is_file():
         raise UsageError(f"--config {path}: there is no such file")
@@ -374,7 +377,7 @@ def _settings_in(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """The JSON object in a command-line option."""
+    """Return the JSON object in a command-line option."""
     if text is None:
         return None
     try:

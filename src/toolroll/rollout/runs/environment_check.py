@@ -1,7 +1,7 @@
-"""`check`: what an environment does wrong, before a model plays it.
+"""`check`: find mistakes in an environment before a model plays it.
 
-Invariants: each check says ok, failed (what, where) or not applicable (why); a check that another
-one's failure makes meaningless is not applicable, so that one mistake is reported once.
+Invariants: each check is ok, failed (with the location) or not applicable (with the reason); if one
+check fails, checks that depend on it are not applicable, so that one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from toolroll.rollout.types import (
 CheckStatus = Literal["ok", "failed", "not applicable"]
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _MOST_ON_LOOP = 0.05
-"""Seconds for which one call may hold the event loop, on which all episodes wait."""
+"""Maximum time in seconds for which one call may block the event loop of all episodes."""
 _MOST_TOOLS = 10
 _FAREWELL = Action("Goodbye.")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found; `detail` is one line."""
+    """The result of one check. `detail` is one line."""
 
     name: str
     status: CheckStatus
@@ -88,7 +88,7 @@ class _Checks:
         self.tasks = tasks
         self.options = EnvironmentOptions()
         self.played: list[list[EnvironmentPlayer]] = []
-        """For each of two episodes, the times that it was played."""
+        """For each of two episodes, its repetitions."""
         self.results: list[CheckResult] = []
         self.close_error = ""
 
@@ -122,7 +122,7 @@ class _Checks:
             self._add(name, "not applicable", str(error))
         except (_FailedError, BrokenError, UsageError) as error:
             self._add(name, "failed", message_of(error))
-        except Exception as error:  # noqa: BLE001 - the border to factories of others
+        except Exception as error:  # noqa: BLE001 - the border to foreign factories
             self._add(name, "failed", error_line(error))
 
     def _add(self, name: str, status: CheckStatus, detail: str) -> None:
@@ -139,7 +139,7 @@ class _Checks:
         split = self.tasks[0].split or self.factory.splits[0]
         first, again = (list(self.factory.tasks(split)) for _ in range(2))
         if [(one.id, one.data) for one in first] != [(one.id, one.data) for one in again]:
-            raise _FailedError("tasks() gives other tasks when it is called again")
+            raise _FailedError("tasks() returns different tasks when it is called again")
         doubled = [name for name, count in Counter(one.id for one in first).items() if count > 1]
         if doubled:
             raise _FailedError(f"{len(doubled)} ids are not unique, such as {doubled[0]!r}")
@@ -153,7 +153,9 @@ class _Checks:
         return f"{len(first)} in the split {split}"
 
     async def _episode(self) -> str:
-        """By hand, then in the loop of real episodes, which checks what is returned."""
+        """Play an episode step by step, then with the loop of real episodes, which validates the
+        results.
+        """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
         make, threads = agent_maker("do-nothing"), Threads(1)
@@ -214,7 +216,7 @@ class _Checks:
         given = [(task, self.factory.reference(task)) for task in self.tasks]
         known = [(task, list(actions)) for task, actions in given if actions is not None]
         if not known:
-            raise _NotApplicableError("the environment gives no reference actions")
+            raise _NotApplicableError("the environment has no reference actions")
         wrong = []
         for task, actions in known:
             player = await self._play(task, 0, [*actions, _FAREWELL])
@@ -256,13 +258,15 @@ class _Checks:
             raise _NotApplicableError("reset and step run in a thread")
         if max(longest) > _MOST_ON_LOOP:
             raise _FailedError(
-                f"a call of {type(env).__name__} holds the event loop for {max(longest):.2f} s: "
+                f"a call of {type(env).__name__} blocks the event loop for {max(longest):.2f} s: "
                 f"make it a plain method of an environment with blocking = True, or await"
             )
-        return f"held for at most {1e3 * max(longest):.1f} ms"
+        return f"blocked for at most {1e3 * max(longest):.1f} ms"
 
     async def _close(self) -> str:
-        """Also without a reset: it is called after a reset that failed."""
+        """Close an environment after an episode, and one without a reset: `close` is also called if
+        reset fails.
+        """
         if self.close_error:
             raise _FailedError(self.close_error)
         player = self._player()
@@ -282,14 +286,14 @@ class _Checks:
     # --- playing ----------------------------------------------------------------------------------
 
     def _pair(self) -> list[tuple[Task, int]]:
-        """Two episodes: of two tasks, or of one with two seeds."""
+        """Return two episodes: of two tasks, or of one task with two seeds."""
         return [(self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)]
 
     def _player(self) -> EnvironmentPlayer:
         return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
 
     async def _find_options(self) -> None:
-        """Give the environment a user who leaves, if it needs one."""
+        """Set a user who leaves at once, if the environment needs a user."""
         player = None
         try:
             player = self._player()
@@ -314,14 +318,14 @@ class _Checks:
         return player
 
     async def _end(self, player: EnvironmentPlayer) -> None:
-        """Close the environment. That it fails is one check's result, and no other's."""
+        """Close the environment, and ignore errors, which only the check of `close` reports."""
         try:
             await player.close()
         except BrokenError as error:
             self.close_error = str(error)
 
     def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
-        """The reference actions, or one call of each tool; then a farewell."""
+        """Return the reference actions, or one call of each tool, and then a farewell."""
         known = self.factory.reference(task)
         if known is not None:
             return [*known, _FAREWELL]
@@ -334,7 +338,7 @@ class _Checks:
 
 
 def _checked_tool(tool: Tool) -> str:
-    """Return the name of `tool`. Raise `_FailedError` if it is not as OpenAI's API has tools."""
+    """Return the name of `tool`. Raises `_FailedError` if it is not a tool in OpenAI's format."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise _FailedError(f'a tool must be {{"type": "function", "function": ...}}: {shown(tool)}')
@@ -356,7 +360,7 @@ def _checked_tool(tool: Tool) -> str:
 
 
 def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer) -> str:
-    """Say where two transcripts differ first, "" if they do not."""
+    """Return a message about the first difference of two transcripts, or ""."""
     for at, (first, second) in enumerate(zip(one.transcript, other.transcript, strict=False)):
         if first != second:
             names = [name for name in first if first[name] != second.get(name)] or ["error"]

@@ -1,4 +1,4 @@
-"""`EnvironmentClass`: an `Environment` class as an environment that a run can name."""
+"""`EnvironmentClass`: make an `EnvironmentFactory` of an `Environment` class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SPLIT = "test"
 class EnvironmentClass:
     """The factory of `kind`, whose constructor gets `arguments`.
 
-    `kind.tasks`, if there is one, is a list of `Task`s or of dicts (their `data`), or a static or
-    class method that returns one; else there is one task without data, which differs by its seed
-    only. `kind.reference(task)`, if there is one, is a static or class method that returns the
-    actions that solve a task. A constructor with a parameter `options` gets the
+    `kind.tasks` is optional: a list of `Task`s or of dicts (their `data`), or a static or class
+    method that returns such a list. Without it there is one task without data, whose episodes
+    differ only in their seed. `kind.reference(task)` is optional: a static or class method that
+    returns the actions that solve a task. A constructor with a parameter `options` gets the
     `EnvironmentOptions` of the run.
 
-    Raise `UsageError` if the constructor does not take `arguments`.
+    Raises `UsageError` if the constructor does not take `arguments`.
     """
 
     splits: tuple[str, ...] = (SPLIT,)
@@ -47,7 +47,7 @@ class EnvironmentClass:
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks that the class names. Raise `UsageError` for an unknown split."""
+        """Return the tasks of the class. Raises `UsageError` for an unknown split."""
         if split != SPLIT:
             raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
         found: Any = getattr(self.kind, "tasks", None)
@@ -59,7 +59,7 @@ class EnvironmentClass:
         return [self._task(at, task, split) for at, task in enumerate(list(listed))]
 
     def make(self, options: EnvironmentOptions) -> Environment:
-        """Return a new environment; `options.settings` overrule the arguments."""
+        """Return a new environment. `options.settings` override the arguments."""
         arguments = self._checked({**self._arguments, **options.settings})
         if self._with_options:
             arguments["options"] = options

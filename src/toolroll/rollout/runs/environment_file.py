@@ -1,7 +1,7 @@
-"""`load_target`: the object that `path/to/file.py:NAME` or `package.module:NAME` names.
+"""`load_target`: load the object `path/to/file.py:NAME` or `package.module:NAME`.
 
-Invariants: a file is executed once in a process, under a module name that follows from its path;
-an error in it is one line with the file's own line.
+Invariants: a file is executed once per process, under a module name that is derived from its path;
+an error in it is reported in one line with the file and its line number.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from toolroll.rollout.errors import UsageError, message_of
 
 
 def is_target(name: str) -> bool:
-    """Whether `name` is `FILE.py:NAME` or `MODULE:NAME`, not the name of an entry point."""
+    """Return True if `name` is `FILE.py:NAME` or `MODULE:NAME`, not the name of an entry point."""
     return ":" in name or name.endswith(".py")
 
 
 def absolute_target(name: str) -> str:
-    """Return `name` with an absolute path, if it names a file: another process may have another
-    working directory.
+    """Return `name` with an absolute path if it names a file, because another process may have a
+    different working directory.
     """
     place, colon, found = name.rpartition(":")
     return f"{Path(place).absolute()}{colon}{found}" if place.endswith(".py") else name
@@ -79,7 +79,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None  # for a .py file there is a loader
     module = importlib.util.module_from_spec(spec)
     _append_to_path(path.parent)
-    sys.modules[name] = module  # dataclasses and pydantic look their own module up
+    sys.modules[name] = module  # dataclasses and pydantic look up their own module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -105,7 +105,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a module that cannot be imported."""
+    """Return the file of a module that cannot be imported."""
     try:
         spec = importlib.util.find_spec(module)
     except (Exception, SystemExit):  # noqa: BLE001 - the border to a package that fails
@@ -114,7 +114,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _append_to_path(folder: Path) -> None:
-    """Behind everything else, so that a neighbor hides no installed package."""
+    """Append `folder` at the end, so that its files do not hide installed packages."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

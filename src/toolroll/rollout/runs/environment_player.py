@@ -1,7 +1,7 @@
-"""`EnvironmentPlayer`: one environment, stepped by hand: what it returned, and how long it took.
+"""`EnvironmentPlayer`: step one environment by hand, and record its results and their duration.
 
-For checks of environments: it needs neither an engine nor an agent, and gives each blocking call a
-thread of its own, as an environment has to expect it.
+For checks of environments: it needs neither an engine nor an agent. It runs each blocking call in a
+separate thread, because environments must support that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task, Tool
 
 Entry = Mapping[str, Any]
-"""What one reset or step returned, as JSON gives it back."""
+"""The result of one reset or step, after a round trip through JSON."""
 
 
 class BrokenError(ToolrollError):
-    """An environment raised an error, or returned what it may not return."""
+    """An environment raised an error, or returned an invalid value."""
 
 
 class EnvironmentPlayer:
-    """Steps `env` through one episode. `transcript` holds an entry for each call, `seconds` how
-    long each took, `on_loop` how long each held the event loop at most. A call may take
-    `time_limit` seconds.
+    """Steps `env` through one episode.
+
+    `transcript` has an entry for each call, `seconds` the duration of each call, and `on_loop` the
+    longest time for which each call blocked the event loop. A call may take `time_limit` seconds.
     """
 
     def __init__(self, env: Environment, time_limit: float) -> None:
@@ -46,13 +47,13 @@ class EnvironmentPlayer:
 
     @property
     def reward(self) -> float | None:
-        """The episode's reward so far, None if no step gave one."""
+        """The reward of the episode so far; None if no step returned one."""
         if not self._rewards:
             return None
         return sum(self._rewards) if self.env.reward_mode == "sum" else self._rewards[-1]
 
     async def reset(self, task: Task, seed: int) -> None:
-        """Begin `task`. Raise `BrokenError`, or `UsageError` if the environment does."""
+        """Start `task`. Raises `BrokenError`, or `UsageError` if the environment raises it."""
         found = await self._call("reset", task, seed)
         if not isinstance(found, Observation):
             raise BrokenError(f"reset returned {shown(found)}, and must return an Observation")
@@ -87,13 +88,13 @@ class EnvironmentPlayer:
         if found.reward is not None:
             reward = finite(found.reward)
             if reward is None:
-                raise BrokenError(f"step gave the reward {shown(found.reward)}")
+                raise BrokenError(f"step returned the reward {shown(found.reward)}")
             self._rewards.append(reward)
         self.done = bool(found.done)
         self.tools = self.tools if found.tools is None else found.tools
         answered = [message.get("tool_call_id") for message in found.messages]
         if not self.done and not set(calls) <= set(answered):
-            raise BrokenError("step gave no tool message with the tool_call_id of a call")
+            raise BrokenError("step returned no tool message with the tool_call_id of a call")
         entry: Entry = plain(
             {"messages": found.messages, "reward": found.reward, "done": self.done}
         )
@@ -141,7 +142,7 @@ def _run_guarded(function: Any, *args: Any) -> Any:
 
 
 class _Watched:
-    """An awaitable, and the longest time for which it did not let the event loop go on."""
+    """An awaitable, and the longest time for which it blocked the event loop."""
 
     def __init__(self, awaitable: Any) -> None:
         self.longest = 0.0

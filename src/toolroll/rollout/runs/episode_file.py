@@ -57,7 +57,7 @@ class EpisodeRecord(BaseModel):
 
 
 def to_line(episode: Episode) -> bytes:
-    """Return the episode as one line of JSON. What JSON cannot hold becomes text
+    """Return the episode as one line of JSON. Values that JSON does not support become text
     (`to_jsonable`).
     """
     result = episode.result

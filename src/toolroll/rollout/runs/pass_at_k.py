@@ -1,8 +1,8 @@
-"""pass@k and pass^k, without bias, each with a 95 % interval.
+"""Unbiased estimates of pass@k and pass^k, each with a 95 % interval.
 
-Invariants: the estimates are those of n samples of each task, C(n, k) ways to choose among them;
-intervals come from resampling tasks (a benchmark's tasks are what varies; samples of one task are
-not independent draws); the same rewards give the same interval.
+Invariants: an estimate averages over all C(n, k) choices of k of the n samples of each task;
+intervals come from resampling tasks, because samples of one task are not independent draws from the
+benchmark; the same rewards give the same interval.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ _SEED = 20311
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks; [low, high] is its 95 % interval, NaN-free: with one task both equal
-    the value.
-    """
+    """A mean over tasks; [low, high] is its 95 % interval. With one task, both equal the value."""
 
     value: float
     low: float
@@ -37,8 +35,8 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Raised if tasks have different numbers of graded samples: pass@k and pass^k would weigh them
-    differently.
+    """Raised if tasks have different numbers of graded samples, because pass@k and pass^k would
+    weight them differently.
     """
 
 
@@ -51,7 +49,7 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(_SEED)
     means = np.empty(RESAMPLES)
-    block = max(1, 2**22 // len(data))  # some 32 MB at a time
+    block = max(1, 2**22 // len(data))  # about 32 MB at a time
     for begin in range(0, RESAMPLES, block):
         size = min(block, RESAMPLES - begin)
         means[begin : begin + size] = data[rng.integers(0, len(data), size=(size, len(data)))].mean(

@@ -1,9 +1,10 @@
 """`ProcessRunner`: distribute the episodes of a run over processes of this machine.
 
 Each process has its own event loop, engine client, template and environments. It sends finished
-episodes to the parent process, which alone writes. Invariants: as in `play_on_workers`; a process
-that died is restarted; the processes end with their parent, however it ends, once blocking calls
-return, and first abort their requests at the engine (unless they are killed with SIGKILL).
+episodes to the parent process, and only the parent writes files. Invariants: as in
+`play_on_workers`; a process that died is restarted; if the parent ends for any reason, the
+processes abort their requests at the engine and end after their blocking calls (unless they are
+killed with SIGKILL).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
 pickled: a module-level function, or a `functools.partial` of one."""
 
 _GRACE, _LATE = 10.0, 1.0
-_LIMIT = 1 << 22  # bytes read ahead: an episode is some hundred thousand
+_LIMIT = 1 << 22  # bytes read ahead: an episode has some hundred thousand
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
 
@@ -98,9 +99,9 @@ class _Process:
             self._waiting.pop(key, None)
 
     async def close(self) -> None:
-        """End the process: it cancels its episodes and gets some time to abort their requests."""
+        """End the process. It cancels its episodes, and has some time to abort their requests."""
         if self._life is not None:
-            # if it could not be started, `play` has raised that
+            # if the process could not be started, `play` has raised the error
             with contextlib.suppress(Exception):
                 (await asyncio.shield(self._writer)).close()
             await self._life
@@ -153,13 +154,15 @@ class _Process:
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
-    """Done when the process has ended. In a thread of its own, so that they share no pool."""
+    """Return a future that is done when the process has ended. It waits in a separate thread, not
+    in a shared pool.
+    """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
     def wait() -> None:
         process.join()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(ended.set_result, None)
 
     threading.Thread(target=wait, name=f"toolroll-{process.pid}", daemon=True).start()
@@ -167,13 +170,13 @@ def _ending(process: Any) -> asyncio.Future[None]:
 
 
 def _start(open_: Open, share: int, channel: socket.socket) -> Any:
-    """Begin a process. A terminal's signals, and a scheduler's, reach all processes of a run:
-    they are for the first one to heed.
+    """Start a process that ignores signals. A terminal or a scheduler sends its signals to all
+    processes of a run, and only the first process must handle them.
     """
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(open_, share, channel), name="toolroll"
     )
-    resource_tracker.ensure_running()  # which ends by unblocking these signals (Python 3.11)
+    resource_tracker.ensure_running()  # as a side effect it unblocks these signals (Python 3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
         process.start()
@@ -240,8 +243,9 @@ async def _answer(
 
 
 def _plain(episode: Episode) -> Episode:
-    """Return the episode with the environment's values as the episode file will have them: foreign
-    objects may be impossible to pickle or unpickle."""
+    """Return the episode with the environment's values in the form of the episode file, because
+    foreign objects may be impossible to pickle or unpickle.
+    """
     result = episode.result
     sent = replace(
         result,

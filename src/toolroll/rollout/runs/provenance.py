@@ -1,6 +1,6 @@
-"""`provenance`: which software, model and command produced a run.
+"""`provenance`: the software, model and command that produced a run.
 
-Invariants: no password of an address and no key is in it; nothing in it can make a run fail.
+Invariants: it contains no keys and no passwords of addresses; collecting it never makes a run fail.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEY = re.compile(rf"""({_NAME}["']?\s*[=:]\s*)({_VALUE})""", re.IGNORECASE)
 _OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
 """An option whose value is the next word."""
 _ISSUED = re.compile(r"\b(?:sk|hf|ghp)[-_][\w-]{16,}")
-"""Keys of OpenAI, Hugging Face and GitHub, wherever they are."""
+"""Keys of OpenAI, Hugging Face and GitHub, anywhere in a text."""
 
 
 async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Provenance:
-    """Return versions, model and command of a run as plain JSON; what is unknown is null.
+    """Return versions, model and command of a run as plain JSON; unknown values are null.
 
-    `command`: default, that of this process.
+    `command`: the default is the command of this process.
     """
     found: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -74,7 +74,7 @@ def without_secrets(text: str) -> str:
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without secrets, as `--api-key KEY` has one in two words."""
+    """Return the words of a command without secrets, including the word after `--api-key`."""
     return [
         "***" if _OPTION.fullmatch(before) else without_secrets(word)
         for before, word in zip(["", *words], words, strict=False)
@@ -142,8 +142,8 @@ def template_hashes(served: Model) -> dict[str, str]:
 
 
 def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]:
-    """Return `history` with the entries of `now` that differ from what it says; the first one is
-    whole. A later date alone is not a difference.
+    """Return `history` with the entries of `now` that differ from it appended. The first entry is
+    complete. A later date alone is not a difference.
     """
     known: Mapping[str, Any] = {}
     for entry in history:

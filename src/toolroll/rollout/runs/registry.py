@@ -1,5 +1,5 @@
-"""Environments by name (entry-point group `toolroll.environments`, to which other packages add), or
-from a file (`path/to/file.py:NAME`) or a module (`package.module:NAME`).
+"""Find environments by name (entry-point group `toolroll.environments`, which other packages can
+extend), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentO
 
 GROUP = "toolroll.environments"
 _PARTS = ("tasks", "make", "missing", "reference", "splits")
-"""What an `EnvironmentFactory` has."""
+"""The attributes of an `EnvironmentFactory`."""
 
 
 def environment_names() -> list[str]:
@@ -29,7 +29,7 @@ def environment_names() -> list[str]:
 def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
     """Return the environment `name`, ready to be played; arguments as in `find_environment`.
 
-    Raise `UsageError` also if what it needs is not installed.
+    Raises `UsageError` also if a package that it needs is not installed.
 
     Example:
         >>> load_environment("desk").tasks("test")[0].id
@@ -43,7 +43,7 @@ def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 
 
 def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
-    """Return the environment `name`, whether or not what it needs is installed.
+    """Return the environment `name`, even if packages that it needs are not installed.
 
     `name` is an entry point's, `path/to/file.py:NAME` or `package.module:NAME`. NAME is an
     `EnvironmentFactory` (`tool_environment` makes one), a class or function that makes one, or an
@@ -62,7 +62,7 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
         hint = (
             f"did you mean {close[0]!r}?"
             if close
-            else "toolroll envs lists them; one of your own is named as path/to/file.py:NAME"
+            else "toolroll envs lists them; name your own as path/to/file.py:NAME"
         )
         raise UsageError(f"there is no environment named {name!r}; {hint}")
     return _loaded(entries[name], arguments)
@@ -75,7 +75,7 @@ def _loaded(entry: EntryPoint, arguments: Mapping[str, Any]) -> EnvironmentFacto
 def _factory_of(
     found: Any, target: str, short: str, arguments: Mapping[str, Any]
 ) -> EnvironmentFactory:
-    """Return `found` as a factory; `short` is its name if it gives none."""
+    """Return `found` as a factory; `short` is its name if it has none."""
     if isinstance(found, type) and issubclass(found, Environment):
         return EnvironmentClass(found, short, arguments)
     made: Any

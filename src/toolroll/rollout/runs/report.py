@@ -1,4 +1,4 @@
-"""`summary.json`: everything that a table in a paper needs, from a `Summary`.
+"""Write `summary.json`, with all numbers for a table in a paper, from a `Summary`.
 
 Invariants: excluded episodes are counted, with a warning; a number that cannot be computed without
 bias is null, and `warnings` gives the reason; the same episodes give the same numbers.

@@ -43,8 +43,8 @@ class RunDirectory:
     `toolroll.rollout.runs.provenance`; `run.json` keeps the first, and appends what differs in a
     later run.
 
-    Raise `UsageError` if the folder was
-    written with other settings, or is being written by another process.
+    Raises `UsageError` if the folder was written with other settings, or is being written by
+    another process.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def make_folder(path: Path) -> None:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Raise `UsageError` if the folder `path` holds files, but no run."""
+    """Raise `UsageError` if the folder `path` has files, but no run."""
     if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
         return
     names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))

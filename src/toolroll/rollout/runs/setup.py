@@ -1,7 +1,7 @@
-"""`Plan`: what a run plays, opened from its settings.
+"""`Plan`: the environment, tasks and model of a run, opened from its settings.
 
-One in the command's own process, and one in each worker of a run that is spread over processes or a
-cluster.
+There is one in the command's own process, and one in each worker of a run that is distributed over
+processes or a cluster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ an evaluation wants its result.
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be played, and how. `identity`: the settings that the episodes follow from."""
+    """The episodes to play, and how. `identity`: the settings that determine the episodes."""
 
     config: RunConfig
     factory: EnvironmentFactory
@@ -42,12 +42,12 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """How many episodes a finished run has."""
+        """The number of episodes of a finished run."""
         return len(self.tasks) * self.config.samples
 
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
-    """Open what a run needs; `stack` closes it."""
+    """Open everything that a run needs. `stack` closes it."""
     factory = load_environment(config.env, config.env_args)
     named_env = {"env": factory.name}  # not the path of its file: the folder may be moved
     tasks = choose_tasks(factory, config.split, config.tasks)
@@ -67,7 +67,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
 
 
 def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
-    """Makes the agents that play the served model."""
+    """Return the function that makes agents for the served model."""
     make = agent_maker(config.agent)
     return lambda: make(served, config.agent_settings)
 
@@ -75,14 +75,16 @@ def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
 async def open_runner(
     settings: Mapping[str, Any], stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """What one worker plays with, from its `worker_settings`."""
+    """Return the runner and the tasks of one worker, from its `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
     return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
 
 
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
-    """The settings of one worker, as plain data; `share`: how many episodes it plays at once."""
+    """Return the settings of one worker as plain data. `share`: its number of concurrent
+    episodes.
+    """
     return config.model_dump(mode="json") | {
         "env": absolute_target(config.env),
         "concurrency": share,
@@ -93,7 +95,7 @@ def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
 
 
 def run_settings(config: RunConfig) -> RunSettings:
-    """The runner's part of the settings."""
+    """Return the runner's part of the settings."""
     return RunSettings(
         sampling_params=config.sampling_params,
         samples=config.samples,
@@ -110,7 +112,7 @@ def run_settings(config: RunConfig) -> RunSettings:
 
 
 def rollout_args(config: RunConfig) -> RolloutArgs:
-    """The served model's part of the settings."""
+    """Return the served model's part of the settings."""
     return RolloutArgs(
         engine_url=config.engine,
         hf_checkpoint=config.model,
@@ -129,7 +131,7 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
-    """The factory of user simulators, played by an OpenAI-compatible endpoint (default: the
+    """Return the factory of user simulators, which call an OpenAI-compatible endpoint (default: the
     engine itself, or the baseline's).
     """
     users = user_maker("openai")(

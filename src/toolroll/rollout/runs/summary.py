@@ -42,7 +42,7 @@ class Summary:
         self.stop_reasons[result.stop_reason] += 1
         for name, value in result.metrics.items():
             self.totals[name] += value  # type: ignore[assignment]
-        # A fork's history holds turns of the sequence before it: "context".
+        # The history of a fork contains turns of the sequence before it: "context".
         self.turn_seconds += [
             turn.latency
             for part in result.trajectories

@@ -1,4 +1,4 @@
-"""Mistakes on the command line that a deeper part finds, as one line that names the option."""
+"""Report mistakes on the command line that other modules find, in one line with the option."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolroll.rollout.runtime.complaints import complaints
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Turns an unknown parser, and an engine's address that is none, into a `UsageError` with
-    the option's name.
+    """Convert errors about an unknown parser or an invalid engine address to a `UsageError` with
+    the name of the option.
     """
     try:
         yield

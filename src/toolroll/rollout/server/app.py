@@ -49,14 +49,14 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
-"""In the log: the client closed the connection before there was an answer."""
+"""Status in the log if the client closed the connection before the answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EndpointServer:
-    """Serves `endpoint` on its settings' address while its context is open; `url` has the port
-    that was taken.
+    """Serves `endpoint` on the address in its settings while its context is open. `url` has the
+    actual port.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -142,8 +142,8 @@ class EndpointServer:
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Log one line for each request, without keys, queries or bodies; the path stays quoted,
-        the session id is a checked one.
+        """Log one line for each request, without keys, queries or bodies. The path stays quoted,
+        and the session id is validated.
         """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
@@ -172,7 +172,7 @@ class EndpointServer:
             return _refusal(_http_error(error, request))
         except ConnectionError:
             raise  # the client is gone
-        except Exception as error:  # every request's border: no other is affected
+        except Exception as error:  # the request's border: other requests are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -226,8 +226,8 @@ class EndpointServer:
     async def _start(
         self, request: web.Request, start: RequestStarter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start what `request` asks for. The decoded body, a whole conversation, is freed at the
-        end: nothing needs it while the engine samples.
+        """Start the completion of `request`. The decoded body, a whole conversation, is freed
+        afterwards: it is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
@@ -340,7 +340,7 @@ class EndpointServer:
         )
         only = self._only(request)
         if only is not None and parsed.session_id != only:
-            raise ApiError(401, "invalid_api_key", "the key of a session creates no other session")
+            raise ApiError(401, "invalid_api_key", "the key of a session cannot create sessions")
         check_defaults(parsed.sampling_params)
         live = self.endpoint.sessions.create(
             parsed.session_id or uuid.uuid4().hex, parsed.sampling_params

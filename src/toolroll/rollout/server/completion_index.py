@@ -1,8 +1,7 @@
-"""`CompletionIndex`: the sampled nodes of a session's text completions, found by the text up to
-them.
+"""`CompletionIndex`: find the sampled node of a text completion by the text up to it.
 
-Invariants: each text is decoded once, and only its length and digest are kept; a prompt is looked
-up at the cost of its own length, however many texts there are.
+Invariants: each text is decoded once, and only its length and digest are kept; the cost of a lookup
+depends only on the length of the prompt, not on the number of texts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from toolroll.rollout.types import IdArray
 
 
 class CompletionIndex:
-    """The nodes that were handed out as text completions in `session`."""
+    """The nodes that were returned as text completions in `session`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -29,7 +28,7 @@ class CompletionIndex:
         self._nodes.append(node)
 
     def before_ids(self, ids: IdArray) -> Node | None:
-        """Return the longest node that `ids` begin with, the first of several."""
+        """Return the longest node whose ids are a prefix of `ids`; the first of several."""
         fitting = [
             node
             for node in self._nodes
@@ -38,8 +37,8 @@ class CompletionIndex:
         return max(fitting, key=lambda node: node.stop, default=None)
 
     def before_text(self, prompt: str, encoder: Encoder) -> list[tuple[Node, int]]:
-        """Return the nodes whose whole text `prompt` begins with, the longest in tokens first;
-        each with the length of its text in characters.
+        """Return the nodes whose whole text is a prefix of `prompt`, each with the length of its
+        text in characters. The node with the most tokens comes first.
         """
         self._decode_new(encoder)
         found: list[tuple[Node, int]] = []

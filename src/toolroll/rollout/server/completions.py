@@ -1,9 +1,9 @@
-"""Prompts of text completions: which sampled node a text, or a list of ids, continues.
+"""Find the sampled node that the prompt of a text completion (text or ids) continues.
 
-Invariants: the longest node wins; ids extend a node whose ids they begin with; a text extends a
-node only if it begins with the node's whole text and its rest, encoded by itself, is what the whole
-would have been encoded to at the seam ("4" is not the beginning of "42" if the tokenizer has one
-token for both).
+Invariants: the longest node wins; ids extend a node whose ids are their prefix; a text extends a
+node only if it starts with the node's whole text, and if encoding the rest separately gives the
+same ids at the seam as encoding the whole ("4" is not a prefix of "42" if the tokenizer has one
+token for "42").
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 
 _SEAM = 8
-"""Tokens on the left of a seam that are encoded again to check it."""
+"""Number of tokens before a seam that are encoded again to check it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """`input_ids`: the whole prompt; `parent`: the node that it extends; `delta`: what follows."""
+    """A planned prompt.
+
+    `input_ids` is the whole prompt, `parent` the node that it extends, and `delta` the ids after
+    that node.
+    """
 
     input_ids: IdArray
     parent: Node | None

@@ -52,7 +52,7 @@ class EndpointSettings(BaseModel):
         "for a retry",
     )
     timeout: float = Field(
-        default=1800.0, gt=0, description="one request, all its answers together"
+        default=1800.0, gt=0, description="time limit of one request with all its answers"
     )
     idle: float = Field(
         default=3600.0, gt=0, description="a session that was not used for this time is dropped"

@@ -103,8 +103,8 @@ class ConversationTree:
         return self._forked(repeated, new, tools, tools_key, digest, template, reason)
 
     def _one_of(self, tools_key: bytes) -> bytes:
-        """Return the object already kept for equal tools: every turn holds one, and tool lists are
-        long.
+        """Return the object that is already stored for equal tools, to save memory: every turn has
+        one, and tool lists are long.
         """
         return self._tools_keys.setdefault(tools_key, tools_key)
 
@@ -166,8 +166,8 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Return the prompt that follows the turn, whose tokens are kept; also if the client
-        changed what was served after it (`edited`).
+        """Return the prompt that follows the turn and keeps its tokens. `edited`: the client
+        changed what was served after the turn.
         """
         turn, served = repeated.turn, repeated.served
         changed = tools_key != turn.tools_key
@@ -220,7 +220,7 @@ class ConversationTree:
     # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:
-        """Write the tokens that the prompt adds; the same prompt twice is one node."""
+        """Add the tokens of the prompt. The same prompt twice is one node."""
         before = self.session.nodes
         node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
         if prompt.fork_reason is not None and self.session.nodes > before:

@@ -1,10 +1,10 @@
 """`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
 client.
 
-Invariants: a plan changes nothing and stays valid whatever is committed meanwhile, so a large
-request is planned in a thread and blocks no other one; what is handed out is committed first, all
-at once, and what is never handed out is never trained; a failure is an `ApiError` and affects no
-other request.
+Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile, so a
+large request is planned in a thread and does not block others; answers are committed, all at once,
+before they are returned, and answers that are never returned are never trained; a failure is an
+`ApiError` and does not affect other requests.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RequestStarter(Protocol):
     async def __call__(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start, or join, what `body` asks for."""
+        """Start or join the completion of `body`."""
         ...
 
 
@@ -100,14 +100,14 @@ class Endpoint:
         )
 
     async def refresh(self) -> None:
-        """Ask again if the engine has not reported its context length: it may not have answered yet
+        """Ask again if the engine has not reported its context length. It may not have been ready
         at the start.
         """
         if self.capabilities.context_length is None:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort what is in flight."""
+        """Abort the requests in flight."""
         await self.sessions.aclose()
 
     # --- requests ---------------------------------------------------------------------------------
@@ -115,9 +115,7 @@ class Endpoint:
     async def start_chat(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start, or join, the chat completion that `body` asks for. `body` must not be changed any
-        more.
-        """
+        """Start or join the chat completion of `body`. The caller must not change `body` later."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large
@@ -146,7 +144,7 @@ class Endpoint:
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = _prompt_json(prompt, answered)
             if answered is not None:
-                live.pending.forget(answered)  # its client has the answer: it continues it
+                live.pending.forget(answered)  # its client has the answer, since it continues it
             first = live.answers[prompt.digest]
             live.answers[prompt.digest] += request.n
             numbers = range(first, first + request.n)
@@ -200,7 +198,7 @@ class Endpoint:
     async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start, or join, the text completion that `body` asks for. Raises `ApiError`."""
+        """Start or join the text completion of `body`. Raises `ApiError`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -248,7 +246,7 @@ class Endpoint:
         return parsed, live.pending.start(key, request.n, run)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Return the result of a finished request. Raises what the request failed with."""
+        """Return the result of a finished request, or raise its error."""
         if pending.task.cancelled():
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
@@ -256,7 +254,7 @@ class Endpoint:
         return pending.task.result()
 
     def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Return the result of a finished request, committed to its session: it goes out now."""
+        """Commit the result of a finished request to its session, and return it."""
         result = self.result(pending)
         if result.commit is not None:
             result.commit()
@@ -293,8 +291,8 @@ class Endpoint:
         pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Return all answers and the parameters that were sent. Each answer is a request of its
-        own: they share the prompt in the engine's prefix cache.
+        """Return all answers and the parameters that were sent. Each answer is a separate request;
+        they share the prompt in the engine's prefix cache.
         """
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
@@ -331,7 +329,7 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                # if one fails, all fail: the others would not be handed out
+                # if one fails, all fail: the others would not be returned
                 for task in tasks:
                     task.cancel()
 
@@ -350,12 +348,12 @@ class Endpoint:
             completion,
             params,
             tools=use.tools if use.offered else None,
-            place=seed,
+            seed=seed,
             stop_strings=request.stop_strings,
             streamed=True,
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
-        return Choice(completion, reading.said, reading)
+        return Choice(completion, reading.text, reading)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
@@ -418,8 +416,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live` and exclude wrong ones from training, before they are
-        handed out; also those that are committed meanwhile.
+        """Verify the sequences of `live` before they are returned, including those that are
+        committed meanwhile, and exclude wrong ones from training.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -427,7 +425,7 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do what `settle` does, without waiting: it blocks the event loop."""
+        """Do the same as `settle`, but block the event loop."""
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -449,8 +447,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """How the answers of a request are read while they are sampled. `tools`: None if none were
-    offered. `seeds`: of the ids of calls, one for each choice of a chat completion.
+    """The data to parse the answers of a request while they are sampled.
+
+    `tools`: None if none were offered. `seeds`: the seeds of call ids, one for each choice of a
+    chat completion.
     """
 
     template: ChatTemplate
@@ -478,14 +478,14 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def retry_number(header: str | None) -> int:
-    """Return the number of the retry, from the SDKs' header; 0 for a first attempt."""
+    """Return the number of the retry from the SDK's header; 0 for the first attempt."""
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
 
 
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
-    """Return the seed of the ids of the calls in the `nth` answer to a prompt."""
+    """Return the seed of the call ids in the `nth` answer to a prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
 
 

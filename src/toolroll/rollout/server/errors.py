@@ -65,7 +65,7 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return `error` as the endpoint answers it."""
+    """Return the endpoint's answer to `error`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):
@@ -93,6 +93,6 @@ def _engine_error(error: EngineError) -> ApiError:
 
 
 def _param_in(message: str) -> str | None:
-    """Return the parameter that a message names first, in quotation marks."""
+    """Return the first parameter that a message names in quotation marks."""
     parts = message.split("'", 2)
     return parts[1] if len(parts) == 3 else None

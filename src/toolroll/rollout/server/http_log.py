@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Log a malformed request as one line at INFO; let all else through as it is."""
+    """Log a malformed request as one line at INFO. Other records are unchanged."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         first = str(error.message).strip().partition("\n")[0]

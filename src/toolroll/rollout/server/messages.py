@@ -1,9 +1,8 @@
-"""The messages of a request: checked, and in a form in which a client's echo can be compared with
-what was served.
+"""Validate the messages of a request, and compare them with the messages that were served.
 
-Invariants: what a client's library changes on its own does not count (the order of JSON keys in
-arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in parts);
-everything else does. A field that chat templates ignore is refused by name.
+Invariants: differences that client libraries cause on their own do not count (the order of JSON
+keys in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in
+parts); all others do. A field that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ROLES = {
     ),
 }
 _INERT = frozenset({"provider_specific_fields", "annotations"})
-"""Fields that client libraries add to their messages and no model reads."""
+"""Fields that client libraries add to messages, and that models never see."""
 
 Digest = bytes
 START: Digest = b""
@@ -40,8 +39,8 @@ def read_messages(
 ) -> list[Message]:
     """Return `given` as plain messages: text parts joined, empty fields left out.
 
-    `developer`: the template knows that role; if not, its messages become the system's. `answer`: a
-    reply to them is wanted. Raises `ApiError`.
+    `developer`: the template supports that role; else its messages become system messages.
+    `answer`: the request wants a reply to them. Raises `ApiError`.
     """
     if not given:
         raise refused("messages", "messages is empty", code="invalid_messages")
@@ -51,7 +50,7 @@ def read_messages(
     if answer and messages[-1]["role"] == "assistant":
         raise refused(
             "messages",
-            "the last message is the assistant's: continuing a message is not supported",
+            "the last message is from the assistant: continuing a message is not supported",
             code="invalid_messages",
         )
     return messages
@@ -138,7 +137,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 class Echo:
     """A digest of each prefix of a conversation.
 
-    Two are equal if they differ only in what a client's library may change.
+    Two digests are equal if the messages differ only in what a client library may change.
     """
 
     def __init__(self, digest: Digest = START) -> None:
@@ -172,8 +171,8 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Return arguments as data, so that spacing and the order of keys do not count; the text itself
-    if it is not JSON, or is nested too deep to be written again.
+    """Return arguments as data, so that spacing and the order of keys do not count. Return the text
+    itself if it is not JSON, or is nested too deep.
     """
     if isinstance(arguments, str):
         try:
@@ -186,7 +185,7 @@ def canonical(arguments: Any) -> Any:
 
 
 def same_reasoning(given: Message, served: Message) -> bool:
-    """Return True if the client's echo kept the reasoning as it is, or left it out."""
+    """Return True if the client repeats the reasoning unchanged, or omits it."""
     echo = given.get("reasoning_content")
     return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
 
@@ -194,13 +193,13 @@ def same_reasoning(given: Message, served: Message) -> bool:
 def with_served_ids(
     new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
 ) -> list[Message]:
-    """Return the `new` messages with the call ids that were served instead of the client's own.
-    `given` and `served` are the same beginning of the conversation, as the client has it and as it
-    was served.
+    """Return the `new` messages with the served call ids instead of the client's own.
+
+    `given` and `served` are the same start of the conversation, in the client's form and as served.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
-    # In reverse: the last call of an id counts, and it is nearly always in the last message.
+    # In reverse: the last call with an id counts, and is usually in the last message.
     for one, other in zip(reversed(given), reversed(served), strict=True):
         if not wanted:
             break
@@ -212,7 +211,7 @@ def with_served_ids(
             if call["id"] in wanted:
                 wanted.discard(call["id"])
                 ids[call["id"]] = own["id"]
-    # A message whose id stays is the same object: the session holds it once.
+    # A message whose id does not change stays the same object, so the session stores it once.
     changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
     return [
         {**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m

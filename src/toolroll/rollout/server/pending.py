@@ -1,8 +1,9 @@
-"""Requests in flight, and their answers for a while: retries and closed connections.
+"""Requests in flight, and recent answers, for retries and closed connections.
 
 Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
-in flight or finished, and nothing is sampled twice; a request that nobody waits for is kept for the
-grace time, then aborted; what was never handed out is never committed, so it is not trained.
+in flight or finished, and nothing is sampled twice; a request without waiting clients is kept for
+the grace time, then aborted; answers that are never returned are never committed, so they are not
+trained.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PendingRequest(Generic[T]):
-    """One request being answered. `task` gives its result; `waiting` counts the connections that
-    wait for it; `delivered` is True once it was handed out. `changed` is set whenever `progress`
-    (the ids sampled so far, by choice) has grown, and at the end. `stream_context`: what a stream
-    needs before the result is there.
+    """One request in flight, or its answer.
+
+    Attributes:
+        task: Returns the result.
+        waiting: The number of connections that wait for it.
+        delivered: True once it was returned to a client.
+        progress: The ids sampled so far, by choice.
+        changed: Set whenever `progress` has grown, and at the end.
+        stream_context: The data that a stream needs before the result exists.
     """
 
     key: bytes
@@ -51,7 +57,7 @@ class PendingRequest(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """True if it ended without a result."""
+        """True if the request ended without a result."""
         return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
@@ -89,7 +95,7 @@ class PendingRequests(Generic[T]):
             key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
         )
         request.task.add_done_callback(_retrieved)
-        # also if it is cancelled before it starts
+        # also runs if the task is cancelled before it starts
         request.task.add_done_callback(lambda _: request.wake())
         self._by_key.setdefault(key, []).append(request)
         return request
@@ -97,9 +103,9 @@ class PendingRequests(Generic[T]):
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
         """Return the request that attempt number `retry` of the request `key` joins.
 
-        That is one that its client gave up on, else one whose closed connection was not noticed
-        yet. An attempt that arrives out of order joins as well: a retry never samples a second
-        answer while there is one. Return None if there is none, or if it failed.
+        That is a request that its client gave up on, or else one whose closed connection was not
+        noticed yet. An attempt that arrives out of order joins too: a retry never samples a second
+        answer if there is one. Return None if there is no such request, or if it failed.
         """
         alive = [request for request in self._by_key.get(key, ()) if not request.failed]
         request = min(
@@ -119,10 +125,12 @@ class PendingRequests(Generic[T]):
             request.expiry = None
 
     def leave(self, request: PendingRequest[T]) -> None:
-        """Count one less, which was answered or is gone. The last one starts the grace time."""
+        """Count one connection less, after its answer or its end. The last one starts the grace
+        time.
+        """
         request.waiting -= 1
         if request.waiting == 0:
-            if self._grace == 0 or request.failed:  # no retry joins one that failed
+            if self._grace == 0 or request.failed:  # retries do not join failed requests
                 self._expire(request)
             else:
                 request.expiry = asyncio.get_running_loop().call_later(
@@ -148,7 +156,9 @@ class PendingRequests(Generic[T]):
             self._by_key.pop(request.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """Cancel all requests and accept no other: the session is dropped. Return their tasks."""
+        """Cancel all requests and accept no more, because the session is dropped. Return their
+        tasks.
+        """
         self._ended = True
         tasks = []
         for requests in self._by_key.values():
@@ -163,7 +173,7 @@ class PendingRequests(Generic[T]):
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the key that all attempts of one request share, whatever the order of JSON keys."""
+    """Return the key that all attempts of one request share; the order of JSON keys is ignored."""
     try:
         text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
@@ -174,7 +184,7 @@ def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve the exception of a request that nobody waits for: asyncio would log it as never
+    """Retrieve the exception of a request without waiting clients. Else asyncio logs it as never
     retrieved.
     """
     if not task.cancelled():

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Sampling(BaseModel):
-    """What chat and text completions have in common."""
+    """The fields that chat and text completions share."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -63,8 +63,8 @@ class StreamOptions(BaseModel):
 
 
 class FunctionDefinition(BaseModel):
-    """A tool's function. If `strict` is true, its arguments are forced to follow its schema
-    (`tool_choice.strict_tag`).
+    """A function of a tool. If `strict` is true, a grammar forces its arguments to follow the
+    schema (`tool_choice.strict_tag`).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -135,7 +135,7 @@ class ChatRequest(Sampling):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    """Becomes the chat template's own switch (`TemplateCache.with_effort`)."""
+    """Passed as a switch of the chat template (`TemplateCache.with_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
 
@@ -224,7 +224,7 @@ def _refusal(error: ValidationError) -> ApiError:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Return True if `part` of an error's place is the branch of a union, which pydantic names:
+    """Return True if `part` of an error's location is the branch of a union, which pydantic names:
     `NamedChoice`, `list[str]`, `literal[...]`.
     """
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))

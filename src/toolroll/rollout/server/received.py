@@ -1,8 +1,8 @@
 """`Received`: the JSON body of a request, within the limits.
 
-Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. What is
-larger than `LARGE`, and whatever is compressed, is decoded in a thread: it blocks no other
-request.
+Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. Bodies
+larger than `LARGE`, and all compressed bodies, are decoded in a thread, so that they do not block
+other requests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from toolroll.rollout.server.errors import ApiError
 T = TypeVar("T")
 
 LARGE = 100_000
-"""The most bytes of JSON that are read on the event loop."""
+"""Maximum number of bytes of JSON that are decoded on the event loop."""
 LONG = LARGE // 4
-"""The most tokens that are read as a reply, or written as JSON, on the event loop."""
+"""Maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
@@ -95,7 +95,7 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
 
 
 def _decompressed(raw: bytes, limit: int) -> bytes:
-    """Return `raw` decompressed; never makes more than `limit` bytes of it."""
+    """Return `raw` decompressed, without producing more than `limit` bytes."""
     made = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         text = made.decompress(raw, limit + 1)
@@ -118,9 +118,9 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _check_texts(data: Any, limit: int) -> None:
-    """Refuse the first text of `data` that is longer than `limit` bytes, and name its place.
+    """Refuse the first text of `data` that is longer than `limit` bytes, and name its location.
 
-    Only the path to the current item is kept, not a list of the rest: a body may hold millions.
+    Only the path to the current item is stored, because a body may contain millions of items.
     """
     steps: list[str] = []
     inner = [_entries(data)]
@@ -150,7 +150,7 @@ def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
 
 
 def _longer(item: Any, limit: int) -> bool:
-    """Return whether `item` is a text of more than `limit` bytes."""
+    """Return True if `item` is a text of more than `limit` bytes."""
     if not isinstance(item, str) or len(item) * 4 <= limit:
         return False
     return len(item) > limit or len(item.encode(errors="surrogatepass")) > limit

@@ -1,6 +1,7 @@
-"""Answers in OpenAI's wire format, with the exact ids beside them: `prompt_token_ids`,
-`choices[i].token_ids`, and the id of every token in the logprobs (the stop token included, so that
-they align with `token_ids`)."""
+"""Answers in OpenAI's wire format, with the exact ids in addition: `prompt_token_ids`,
+`choices[i].token_ids`, and the id of every token in the logprobs, including the stop token, so that
+they align with `token_ids`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from toolroll.rollout.types import Completion, IdArray
 def chat_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: bool, top: int
 ) -> dict[str, Any]:
-    """A `chat.completion`, without the prompt's ids."""
+    """Return a `chat.completion` without the ids of the prompt."""
     choices = []
     for index, choice in enumerate(served.choices):
         entry = {
@@ -41,7 +42,7 @@ def chat_body(
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None
 ) -> dict[str, Any]:
-    """A `text_completion`, without the prompt's ids."""
+    """Return a `text_completion` without the ids of the prompt."""
     choices = [
         {
             "index": index,
@@ -63,18 +64,18 @@ def text_body(
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
-    """Return whether an answer of these takes long to write: each logprob decodes its token."""
+    """Return True if it takes long to write these as an answer: each logprob decodes its token."""
     tokens = sum(len(completion.output_ids) for completion in completions)
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
 def head(served: CompletionResult, kind: str) -> dict[str, Any]:
-    """What every object begins with."""
+    """Return the fields at the start of every object."""
     return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
 
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
-    """The exact prompt, and by what the sampling was constrained."""
+    """Return the exact prompt, and the constraint of the sampling."""
     return {
         "prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"),
         **constraint(served),
@@ -82,12 +83,12 @@ def tokens(served: CompletionResult) -> dict[str, Any]:
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
-    """By what the sampling was constrained, if it was."""
+    """Return the constraint of the sampling, if any."""
     return {"constrained": served.constrained} if served.constrained else {}
 
 
 def exact(choice: Choice) -> dict[str, Any]:
-    """What was sampled, and what it stopped at."""
+    """Return the sampled ids, and the stop token or stop string."""
     completion = choice.completion
     return {
         "token_ids": completion.output_ids.tolist(),
@@ -97,14 +98,14 @@ def exact(choice: Choice) -> dict[str, Any]:
 
 
 def wire_message(choice: Choice) -> dict[str, Any]:
-    """The message as a client gets it."""
+    """Return the message for the client."""
     assert choice.reading is not None
     return {**choice.reading.message, "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:
-    """`length` stays `length` whatever stands in the reply; `tool_calls` where it ended by
-    itself with a call.
+    """Return OpenAI's finish reason: `length` even if the reply has a call, and `tool_calls` if the
+    reply has a call and ended by itself.
     """
     if (
         choice.completion.finish_reason == "stop"
@@ -116,7 +117,7 @@ def finish_reason(choice: Choice) -> str:
 
 
 def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
-    """`content`: one entry a sampled token."""
+    """Return the logprobs of a chat completion: `content` has one entry per sampled token."""
     assert completion.logprobs is not None
     entries = []
     for at, (index, value) in enumerate(
@@ -144,7 +145,7 @@ def _token(encoder: Encoder, index: int, logprob: float) -> dict[str, Any]:
 
 
 def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
-    """The form of text completions."""
+    """Return the logprobs of a text completion."""
     assert completion.logprobs is not None
     texts = [encoder.decode([index]) for index in completion.output_ids.tolist()]
     offsets = [0]
@@ -169,7 +170,7 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer as it was sampled, from exactly `prompt_ids`."""
+    """An answer that was sampled from exactly `prompt_ids`."""
 
     kind: str
     prompt_ids: IdArray
@@ -178,7 +179,7 @@ class Traced:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the answer as JSON data."""
         logprobs = self.completion.logprobs
         return {
             "object": self.kind,

@@ -15,7 +15,7 @@ from toolroll.rollout.types import Completion, IdArray
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `reading` is None for a text completion; then `text` is what the client gets."""
+    """One answer. `text` is the text for the client; `reading` is None for a text completion."""
 
     completion: Completion
     text: str
@@ -24,9 +24,11 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class CompletionResult:
-    """The answers to a request. `prompt_json`: `prompt_ids` as JSON (`ids_json`); `constrained`:
-    what constrained the sampling, if anything. `commit` is called once, when the answers are handed
-    out; `render` makes the body without the prompt's ids.
+    """The answers to a request.
+
+    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the constraint of the sampling,
+    if any. `commit` is called once, when the answers are returned. `render` returns the body
+    without the ids of the prompt.
     """
 
     id: str
@@ -43,7 +45,7 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """The answer as JSON, kept for a retry: a tenth of the size of its lists of ids."""
+        """Return the answer as JSON, which is kept for a retry (a tenth of the size of lists)."""
         self.write()
         assert self._rest is not None
         return b"".join(
@@ -59,7 +61,7 @@ class CompletionResult:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage, with the cached tokens."""
+        """Return OpenAI's usage, including cached tokens."""
         prompt = len(self.prompt_ids)
         sampled = sum(len(choice.completion.output_ids) for choice in self.choices)
         cached = max((choice.completion.cached_tokens for choice in self.choices), default=0)
@@ -72,6 +74,6 @@ class CompletionResult:
 
 
 def joined_ids(*parts: IdArray | bytes) -> bytes:
-    """Return ids as JSON text without brackets; each of `parts` is ids, or such a text."""
+    """Return ids as JSON text without brackets. Each of `parts` is ids, or already such a text."""
     texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)

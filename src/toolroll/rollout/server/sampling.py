@@ -1,8 +1,8 @@
-"""Sampling parameters of a request: OpenAI's names to SGLang's; what cannot be honored is refused.
+"""Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
 
-Invariants: what a request does not set comes from the session, then from the endpoint; nothing is
-shared between requests; a constrained turn is marked as one (its logprobs are those of the
-constrained distribution).
+Invariants: defaults come from the session, then from the endpoint; nothing is shared between
+requests; a constrained turn is marked as such (its logprobs are those of the constrained
+distribution).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Nam
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
-"""Clamped to the room that the context leaves."""
+"""A request without a limit; the value is clamped to the room left in the context."""
 
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
@@ -32,7 +32,7 @@ _SAME_NAME = (
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What the engine and the way to it can do, found out at the start."""
+    """The capabilities of the engine and of the router in front of it, detected at the start."""
 
     deterministic: bool = False
     behind_router: bool = False
@@ -129,9 +129,14 @@ def check_defaults(params: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a request uses its tools. `tools`: those in the prompt; `offered`: replies are parsed for
-    calls; `constrained`: what constrains the sampling; `forced`: names of which one must be called;
-    `strict`: names of tools whose arguments must follow their schema.
+    """The tools of a request and their constraints.
+
+    Attributes:
+        tools: The tools in the prompt.
+        offered: True if replies are parsed for calls.
+        constrained: The constraint of the sampling, if any.
+        forced: Names of tools of which one must be called.
+        strict: Names of tools whose arguments must follow their schema.
     """
 
     tools: list[dict[str, Any]]
@@ -227,7 +232,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
 
 
 def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
-    """Return how many of the likeliest tokens are asked for at each place."""
+    """Return the requested number of most likely tokens at each position."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:

@@ -1,8 +1,8 @@
 """The sessions of an endpoint: created, found, limited, dropped.
 
-Invariants: an id is checked before it is used for anything; the key of one session opens no other;
-a session that was not used for the idle time is dropped with its requests; nothing of a request
-without a session is kept.
+Invariants: an id is validated before it is used; the key of one session does not open others; a
+session that was not used for the idle time is dropped with its requests; a request without a
+session leaves no data.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def check_id(session_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """One session: its tree, its requests in flight, its reward. `trace`: the sampled nodes in the
-    order in which they were handed out, with the kind of request; `texts`: those of text
-    completions; `answers`: the number of answers to each prompt.
+    """One session: its tree, its requests in flight, its reward.
+
+    `trace`: the sampled nodes in the order in which they were returned, with the kind of request.
+    `texts`: the nodes of text completions. `answers`: the number of answers to each prompt.
     """
 
     session: Session
@@ -67,7 +68,7 @@ class LiveSession:
         return self.session.session_id
 
     async def checked(self) -> None:
-        """Wait for the running checks; a caller that is cancelled does not cancel them."""
+        """Wait for the running checks. Cancelling the caller does not cancel them."""
         if self.checks:
             finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
@@ -78,13 +79,13 @@ class LiveSession:
                 task.result()
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
-        """Record what a check of the sequence that ends with `turn` found, once for each turn."""
+        """Record the result of the check of the sequence that ends with `turn`, once per turn."""
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
         turn.checked = True
 
     def exclude_wrong(self) -> None:
-        """Take everything out of training if a check found something wrong."""
+        """Exclude the whole session from training if a check found a mismatch."""
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")
@@ -101,7 +102,7 @@ class Sessions:
         return len(self._sessions)
 
     def ephemeral(self, session_id: str) -> LiveSession:
-        """Return a session for one request: no other finds it, and nothing of it is kept."""
+        """Return a session for one request. Other requests cannot find it, and it is not stored."""
         session = Session(session_id)
         return LiveSession(
             session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session)
@@ -190,7 +191,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort what is in flight, and wait until it ended."""
+    """Abort the requests in flight, and wait for them."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()

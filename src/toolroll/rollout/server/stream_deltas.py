@@ -1,8 +1,8 @@
 """One choice of a streamed answer: sampled ids → text → the parser's own stream → OpenAI's deltas.
 
-Invariants: what was sent is never taken back: half a character, what may become a stop string and
-what may be a stop token are held back until they are decided, and the parser holds back what may
-become a marker; together the deltas are the message of the finished answer.
+Invariants: sent text is never taken back. Incomplete characters, possible stop strings and possible
+stop tokens are held back until they are certain, and the parser holds back possible markers. The
+joined deltas are the message of the finished answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]
-"""New text, and the spans of the tokens that begin in it, counted from its beginning."""
+"""New text, and the spans of the tokens that start in it, relative to it."""
 
 
 class TextStream:
-    """The text of growing ids, in pieces: what the finished text begins with, whatever follows.
+    """The text of growing ids, in pieces. Each piece is final: later ids do not change it.
 
-    A last token that may be a stop token is held back: one of `stop_token_ids`, and any special
-    token, since the engine may have stop tokens of its own.
+    A last token that may be a stop token is held back: one of `stop_token_ids`, or any special
+    token, because the engine may have further stop tokens.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class TextStream:
         self._stop_token_ids = stop_token_ids
         self._stop_strings = tuple(stop_strings)
         self._decoder = TextDecoder(encoder)
-        self._read = 0  # ids
+        self._read = 0  # number of ids read
         self._sent: list[str] = []
         self._held = ""
-        self._size = 0  # of the text that was returned
-        self._spans: list[Span] = []  # of the tokens that begin after that
+        self._size = 0  # length of the text that was returned
+        self._spans: list[Span] = []  # of the tokens that start after that text
 
     def feed(self, ids: Sequence[int]) -> Piece:
-        """Return what is new and certain once `ids`, all of them so far, are sampled."""
+        """Return the new text that is certain. `ids` are all ids sampled so far."""
         held = bool(ids) and self._may_stop(ids[-1])
         self._read_ids(ids[self._read : len(ids) - held])
         return self._take(self._certain())
@@ -51,7 +51,7 @@ class TextStream:
     def finish(self, ids: Sequence[int], text: str) -> Piece:
         """Return the rest of `text`, the finished text; `ids` are all ids but the stop token.
 
-        Raises `ApiError` if `text` does not begin with what was returned.
+        Raises `ApiError` if `text` does not start with the text that was returned.
         """
         self._read_ids(ids[self._read :], last=True)
         sent = "".join(self._sent)
@@ -73,7 +73,7 @@ class TextStream:
         )
 
     def _certain(self) -> int:
-        """Return how much of what is held comes before a stop string, or what may become one."""
+        """Return the length of the held text before a stop string, or a possible stop string."""
         found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
         if found:
             return min(found)
@@ -86,7 +86,7 @@ class TextStream:
         return len(self._held) - max(begun, default=0)
 
     def _take(self, length: int) -> Piece:
-        """Return the first characters of what is held, and the spans of the tokens there."""
+        """Return the first `length` characters of the held text, with the spans of their tokens."""
         text, self._held = self._held[:length], self._held[length:]
         begin = self._size
         self._size += length
@@ -97,10 +97,10 @@ class TextStream:
 
 
 class ChoiceStream:
-    """The deltas of one choice. `seed`: of the ids of its calls, as in the finished answer.
+    """The deltas of one choice. `seed` is the seed of its call ids, as in the finished answer.
 
-    Calls come whole, each as soon as the parser is certain of it: its arguments are written in one
-    way, whatever the model wrote, so they are not known before.
+    A call is sent whole, as soon as the parser is certain of it. Its arguments are normalized JSON,
+    so they are not known earlier.
     """
 
     def __init__(self, text: TextStream, reply: ReplyStream, seed: str) -> None:
@@ -110,17 +110,17 @@ class ChoiceStream:
         self._calls = 0
 
     def feed(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the deltas that are certain once `ids`, all of them so far, are sampled."""
+        """Return the new deltas that are certain. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
         return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
 
     def finish(self, answer: Choice) -> list[dict[str, Any]]:
-        """Return what is left of the finished answer. Raises `ApiError` if it is not what was
-        sent.
+        """Return the remaining deltas of the finished answer. Raises `ApiError` if the answer
+        contradicts the deltas that were sent.
         """
         turn, ids = answer.reading, answer.completion.output_ids.tolist()
         assert turn is not None
-        text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.said)
+        text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.text)
         steps = self._reply.finish(text, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:
             raise stream_error("its message")
@@ -146,7 +146,7 @@ class ChoiceStream:
 
 
 def stream_error(what: str) -> ApiError:
-    """Return the error of a stream that sent something else than the finished answer."""
+    """Return the error of a stream whose deltas contradict the finished answer."""
     return ApiError(
         500,
         "stream_mismatch",

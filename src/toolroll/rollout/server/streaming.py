@@ -1,4 +1,4 @@
-"""The answers of a pending request as events, in OpenAI's chunks.
+"""The answers of a pending request as events with OpenAI's chunks.
 
 Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk
 is an event with OpenAI's error body; the chunk with the finish reason also has the exact ids.
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 
 
 async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
-    """Wait until a stream has something to send. Raises what fails before the first token: it
+    """Wait until a stream has something to send. An error before the first token is raised here and
     becomes an HTTP error, which SDKs can retry.
     """
     while not pending.task.done() and not any(pending.progress):
@@ -47,7 +47,7 @@ async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) 
 async def event_lines(
     endpoint: Endpoint, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
 ) -> AsyncIterator[bytes]:
-    """The whole stream, as server-sent events."""
+    """Yield the whole stream as server-sent events."""
     events = chat_events if isinstance(parsed.request, ChatRequest) else text_events
     try:
         async for event in events(
@@ -71,7 +71,7 @@ async def chat_events(
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
-    """The chunks of a chat completion. Raises what the request failed with."""
+    """Yield the chunks of a chat completion. Raises the error of the request."""
     request, context = parsed.request, pending.stream_context
     assert isinstance(request, ChatRequest) and isinstance(context, StreamContext)
     head = {
@@ -134,7 +134,7 @@ async def text_events(
     stream_id: str,
     created: int,
 ) -> AsyncIterator[Event]:
-    """The chunks of a text completion."""
+    """Yield the chunks of a text completion."""
     request, context = parsed.request, pending.stream_context
     assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder

@@ -66,7 +66,7 @@ class TemplateCache:
         return next((name for name in _EFFORTS if name in names), None)
 
     def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
-        """Return the template with `switches` over its own. Refuse reserved names."""
+        """Return the template with `switches` added to its own. Refuse reserved names."""
         taken = _RESERVED.intersection(switches)
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"

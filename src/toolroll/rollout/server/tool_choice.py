@@ -1,11 +1,10 @@
 """Forced tool calls, and calls that must follow their schema: grammars in the model's own wire
 format.
 
-A call is forced by EBNF, since that reaches the engine through every router (they drop
-`structural_tag`): a call of an offered tool with arguments of any kind, which the parser checks
-against the tool's schema. Arguments of `strict` tools are forced to follow their schema by a
-structural tag. There is one entry for each wire format; a request that forces calls in another
-format is refused.
+A call is forced by EBNF, because every router forwards that (they drop `structural_tag`). The
+grammar allows any arguments; the parser checks them against the tool's schema. For `strict` tools,
+a structural tag forces the arguments to follow the schema. There is one entry for each wire format;
+a request that forces calls in another format is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +58,10 @@ def _marked_up(
     argument: tuple[str, str, str],
     tail: str,
 ) -> str:
-    """Return EBNF of calls whose arguments are between tags, each a name and a text: `head` around
-    the function's name, `argument` around its key and its value, `tail` at the end.
+    """Return EBNF of calls whose arguments are between tags.
+
+    `head`: the texts around the name of the function. `argument`: the texts around a key and its
+    value. `tail`: the text at the end.
     """
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
@@ -93,7 +94,7 @@ _GRAMMARS: dict[str, Callable[..., str]] = {
     "glm45": _glm45,
 }
 CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
-"""What a call ends with: a stop string if only one call is allowed."""
+"""The end of a call, which is a stop string if only one call is allowed."""
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
@@ -114,8 +115,8 @@ def strict_tag(
 ) -> str:
     """Return a structural tag under which calls of `tools` that are strict follow their schema.
 
-    `forced`: there is nothing but a call, or `several`. `place` names the first strict tool, for
-    the refusal of another format.
+    `forced`: the reply is only a call, or `several`. `place` names the first strict tool, for the
+    error message if the format is not supported.
     """
     if parser != "hermes":
         raise refused(
@@ -146,11 +147,11 @@ def check_called(
     template: ChatTemplate,
 ) -> None:
     """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a
-    call of one of the tools `strict` that is against its schema.
+    call of one of the tools `strict` that violates its schema.
 
-    Then the engine did not follow the grammar (without a grammar backend it ignores it), and the
-    turn must not be marked as constrained. A reply that was cut, by its length or by a stop of the
-    client's, may end before its call.
+    Such a reply shows that the engine did not follow the grammar (it ignores grammars without a
+    grammar backend), so the turn must not be marked as constrained. A reply that was cut by length
+    or by a stop string of the client may end before its call.
     """
     matched = completion.matched
     cut = isinstance(matched, str) or (

@@ -58,7 +58,7 @@ class TurnNode:
         """Return the ids up to and including the reply, then `delta`. Reuse the prompt of the
         cached request if there is one, to avoid walking the tree.
         """
-        # read once: another request may clear it while this one is planned in a thread
+        # read it once: another request may clear it while this one is planned in a thread
         source = self.source
         work = source() if source is not None else None
         begun = (
@@ -78,8 +78,8 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return whether the first `length` messages of `given`, which repeat what was served up to
-        here, keep or omit its reasoning, but do not change it.
+        """Return True if the first `length` messages of `given`, which repeat the conversation up
+        to here, keep or omit its reasoning, but do not change it.
         """
         turn: TurnNode | None = self
         while turn is not None:

@@ -1,7 +1,7 @@
-"""`GrowableArray`: numbers of one kind in one piece of memory that grows.
+"""`GrowableArray`: a one-dimensional array that grows.
 
-Invariant: what was given out is never written again: views are of memory that only grows behind
-them, and no copies.
+Invariant: values that a view shows are never written again; new values are appended after them, so
+views need no copies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROOM = 256
 
 
 class GrowableArray:
-    """Empty at first; `dtype` of what it holds."""
+    """An empty array of `dtype`, which grows by `append`."""
 
     __slots__ = ("_data", "_length")
 
@@ -38,7 +38,7 @@ class GrowableArray:
         self._length = stop
 
     def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """What is at [start, stop) (default: all): a view that refuses to be written."""
+        """Return a read-only view of [start, stop) (default: all)."""
         view = self._data[start : self._length if stop is None else stop]
         view.flags.writeable = False
         return view

@@ -1,5 +1,5 @@
-"""`JsonIds`: the ids of a growing prompt as JSON, and what a request is checked by: their number
-and the highest one.
+"""`JsonIds`: the ids of a growing prompt as JSON, with their number and the highest one, to check
+requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from toolroll.rollout.types import IdArray
 
 
 class JsonIds:
-    """Empty at first; what is appended is encoded once."""
+    """An empty list of ids. Each appended id is encoded once."""
 
     __slots__ = ("_json", "_length", "highest")
 
@@ -19,7 +19,7 @@ class JsonIds:
         self._length = 0
         self._json = bytearray()
         self.highest = 0
-        """The highest id, as an unsigned number: a negative one is above all others. 0 for none."""
+        """The highest id as an unsigned number, so a negative id is the highest; 0 if empty."""
 
     def __len__(self) -> int:
         return self._length
@@ -38,5 +38,5 @@ class JsonIds:
 
     @property
     def json(self) -> bytes:
-        """JSON text without brackets."""
+        """Return the ids as JSON text without brackets."""
         return bytes(self._json)

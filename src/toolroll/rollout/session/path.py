@@ -16,7 +16,7 @@ from toolroll.rollout.types import Completion, IdArray
 
 
 class SessionPath:
-    """The current path of an episode: from a root of `session` to `head`.
+    """The current path of an episode, from a root of `session` to `head`.
 
     Invariant: `observe` and `sample` append, so that the prompt of turn n+1 starts with all tokens
     of turn n (I1); only `fork` leaves the path, for another one of the same session. The ids and
@@ -49,9 +49,7 @@ class SessionPath:
         is no prompt yet.
         """
         if self.head is None:
-            raise TokenError(
-                "a completion cannot be the first of a session: observe its prompt before it"
-            )
+            raise TokenError("a session cannot start with a completion: observe its prompt first")
         return self._append(self.session.sample(completion, sampling_params, after=self.head))
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:

@@ -1,9 +1,9 @@
-"""`TokenTree`: the tokens of a session, each held once, with who sampled them.
+"""`TokenTree`: the tokens of a session, each stored once, with the completions that sampled them.
 
-Invariants: nodes are only ever added, behind any node that is there, and hold only the tokens they
-add; a live episode is a handful of arrays, not objects: the garbage collector visits every object
-that can refer to another, and all that those refer to. So a node is a row of numbers, and what the
-engine said beside its tokens is one flat tuple of atoms, which the collector leaves alone.
+Invariants: nodes are only added, after any existing node, and store only the tokens that they add;
+a live episode is a few arrays instead of many objects, because the garbage collector visits every
+object that can refer to another. So a node is a row of numbers, and the rest of the engine's answer
+is one flat tuple of atoms, which the collector skips.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from toolroll.rollout.session.growable_array import GrowableArray
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
 
 NONE = -1
-"""In place of a row or a place that is not there."""
-_PARENT, _START, _LENGTH, _IDS, _SAID, _LOGPROBS, _CHILDREN = range(7)
+"""Represents a missing row or position."""
+_PARENT, _START, _LENGTH, _IDS, _ANSWER, _LOGPROBS, _CHILDREN = range(7)
 _WIDTH = 7
 
 
 class TokenTree:
-    """Empty at first. Its nodes are numbered from 0 in the order in which they were added.
+    """An empty tree. Nodes are numbered from 0 in the order in which they are added.
 
     `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons` and `routed_experts`
-    are by node, where there is one.
+    map nodes to their value, if any.
     """
 
     __slots__ = (
+        "_answers",
         "_logprobs",
         "_params",
         "_rows",
-        "_said",
         "excluded",
         "fork_reasons",
         "ids",
@@ -46,11 +46,11 @@ class TokenTree:
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
         self.routed_experts: dict[int, Any] = {}
-        # _WIDTH numbers a node: parent, first place in the path, tokens, where ids, `said`,
-        # logprobs are
+        # _WIDTH numbers per node: parent, position in the path, number of tokens, the indices of
+        # its ids, answer and logprobs, number of children
         self._rows = array("i")
         self._logprobs = GrowableArray(np.float32)
-        self._said: list[tuple[Any, ...]] = []
+        self._answers: list[tuple[Any, ...]] = []
         self._params: list[Mapping[str, Any]] = []
 
     def __len__(self) -> int:
@@ -59,39 +59,41 @@ class TokenTree:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, parent: int, ids: IdArray) -> int:
-        """A node of observed tokens behind `parent` (`NONE`: a root)."""
+        """Add observed tokens after `parent` (`NONE`: a root), and return the node."""
         return self._add(parent, ids, NONE, NONE)
 
     def add_sampled(
         self, parent: int, ids: IdArray, completion: Completion, sampling_params: Mapping[str, Any]
     ) -> int:
-        """A node of sampled tokens behind `parent`: the ids of `completion`, and what the engine
-        said beside them; its `text` is not kept, since the ids are the record. `sampling_params`
-        are kept as they are: nobody may change them behind."""
-        said, logprobs = len(self._said), NONE
+        """Add the tokens of `completion` after `parent`, and return the node.
+
+        The `text` of the completion is not kept, since the ids are the record. `sampling_params`
+        are not copied: the caller must not change them.
+        """
+        answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:
             logprobs = len(self._logprobs)
             self._logprobs.append(completion.logprobs)
-        self._said.append(_packed(completion))
+        self._answers.append(_packed(completion))
         self._params.append(sampling_params)
-        node = self._add(parent, ids, said, logprobs)
+        node = self._add(parent, ids, answer, logprobs)
         if completion.routed_experts is not None:
-            # the experts of a later turn hold those of the turns before it
+            # the experts of a later turn include those of earlier turns
             for before in self.upwards(parent):
                 self.routed_experts.pop(before, None)
             self.routed_experts[node] = completion.routed_experts
         return node
 
-    def _add(self, parent: int, ids: IdArray, said: int, logprobs: int) -> int:
+    def _add(self, parent: int, ids: IdArray, answer: int, logprobs: int) -> int:
         node, first = len(self), len(self.ids)
-        self.ids.append(ids)  # before the row, so that what cannot be kept leaves no node
+        self.ids.append(ids)  # before the row, so that a failure adds no node
         self._rows.extend(
             (
                 parent,
                 self.stop(parent) if parent != NONE else 0,
                 len(self.ids) - first,
                 first,
-                said,
+                answer,
                 logprobs,
                 0,
             )
@@ -103,30 +105,30 @@ class TokenTree:
     # --- reading ----------------------------------------------------------------------------------
 
     def parent(self, node: int) -> int:
-        """The node that it stands behind; `NONE` for a root."""
+        """Return the node that `node` follows; `NONE` for a root."""
         return self._rows[node * _WIDTH + _PARENT]
 
     def start(self, node: int) -> int:
-        """The place of its first token in every path that holds it."""
+        """Return the position of its first token in every path through it."""
         return self._rows[node * _WIDTH + _START]
 
     def stop(self, node: int) -> int:
-        """The index just past its last token."""
+        """Return the position just past its last token."""
         at = node * _WIDTH
         return self._rows[at + _START] + self._rows[at + _LENGTH]
 
     def children(self, node: int) -> int:
-        """How many nodes stand directly behind it."""
+        """Return the number of nodes that directly follow it."""
         return self._rows[node * _WIDTH + _CHILDREN]
 
     def ids_of(self, node: int) -> IdArray:
-        """Its tokens: a view that refuses to be written."""
+        """Return its tokens as a read-only view."""
         at = node * _WIDTH
         first = self._rows[at + _IDS]
         return self.ids.view(first, first + self._rows[at + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
-        """Their logprobs: a view that refuses to be written; None where there are none."""
+        """Return the logprobs of its tokens as a read-only view; None if there are none."""
         at = node * _WIDTH
         first = self._rows[at + _LOGPROBS]
         return (
@@ -134,25 +136,25 @@ class TokenTree:
         )
 
     def completed(self, node: int) -> bool:
-        """Whether it is what the engine answered."""
-        return self._rows[node * _WIDTH + _SAID] != NONE
+        """Return True if it is an answer of the engine."""
+        return self._rows[node * _WIDTH + _ANSWER] != NONE
 
     def sampled(self, node: int) -> bool:
-        """Whether the engine sampled tokens here (an abort in its queue samples none)."""
+        """Return True if the engine sampled tokens here (an abort in its queue samples none)."""
         return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
 
     def sampling_params(self, node: int) -> Mapping[str, Any]:
-        """Those that it was sampled with; none where its tokens were observed."""
-        at = self._rows[node * _WIDTH + _SAID]
+        """Return the parameters that were sent; empty if its tokens were observed."""
+        at = self._rows[node * _WIDTH + _ANSWER]
         return {} if at == NONE else self._params[at]
 
     def completion(self, node: int) -> Completion | None:
-        """What the engine said, without its `text`; None where its tokens were observed."""
-        at = self._rows[node * _WIDTH + _SAID]
+        """Return the engine's answer, without its `text`; None if its tokens were observed."""
+        at = self._rows[node * _WIDTH + _ANSWER]
         if at == NONE:
             return None
         finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = (
-            self._said[at]
+            self._answers[at]
         )
         return Completion(
             output_ids=self.ids_of(node),
@@ -169,9 +171,11 @@ class TokenTree:
         )
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
-        """A sampled node as a turn of the sequences that hold it."""
-        start, at = self.start(node), self._rows[node * _WIDTH + _SAID]
-        finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._said[at]
+        """Return a sampled node as a turn of the sequences through it."""
+        start, at = self.start(node), self._rows[node * _WIDTH + _ANSWER]
+        finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
+            at
+        ]
         return Turn(
             start=start,
             stop=self.stop(node),
@@ -186,18 +190,18 @@ class TokenTree:
         )
 
     def upwards(self, node: int) -> Iterator[int]:
-        """From `node` to its root; nothing for `NONE`."""
+        """Yield the nodes from `node` to its root; nothing for `NONE`."""
         while node != NONE:
             yield node
             node = self.parent(node)
 
     def path(self, node: int) -> list[int]:
-        """From its root to `node`; empty for `NONE`."""
+        """Return the nodes from the root to `node`; empty for `NONE`."""
         return list(self.upwards(node))[::-1]
 
     def ids_along(self, path: list[int]) -> IdArray:
-        """The tokens of nodes that follow each other in a path, as an array of its own: what was
-        added together is copied together.
+        """Return a copy of the tokens of consecutive nodes of a path. Adjacent tokens are copied in
+        one piece.
         """
         pieces: list[IdArray] = []
         first = stop = 0
@@ -230,7 +234,7 @@ def _packed(completion: Completion) -> tuple[Any, ...]:
 
 
 def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
-    """The weight versions that `_packed` laid down as atoms, moved by `shift` tokens."""
+    """Return the weight versions that `_packed` stored as atoms, moved by `shift` tokens."""
     return tuple(
         WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift)
         for at in range(0, len(spans), 3)

@@ -1,10 +1,9 @@
-"""Control-token text in the bodies of messages: which parts of a render are text of somebody else
-(I6).
+"""Control-token text in message bodies: find the parts of a render that are ordinary text although
+they spell a control token (I6).
 
-The bodies are found by rendering twice: as they are, and with each control token's text replaced by
-a marker. What the markers replaced is ordinary text, whatever it spells. If a template treats the
-marked messages differently in anything else, the spans cannot be told, and the conversation is
-refused.
+The conversation is rendered twice: as it is, and with each control token's text replaced by a
+marker. What the markers replaced is ordinary text. If the two renders differ in anything else, the
+spans are unknown, and the conversation is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 
 
 class BodyMasker:
-    """Replaces control-token text in messages and tools by markers, and finds its place in a
+    """Replaces control-token text in messages and tools by markers, and finds where it is in a
     render.
 
-    In a message of the assistant, only special tokens are replaced, and none that the template
-    itself looks for in a text: Qwen3's takes a thought out of a content by its `</think>`.
+    In assistant messages only special tokens are replaced, except those that the template itself
+    searches for: Qwen3's template splits the reasoning from the content at `</think>`.
     """
 
     def __init__(self, encoder: Encoder, source: str) -> None:
@@ -56,15 +55,15 @@ class BodyMasker:
         self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
 
     def spells(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
-        """Return whether a control token of the rendered `text` may be text of a message or a
-        tool: one of them spells it, in whatever case. Messages are those of `Renderer.prepare`.
+        """Return True if a control token of the rendered `text` may come from a message or a tool:
+        one of them spells it, in any case. `messages` come from `Renderer.prepare`.
         """
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
         tokens = set(self._control.findall(text))
         try:
             bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
-        except TypeError:  # not JSON: a template may render it all the same
+        except TypeError:  # not JSON, but a template may still render it
             return bool(tokens)
         # Both sides are JSON, escaped in the same way, so that a token with a quote is found too.
         bodies = bodies.casefold()
@@ -73,7 +72,7 @@ class BodyMasker:
     def mask(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> tuple[list[Message], list[Tool], list[str]]:
-        """Return copies of `messages` and `tools` with markers, and the texts that they replace."""
+        """Return copies of `messages` and `tools` with markers, and the replaced texts."""
         originals: list[str] = []
 
         def marker(match: re.Match[str]) -> str:
@@ -105,7 +104,7 @@ class BodyMasker:
         return masked, walk(list(tools or ()), self._pattern), originals
 
     def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
-        """Raise `TemplateError` if the parts of a content form a control token's text together."""
+        """Raise `TemplateError` if the parts of a content, once joined, spell a control token."""
         if not isinstance(content, list):
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
@@ -143,9 +142,9 @@ class BodyMasker:
         )
 
     def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
-        """Return where the form of `original` that begins at `at` ends; None if none does.
+        """Return the end of the form of `original` that starts at `at`, or None if there is none.
 
-        A form that is not known must hold no control token: then its place decides nothing.
+        An unknown form must not contain a control token: then its position does not matter.
         """
         forms = (original, original.upper(), original.lower(), html.escape(original))
         for form in forms:
@@ -163,13 +162,13 @@ def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
 
 
 def _looked_for(source: str) -> Iterator[str]:
-    """Yield the strings that a template compares texts with, or gives to a method, a filter or a
+    """Yield the strings that a template compares texts with, or passes to a method, a filter or a
     test.
     """
     try:
         plain = _GENERATION.sub("", source)
         tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
-    except jinja2.TemplateSyntaxError:  # the first render says what is wrong
+    except jinja2.TemplateSyntaxError:  # the first render reports it
         return
     for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
         given = node.args if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else [node]

@@ -1,11 +1,11 @@
-"""What a chat template does with tool-calling conversations, tried out when it is loaded: `certify`
-gives a `TemplateReport`.
+"""Check how a chat template renders tool-calling conversations: `certify` returns a
+`TemplateReport`.
 
-A battery of probe conversations is rendered. For each, the model is taken to have said exactly what
-the template shows of its turn; then prompt + sampled + delta must be the ids of the whole
-conversation's render, token for token. What is not so is a rewrite of history (a fork, or preserved
-on request) or a refusal of the template's own; it is reported, never assumed. One more conversation
-has twelve calls in a row, and is checked as an episode is: by `Verifier`.
+A set of probe conversations is rendered. Each probe assumes that the model sampled exactly what the
+template shows of its turn. Then prompt + sampled + delta must be the ids of the whole
+conversation's render, token for token. Any other outcome is reported: the template rewrites history
+(a fork, or preserved on request) or refuses the conversation. One more conversation has twelve
+calls in a row, and is checked like an episode, by `Verifier`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ _THEN: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One probe: `append` (exact, proven by the ids of the whole render), `fork` (the template
-    rewrites what was served), `refuse` (the template raises), `wrong` (the ids of the whole render
-    are others: a defect of this library, please report it).
+    """The outcome of one probe.
 
-    `preserved`, of a fork: whether history="preserve" goes on with
-    the stream instead (None: the probe does not fork).
+    - `append`: exact; the ids equal those of the whole render.
+    - `fork`: the template rewrites what was served.
+    - `refuse`: the template raises.
+    - `wrong`: the ids differ from those of the whole render. Please report this as a bug.
+
+    `preserved` is set for a fork: True if history="preserve" can continue the sequence instead.
     """
 
     name: str
@@ -72,8 +74,8 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What `certify` found. `exact`: tool results are appended, exactly, in conversations of any
-    number of calls.
+    """The findings of `certify`. `exact` is True if tool results are appended exactly in
+    conversations with any number of calls.
     """
 
     fingerprint: str
@@ -85,18 +87,18 @@ class TemplateReport:
     tools_change: str
     probes: tuple[ProbeResult, ...]
     tokenizer: str = ""
-    """How the tokenizer encodes a text otherwise than this library does; empty if it does not."""
+    """How the tokenizer's encoding differs from this library's; empty if it does not."""
 
     @property
     def exact(self) -> bool:
-        """Whether every core probe is appended."""
+        """True if every core probe is appended."""
         return not self.tokenizer and all(
             probe.outcome == "append" for probe in self.probes if probe.name in CORE
         )
 
     def remarks(self) -> list[str]:
-        """What somebody who trains with this template must know, one line for each reason why a
-        probe is not appended.
+        """Return the warnings for users of this template, one per reason why a probe is not
+        appended.
         """
         found: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
@@ -109,7 +111,7 @@ class TemplateReport:
         return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for `--json`."""
+        """Return plain data, for `--json`."""
         return {
             "exact": self.exact,
             "fingerprint": self.fingerprint,
@@ -125,14 +127,14 @@ class TemplateReport:
 
 
 def certify(template: ChatTemplate) -> TemplateReport:
-    """The report on `template`; the same template with the same tokenizer is probed once per
-    process (about a second).
+    """Return the report on `template`. Takes about a second; each pair of template and tokenizer is
+    probed once per process.
     """
     return _certified(_Subject(fingerprint(template), template))
 
 
 def fingerprint(template: ChatTemplate) -> str:
-    """A hash of the template's text, its switches and the tokenizer."""
+    """Return a hash of the template's text, its switches and the tokenizer."""
     tokenizer, renderer = template.tokenizer, template.renderer
     sample = "Zürich 東京 3.14\n\n\tx = {'a': 1}"
     seen = [
@@ -158,7 +160,7 @@ class _Subject:
 def _certified(subject: _Subject) -> TemplateReport:
     given = subject.template
     renderer = given.renderer
-    template = ChatTemplate(  # forks are reported as such, whatever the given one does with them
+    template = ChatTemplate(  # with history="fork", so that forks are reported as forks
         given.tokenizer,
         chat_template=renderer.chat_template,
         kwargs=renderer.kwargs,
@@ -199,7 +201,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     try:
         stream = _encoded(template, probe.messages[:-1], tools)
         whole = _encoded(template, [*probe.messages, *probe.new], tools)
-        text, finish_reason = _said(template, probe, tools)
+        text, finish_reason = _sampled_text(template, probe, tools)
         said = template.encoder.encode(text, previous=stream[-1])
         delta = template.delta(
             probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason
@@ -208,8 +210,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         return result("fork", error.reason, preserved=_preserved(template, probe, tools))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
-    # Where the turn begins, tokens may be split otherwise than in a render as a whole: the prompt
-    # ended there. Behind it they may not.
+    # At the start of the turn, tokens may be split differently than in the whole render, because
+    # the prompt ended there. After the turn they may not.
     if whole[-len(delta) :] != delta or not _reads_as(
         template, [*stream, *said], whole[: -len(delta)]
     ):
@@ -220,8 +222,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
 
 
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
-    """Play twelve calls in a row, which differ in everything but their shape, and let `Verifier`
-    judge them.
+    """Play twelve calls in a row that differ in everything but their shape, and check them with
+    `Verifier`.
     """
     messages: list[Message] = list(BASE)
     stream = _encoded(template, messages, TOOLS)
@@ -237,7 +239,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             [answer] = with_control((answer,), mark)
             probe = Probe("", "", (*messages, turn), (answer,))
-            text, finish_reason = _said(template, probe, TOOLS)
+            text, finish_reason = _sampled_text(template, probe, TOOLS)
             said = template.encoder.encode(text, previous=stream[-1])
             delta = template.delta(
                 probe.messages,
@@ -270,8 +272,8 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
 
 
 def _tokenizer(template: ChatTemplate) -> str:
-    """How the tokenizer encodes a text with control tokens otherwise than `Encoder` does; empty
-    if it does not.
+    """Return how the tokenizer's encoding of a text with control tokens differs from that of
+    `Encoder`; empty if it does not.
     """
     marks = [template.encoder.decode([index]) for index in template.stop_token_ids] or [""]
     text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
@@ -292,8 +294,8 @@ def _encoded(
 
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
-    """Whether the text to append is defined all the same, behind some stop token: it does not
-    depend on what was said before it.
+    """Return True if the text to append is defined anyway, after some stop token: it does not
+    depend on the text before it.
     """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
@@ -306,10 +308,14 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
     return False
 
 
-def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> tuple[str, str]:
-    """The text of the sampled turn, stop token included, and how it ended: a turn with a thought as
-    the template shows it at the end of a conversation, another one as it shows it once messages
-    follow."""
+def _sampled_text(
+    template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None
+) -> tuple[str, str]:
+    """Return the text of the sampled turn, stop token included, and its finish reason.
+
+    A turn with reasoning is taken as the template shows it at the end of a conversation, other
+    turns as it shows them once messages follow.
+    """
     render = template.renderer.render
     served = render(probe.messages[:-1], tools, generate=True)
     alone = render(probe.messages, tools, generate=False)
@@ -331,7 +337,7 @@ def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) ->
     ends = [shown.find(stop) + len(stop) for stop in template.stop_texts if stop in shown]
     if ends:
         return shown[: min(ends)], "stop"
-    # GLM: the stop token is the next role's marker, which stands in no render of the turn alone.
+    # GLM: the stop token is the next role's marker, which is not part of the turn's own render.
     marker = next(
         (stop for stop in template.stop_texts if whole.startswith(served + shown + stop)), ""
     )
@@ -339,9 +345,9 @@ def _said(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) ->
 
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
-    """Whether the stream reads as the render does; its last token may be another turn close
-    (gpt-oss samples `<|return|>` where
-    history shows `<|end|>`)."""
+    """Return True if the served ids have the text of the render. The last token may be another
+    turn close: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
+    """
     decode = template.encoder.decode
     return decode(kept) == decode(shown) or (
         decode(kept[:-1]) == decode(shown[:-1])
@@ -349,7 +355,7 @@ def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int])
     )
 
 
-# --- what else is told ----------------------------------------------------------------------------
+# --- further facts --------------------------------------------------------------------------------
 
 
 def _generation_prompt(template: ChatTemplate) -> str:
@@ -369,7 +375,7 @@ def _opens_reasoning(template: ChatTemplate) -> bool:
 
 
 def _dated(template: ChatTemplate) -> bool:
-    """Whether the prompt of another day is another one (then one clock reading serves a whole
+    """Return True if the prompt depends on the date (then one clock reading serves a whole
     session).
     """
     renderer = template.renderer
@@ -392,7 +398,7 @@ def _dated(template: ChatTemplate) -> bool:
 
 
 def _tools_change(template: ChatTemplate) -> str:
-    """What a change of the tool list in mid-conversation does to what was served."""
+    """Return the effect of a tool list that changes in mid-conversation."""
     render = template.renderer.render
     try:
         same = render(USER, TOOLS, generate=True) == render(USER, [*TOOLS, OTHER], generate=True)
@@ -401,5 +407,5 @@ def _tools_change(template: ChatTemplate) -> str:
     return (
         "append: the template shows no tools there"
         if same
-        else "fork: the tools stand in the prompt that was served"
+        else "fork: the tools are part of the prompt that was served"
     )

@@ -1,9 +1,9 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants: a delta is the text that the template itself appends, found by `DeltaRenderer` from
+Invariants: a delta is the text that the template itself appends, derived by `DeltaRenderer` from
 renders of the conversation; a template that rewrites history raises `HistoryRewrittenError` unless
 history is preserved on request (I5); text of tools and users never becomes a control token (I6).
-Nothing here predicts a render: what is cached is in `encode`, and is a cache of a pure function.
+Renders are never predicted or cached; `encode` caches only a pure function.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ChatTemplate:
         self.renderer = Renderer(
             tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
         )
-        self.encoder = encoder or Encoder(tokenizer)  # shared by variants: its cache is worth it
+        self.encoder = encoder or Encoder(tokenizer)  # variants share its cache
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
         self.parts = TemplateParts(
@@ -98,7 +98,7 @@ class ChatTemplate:
         return self._variant(self.renderer.kwargs, hook)
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
-        """Return the same template with `kwargs` over its own switches."""
+        """Return the same template with `kwargs` added to its switches."""
         return self._variant({**self.renderer.kwargs, **kwargs}, self.renderer.head_hook)
 
     def _variant(self, kwargs: Mapping[str, Any], hook: HeadHook | None) -> ChatTemplate:
@@ -115,8 +115,8 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an assistant turn: the tokenizer's, and those that the template
-        closes a turn with.
+        """The ids that end an assistant turn: those of the tokenizer, and those that close a turn
+        in the template.
         """
         return tuple(self._stop_texts)
 
@@ -140,8 +140,8 @@ class ChatTemplate:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """What checks finished sequences without this class: with `transformers` and the
-        tokenizer alone.
+        """A `Verifier`, which checks finished sequences with only `transformers` and the
+        tokenizer.
         """
         renderer = self.renderer
         return Verifier(
@@ -157,7 +157,7 @@ class ChatTemplate:
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Cursor:
         """Return the cursor of a conversation that waits for the model's turn.
 
-        Nothing is rendered yet: `Cursor.prompt` gives the ids.
+        `Cursor.prompt` renders it and returns the ids.
         """
         prepared = self.renderer.prepare(messages)
         return Cursor(self.parts, prepared, self.renderer.head(prepared, tools))
@@ -165,8 +165,8 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
 
-        No BOS is added to what the template writes. Raises `TemplateError` if the template refuses
-        the conversation.
+        No BOS token is added to what the template writes. Raises `TemplateError` if the template
+        refuses the conversation.
         """
         return self.encode_conversation(messages, tools, generate=True)
 
@@ -179,8 +179,8 @@ class ChatTemplate:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> tuple[str, Sequence[Span]]:
-        """Return the render of the conversation, and its spans that are control-token text of a
-        message.
+        """Return the render of the conversation, and the spans of control-token text in its
+        messages.
         """
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
@@ -201,7 +201,7 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids to append after `messages` for the messages `new`.
 
-        The last one of `messages` is the assistant turn that was sampled as `sampled_ids`.
+        The last of `messages` is the assistant turn that was sampled as `sampled_ids`.
 
         Raises `HistoryRewrittenError` if the template rewrites what was served (history="fork"),
         and `TemplateError` if it refuses the conversation.
@@ -219,7 +219,7 @@ class ChatTemplate:
         finish_reason: str = "stop",
         stop_token_ids: Sequence[int] = (),
     ) -> SampledText:
-        """Return the text of sampled ids, and the stop token that ends it, if one does."""
+        """Return the text of sampled ids, and the stop token that ends it, if any."""
         text = self.encoder.decode(ids)
         given = tuple(map(self.encoder.text_of, stop_token_ids))
         last = int(ids[-1]) if len(ids) else None

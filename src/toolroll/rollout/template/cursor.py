@@ -1,8 +1,8 @@
 """`Cursor`: a conversation that waits for the model's next turn, and the exact ids of its prompt.
 
-Invariants: a cursor never changes; what it renders is what `Renderer.render` gives for the same
-messages and tools, because it only keeps what does not change from turn to turn: the messages as
-the template takes them, the head, and the text of its own prompt.
+Invariants: a cursor never changes; its text is what `Renderer.render` returns for the same messages
+and tools. It keeps only what does not change from turn to turn: the prepared messages, the head,
+and the text of its own prompt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ TOOLS_CHANGED = "the tool list changed, and the template shows it in what was al
 
 @dataclass(frozen=True, slots=True)
 class TemplateParts:
-    """What cursors of one chat template share. `fork`: refuse to continue a prompt that the
-    template rewrites.
+    """The parts that all cursors of one chat template share.
+
+    `fork`: refuse to continue a prompt that the template rewrites.
     """
 
     renderer: Renderer
@@ -45,10 +46,10 @@ class TemplateParts:
         start: int = 0,
         generate: bool = True,
     ) -> list[Span]:
-        """Return the spans of the render `text` from `start` on, counted from there, that are
-        control-token text of a message or a tool.
+        """Return the spans of control-token text that messages and tools contribute to the render
+        `text`, from `start` on and relative to it.
 
-        Raise `TemplateError` if they cannot be told from the template's own tokens.
+        Raises `TemplateError` if they cannot be distinguished from the template's own tokens.
         """
         if not self.bodies.spells(text[start:], messages, tools):
             return []
@@ -63,10 +64,20 @@ class TemplateParts:
 
 
 class Cursor:
-    """The conversation `messages`, prepared by the renderer, at the end of its generation prompt.
+    """A conversation that waits for the model's turn, and its prompt.
 
-    Made by `ChatTemplate.start` and by `after`. `preserved`: what the template would have rewritten
-    of the tokens before this prompt, if history is preserved on request; None if nothing.
+    Create one with `ChatTemplate.start`; `after` returns the next one.
+
+    `preserved` describes what the template would have rewritten of the tokens before this prompt,
+    if history is preserved on request; None if nothing.
+
+    Example::
+
+        cursor = template.start([{"role": "user", "content": "What is 1 + 1?"}], tools)
+        prompt = cursor.prompt()  # ids
+        # ... the engine samples `output_ids`; `turn` is their message, `result` a tool result
+        delta, cursor = cursor.after(template.sampled(output_ids), [turn, result])
+        # the next prompt is prompt + output_ids + delta
     """
 
     def __init__(
@@ -96,8 +107,9 @@ class Cursor:
     def prompt(self, *, keep: IdArray | None = None) -> IdArray:
         """Return the ids of the whole prompt.
 
-        `keep`: ids that were served for an earlier form of the conversation. They stay as far as
-        their text agrees, up to a control token, which no merge crosses; only the rest is encoded.
+        `keep`: ids that were served for an earlier form of the conversation. They are kept up to
+        the last control token before their text differs (merges do not cross control tokens). Only
+        the rest is encoded.
         """
         text, encoder = self.text, self._parts.encoder
         bodies = self._parts.body_spans(text, self._messages, self._head.tools)
@@ -148,8 +160,8 @@ class Cursor:
         return ids, Cursor(parts, whole, head, preserved=found.rewritten, text=found.whole)
 
     def derive(self, sampled: SampledText, messages: Sequence[Message]) -> RenderedDelta:
-        """Return the text that `after` appends if history is preserved; what the template would
-        rewrite is in `rewritten`.
+        """Return the text that `after` appends if history is preserved. `rewritten` describes what
+        the template would rewrite.
         """
         return self._derive(sampled, *self._prepared(messages), self._head, fork=False)
 
@@ -166,15 +178,16 @@ class Cursor:
         return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
 
     def _with_tools(self, tools: Sequence[Tool] | None) -> Head:
-        """Return the head with `tools`. Raise `HistoryRewrittenError` if the prompt that was
-        served would have been another one.
+        """Return the head with `tools`.
+
+        Raises `HistoryRewrittenError` if they change the prompt that was served.
         """
         own = self._head.tools or []
         if tools is None or (len(tools) == len(own) and all(map(is_, tools, own))):
             return self._head
         renderer = self._parts.renderer
         head = renderer.head(self._messages, tools)
-        # compared as Python prints them: 1 and True are equal, and render differently
+        # compare the repr: 1 and True are equal, but render differently
         if repr(head) == repr(self._head):
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:

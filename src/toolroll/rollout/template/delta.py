@@ -1,18 +1,19 @@
-"""What a template appends after an assistant turn: the text of new messages, found by comparing
-renders.
+"""Derive the text that a template appends after an assistant turn, by comparing renders.
 
-The template is a black box. Where the whole render begins with the text that was served and sampled
-(white space within the turn aside), the rest of it is the answer. Where it does not (a turn was
-cut, its message renders otherwise, history is rewritten), a nonce is put into the last rendered
-place of the assistant turn; what follows the nonce in the render with the new messages, less the
-rest of the turn that the model itself wrote, is the text to append. Then renders are compared with
-renders: does the whole conversation still begin with the prompt that was served, and does the
-assistant turn read the same with and without the new messages? If not, the template rewrites
-history.
+The template is a black box. There are two cases:
 
-Invariants: nothing that was sampled is encoded again (I3); a rewrite is never passed over (I5); the
-sampled text is compared only where the renders disagree, so that drift between what the model wrote
-and how its message renders (JSON spacing, say) cannot look like a rewrite.
+1. The whole render starts with the text that was served and sampled, apart from white space within
+   the turn. Then the rest of the render is the text to append.
+2. It does not: the turn was cut, its message renders differently, or history is rewritten. Then a
+   nonce is inserted at the last rendered position of the assistant turn. The text to append is what
+   follows the nonce in the render with the new messages, without the part of the turn's end that
+   the model sampled itself. Two more comparisons show whether the template rewrites history: the
+   whole conversation must still start with the prompt that was served, and the assistant turn must
+   be the same with and without the new messages.
+
+Invariants: sampled text is never encoded again (I3); a rewrite is never ignored (I5); the sampled
+text is compared only if the renders disagree, so that differences between what the model wrote and
+how its message renders (JSON spacing, for example) cannot look like a rewrite.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 contains it.
 """
 
-_LAST_ARGUMENT = "zzzzzz"  # sorts behind every other name
-_SERVED_ANEW = "the prompt that was served is no longer rendered as it was"
+_LAST_ARGUMENT = "zzzzzz"  # sorts after every other name
+_PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ class SampledText:
 
 @dataclass(frozen=True, slots=True)
 class RenderedDelta:
-    """The render of the conversation with the new messages and the generation prompt, and which
-    part of it to append: all from `cut` on. `rewritten` is None if appending it keeps exactly what
-    the template renders; else it says what the template rewrites.
+    """The render of the conversation with the new messages and the generation prompt.
+
+    The text from `cut` on is appended. `rewritten` is None if the sequence then is exactly what the
+    template renders; else it describes what the template rewrites.
     """
 
     whole: str
@@ -75,9 +77,11 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What follows the nonce: `after` with the new messages, `alone` without them; `close_at` is
-    where the turn close begins in both, `resume_at` where the text to append begins when the model
-    sampled the stop token."""
+    """The text after the nonce: `after` with the new messages, `alone` without them.
+
+    `close_at` is where the turn close starts in both. `resume_at` is where the text to append
+    starts if the model sampled the stop token.
+    """
 
     probe: tuple[Message, ...]
     after: str
@@ -87,8 +91,17 @@ class _Tail:
 
 
 class DeltaRenderer:
-    """Derives appended text with one renderer. `stops` are the texts of the tokens that end a
+    """Derives the text to append with one renderer. `stops` are the texts of the tokens that end a
     turn.
+
+    Example: the served prompt ends with `<|im_start|>assistant\\n`, and the model sampled
+    `1 + 1<|im_end|>`. For a new user message, the text to append is the newline after the stop
+    token, the rendered message, and the next generation prompt::
+
+        deltas = DeltaRenderer(renderer, encoder, ["<|im_end|>"])
+        found = deltas.derive(messages, new, head, sampled, served=served)
+        served + sampled.text + found.text  # the next prompt
+        found.text  # "\\n<|im_start|>user\\nMore.<|im_end|>\\n<|im_start|>assistant\\n"
     """
 
     def __init__(self, renderer: Renderer, encoder: Encoder, stops: Sequence[str]) -> None:
@@ -120,7 +133,7 @@ class DeltaRenderer:
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
         if fork and not whole.startswith(served):
-            raise HistoryRewrittenError(_SERVED_ANEW)
+            raise HistoryRewrittenError(_PROMPT_REWRITTEN)
         cut = self._end_of_turn(messages[-1], sampled, served, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None)
@@ -142,9 +155,11 @@ class DeltaRenderer:
     def _end_of_turn(
         self, turn: Message, sampled: SampledText, served: str, whole: str
     ) -> int | None:
-        """Return where the sampled turn ends in `whole`, if that begins with the text that was
-        served and the turn: letter for letter, or with other white space and the same end. None if
-        it must be found by comparing renders."""
+        """Return where the sampled turn ends in `whole`, or None if renders must be compared.
+
+        `whole` must start with the served text and the turn, either exactly or with other white
+        space in the turn and the same stop token.
+        """
         if sampled.stop is None or not whole.startswith(served):
             return None
         begin, end = len(served), len(served) + len(sampled.text)
@@ -196,7 +211,7 @@ class DeltaRenderer:
                 raise HistoryRewrittenError(
                     "the template shows the turn's own text behind its calls"
                 )
-            # the model said the close, and went on to the next role's marker
+            # the model sampled the close, and continued up to the next role's marker
             beyond = own + (sampled.stop or "")
             if (
                 sampled.stop != own
@@ -231,7 +246,7 @@ class DeltaRenderer:
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):
-            # cut in its thought: Seed-OSS closes no turn without content
+            # cut in its reasoning: Seed-OSS does not close a turn without content
             probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
         for probe in probes:
             probed = (*messages[:-1], probe)
@@ -259,9 +274,11 @@ class DeltaRenderer:
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
-        """The control token that follows a text turn in history, whatever the turn ended with.
-        (What follows a turn with calls may be the beginning of a tool result: Gemma puts results
-        into the turn.)"""
+        """The control token that follows a text turn in history, regardless of how the turn ended.
+
+        Turns with calls are not used: Gemma puts tool results into the turn, so the next token may
+        start a result.
+        """
         user: Message = {"role": "user", "content": "x"}
         found = []
         for following in (user, {"role": "system", "content": "x"}):
@@ -275,7 +292,7 @@ class DeltaRenderer:
                 continue
             marker = self.encoder.pattern.search(text, text.rfind(SENTINEL))
             found.append(marker.group() if marker is not None else "")
-        # A marker that depends on who speaks next is not a close: it begins the next message.
+        # A marker that depends on the next role is not a close: it starts the next message.
         return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
 
     # --- the verdict ------------------------------------------------------------------------------
@@ -290,10 +307,12 @@ class DeltaRenderer:
         kept: str,
         tail: _Tail,
     ) -> str | None:
-        """What the template rewrites of the text that was served and sampled; None for nothing.
-        `kept` is the render of the whole conversation less the text to append."""
+        """Return what the template rewrites of the served and sampled text, or None.
+
+        `kept` is the render of the whole conversation without the text to append.
+        """
         if not kept.startswith(served):
-            return _SERVED_ANEW
+            return _PROMPT_REWRITTEN
         if kept[len(served) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
@@ -342,19 +361,22 @@ def _probe_content(turn: Message) -> Message:
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
-    """Where the text to append begins after a turn without a stop token (cut by length, a stop
-    string, an abort): behind what of the turn's end the model had already written; the turn close
-    is appended then, with mask 0. Negative where the cut lies before the nonce: in a thought, whose
-    end the template writes before the content."""
+    """Return where the text to append starts after a turn without a stop token.
+
+    Such a turn was cut by length, a stop string or an abort. The text starts after the part of the
+    turn's end that the model already wrote, so the turn close is appended with mask 0. The result
+    is negative if the cut is before the nonce: in reasoning whose end the template writes before
+    the content.
+    """
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        # What stands before the nonce of a call is the call itself: a cut one is never completed
-        # with words of ours.
+        # The text before the nonce of a call is the call itself: a cut call is never completed with
+        # text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
             rest <= len(tail.after) or not turn.get("tool_calls")
         ):
             return len(tail.after) - rest
-    # Cohere closes a text with a marker of its own before the turn's
+    # Cohere closes a text with a separate marker before the turn's
     unwritten = tail.close_at if turn.get("tool_calls") else 0
     return next(
         (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
@@ -362,25 +384,28 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
 
 
 def _shown_again(turn: Message, rest: str) -> bool:
-    """Whether the text of a turn with calls stands in what follows the turn."""
+    """Return True if `rest`, which follows a turn with calls, repeats the turn's text."""
     content = str(turn.get("content") or "").strip()
     return bool(content and turn.get("tool_calls") and content in rest)
 
 
-def _reads_like_history(said: str, alone: str, then: str) -> bool:
-    """Whether what was sampled agrees with the turn as history shows it, `then`, from its beginning
-    to the last place where that differs from the turn as the end of a conversation, `alone`. (An
-    empty `<think>` that the template adds only there was not sampled; how the message of a
-    malformed call renders behind that place says nothing about history.)"""
+def _reads_like_history(text: str, alone: str, then: str) -> bool:
+    """Return True if the sampled `text` agrees with the turn as history shows it.
+
+    `alone` is the turn at the end of a conversation, `then` the turn in history. They must agree up
+    to the last position where `alone` and `then` differ. (An empty `<think>` that the template adds
+    only at the end was not sampled. The render of a malformed call after that position does not
+    matter.)
+    """
     begin = _common(alone, then)
-    behind = _common(alone[begin:][::-1], then[begin:][::-1])
-    # where `then` only leaves something out, its next character must agree
-    differs = max(len(then) - behind, begin + 1)
-    return said.startswith(then[:differs])
+    after = _common(alone[begin:][::-1], then[begin:][::-1])
+    # if `then` only omits something, its next character must agree
+    differs = max(len(then) - after, begin + 1)
+    return text.startswith(then[:differs])
 
 
 def _common(one: str, other: str) -> int:
-    """The length of the longest common beginning."""
+    """Return the length of the longest common prefix."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),

@@ -1,20 +1,18 @@
 """Text to ids, with control tokens only where the template wrote them (I6).
 
 A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`,
-but
-also the non-special `</tool_response>`. The same characters inside a message body are ordinary
+but also the non-special `</tool_response>`. The same characters inside a message body are ordinary
 text.
 
-A `tokenizers` pipeline takes added tokens out of a text first, then normalizes, splits and encodes
-each piece between two of them by itself. `Encoder` does the same: it cuts at the control tokens
-that are real, and encodes each piece with a tokenizer that has the same model and the same steps
-but no control tokens. A piece is encoded at its place: after an anchor token if a control token
-precedes it, at the beginning of a text only if it is one. So a vocabulary that marks the beginning
-of a text (`▁`) marks no other place, and a token that eats the white space next to it (`rstrip`)
-eats it here too.
+A `tokenizers` pipeline first splits a text at added tokens, then normalizes, splits and encodes
+each piece separately. `Encoder` does the same: it splits at the real control tokens, and encodes
+each piece with a tokenizer that has the same model and the same steps but no control tokens. The
+encoding of a piece depends on what precedes it: a control token (then it is encoded after an anchor
+token), ordinary text, or nothing. So a vocabulary that marks the start of a text (`▁`) marks only
+that, and a token that strips the white space next to it (`rstrip`) strips it here too.
 
-Pieces are cached. That is a cache of a pure function by its whole input: the piece and its place.
-Tokenizers that this account does not describe are refused by `Encoder(tokenizer)`.
+Pieces are cached by the complete input of a pure function: the piece and what precedes it.
+`Encoder(tokenizer)` refuses tokenizers that work differently.
 """
 
 from __future__ import annotations
@@ -41,28 +39,28 @@ _Place = Literal["start", "control", "text"]
 """What precedes a piece: nothing, a control token, or ordinary text."""
 
 ORDINARY = -1
-"""Stands for the id of any token that is not a control token."""
+"""Represents the id of any token that is not a control token."""
 
 _ANCHOR = f"<anchor{secrets.token_hex(8)}>"
 _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
 _LEFT_SPACE = re.compile(_SPACE)
 _RIGHT_SPACE = re.compile(_SPACE + r"\Z")
-"""White space as `tokenizers` strips it beside an added token: Unicode's, not Python's."""
+"""White space that `tokenizers` strips next to an added token: as Unicode defines it."""
 
 _PROBE = 'Is it so?  Yes:\n\n{"x": [1, 2]}\tDone.'
-"""A tokenizer must give this text back as it was."""
+"""A tokenizer must decode this text unchanged."""
 
 _UNKNOWN = "\U0010fffd"
-"""A character that no vocabulary has."""
+"""A character that is in no vocabulary."""
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 _CACHED = 4 << 20
-"""Characters of pieces that are cached; then the cache starts from scratch."""
+"""Maximum size of the cache in characters; a full cache is cleared."""
 _LONGEST = 1 << 16
-"""Characters of the longest piece that is cached."""
+"""Maximum length of a cached piece in characters."""
 _WINDOW = 64
-"""Ids that `TextDecoder` decodes at once."""
+"""Number of ids that `TextDecoder` decodes at once."""
 
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
@@ -72,10 +70,18 @@ _HARMLESS = frozenset({"NFC"})
 class Encoder:
     """Encodes rendered text with `tokenizer`, a fast one of `transformers`.
 
-    It uses the added tokens that the tokenizer has now; one that is added later is not seen.
-    Truncation and padding, which others may switch on in place, have no effect here.
+    It uses the added tokens that the tokenizer has at construction. Truncation and padding of the
+    tokenizer have no effect.
 
     Raises `TemplateError` for a tokenizer whose text cannot be encoded piece by piece.
+
+    Example::
+
+        encoder = Encoder(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))
+        text = "<|im_start|>user\\nWhat is <|im_end|>?<|im_end|>\\n"
+        body = text.index("<|im_end|>?")
+        ids = encoder.encode(text, [(body, body + len("<|im_end|>"))])
+        # the first <|im_end|> is ordinary text, the second one is the control token
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -96,7 +102,7 @@ class Encoder:
         self.special = frozenset(
             text for text in self.control if text in flags and flags[text].special
         )
-        """Texts of the control tokens that are special: those that no text is meant to hold."""
+        """Texts of the control tokens that are special, so that no message should contain them."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
@@ -112,11 +118,9 @@ class Encoder:
             != _PROBE
         ):
             raise TemplateError(
-                f"the tokenizer {tokenizer.name_or_path!r} does not give text back as it was "
-                f"encoded "
-                "(it changes case or white space), so what the model sampled cannot be compared "
-                "with "
-                "what the chat template renders"
+                f"the tokenizer {tokenizer.name_or_path!r} does not decode text as it was encoded "
+                "(it changes case or white space), so sampled text cannot be compared with what "
+                "the chat template renders"
             )
 
     # --- encoding ---------------------------------------------------------------------------------
@@ -192,8 +196,8 @@ class Encoder:
 
     @cached_property
     def _never(self) -> frozenset[int]:
-        """What text is never encoded as: control tokens, except those for unknown characters and
-        for bytes.
+        """The ids that ordinary text must not have: control tokens, except those for unknown
+        characters and for bytes.
         """
         unknown = self._plain.encode(_UNKNOWN, add_special_tokens=False).ids
         in_bytes = {index for text, index in self.control.items() if _BYTE.fullmatch(text)}
@@ -208,9 +212,7 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """The same without what marks the beginning of a text, for text that continues other
-        text.
-        """
+        """The same without the mark at the start of a text, for text that continues other text."""
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
         states = {name: component_state(part) for name, part in parts.items()}
         plain = {name: _without_prefix(state) for name, state in states.items()}
@@ -239,9 +241,7 @@ class Encoder:
         return {made: index for made, index in found.items() if made is not None and made != index}
 
     def _check_normalized(self, text: str) -> None:
-        """Some control tokens match normalized text: it must hold the same ones as the text
-        does.
-        """
+        """Raise `TemplateError` if normalizing `text` adds or removes a control token."""
         normalized = self._fast.normalizer.normalize_str(text)
         if normalized != text and self.pattern.findall(normalized) != self.pattern.findall(text):
             raise TemplateError(
@@ -250,7 +250,7 @@ class Encoder:
             )
 
     def ending_id(self, text: str) -> int | None:
-        """Return what `encode` takes as `previous` for text that follows `text`."""
+        """Return the `previous` of `encode` for text that follows `text`."""
         if not text:
             return None
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
@@ -259,11 +259,11 @@ class Encoder:
     # --- decoding ---------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, control tokens included. Nothing is tidied."""
+        """Return the text of `ids`, control tokens included, without clean-up."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if self._joins:
             text = "".join(self._texts_of(plain))
-            if "\ufffd" not in text:  # else an id holds a part of a character
+            if "\ufffd" not in text:  # else an id holds part of a character
                 return text
         return self._decode(plain)
 
@@ -272,7 +272,7 @@ class Encoder:
 
     @cached_property
     def _joins(self) -> bool:
-        """True if the bytes of a text are those of its ids in a row."""
+        """True if the bytes of a text are the concatenated bytes of its ids."""
         return bool(component_state(self._fast.decoder).get("type") == "ByteLevel")
 
     def text_of(self, token_id: int) -> str:
@@ -280,7 +280,7 @@ class Encoder:
         text = self._texts.get(token_id)
         if text is None:
             text = self._decode([token_id])
-            if text:  # an id without text may be given one later
+            if text:  # an id without text may get one later
                 self._texts[token_id] = text
         return text
 
@@ -292,7 +292,7 @@ class Encoder:
 
     def ends_open(self, ids: Sequence[int], text: str) -> bool:
         """Return True if more ids may change the end of `text`, which is `decode(ids)`: it ends
-        with a part of a character, or with bytes that are read together.
+        with part of a character, or with bytes that are decoded together.
         """
         if text.endswith("\ufffd"):
             return True
@@ -300,10 +300,10 @@ class Encoder:
         return last is not None and _BYTE.fullmatch(last) is not None
 
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
-        """Return where each id's text is in `text`, which is `decode(ids)`.
+        """Return the span of each id's text in `text`, which is `decode(ids)`.
 
-        An id that holds only a part of a character has the span of the characters that are complete
-        after it.
+        An id that holds only part of a character has the span of the characters that it completes,
+        which may be empty.
         """
         ends = self._ends(ids, text)
         if ends is None:
@@ -311,16 +311,16 @@ class Encoder:
         return list(zip([0, *ends], ends, strict=False))
 
     def _ends(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Return where the text of each id ends in `text`, None if it takes decoding to know."""
+        """Return where the text of each id ends in `text`, or None if this needs decoding."""
         texts = self._texts_of(ids)
-        # Equal lengths are not enough: a decoder that strips spaces and joins bytes may make up
-        # for the one with the other.
+        # Equal lengths are not enough: a decoder that strips spaces and joins bytes may do both, so
+        # that the lengths happen to agree.
         if "\ufffd" in text or "".join(texts) != text:
             return None
         return list(accumulate(map(len, texts)))
 
     def window_offsets(self, ids: Sequence[int], text: str) -> list[Span]:
-        """Do what `offsets` does, by decoding each prefix of `ids` if it must: for few ids."""
+        """Return `offsets(ids, text)`, by decoding each prefix of `ids` if needed. For few ids."""
         ends = self._ends(ids, text)
         if ends is None:
             sizes = range(1, len(ids) + 1)
@@ -333,13 +333,14 @@ class TextDecoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._ids: list[int] = []  # from where they are decoded together
-        self._known = 0  # the text of so many of them was returned
-        self._size = 0  # of the text that was returned
+        self._ids: list[int] = []  # the last ids, which are decoded together
+        self._known = 0  # number of these whose text was returned
+        self._size = 0  # length of the text that was returned
 
     def feed(self, ids: Sequence[int], *, last: bool = False) -> tuple[str, list[Span]]:
-        """Add `ids`. Return the text that is new, and the offsets in the whole text of the ids that
-        it is made of; what more ids may change is held back, unless these are the `last` ones.
+        """Add `ids`. Return the new text, and the offsets of its ids in the whole text.
+
+        Text that more ids may change is held back, unless these are the `last` ids.
         """
         text: list[str] = []
         spans: list[Span] = []
@@ -370,7 +371,7 @@ def as_ids(ids: Sequence[int]) -> IdArray:
 
 
 def component_state(component: Any) -> dict[str, Any]:
-    """Return the JSON data of a part of a `tokenizers` pipeline: {"type": "Custom"} for Python
+    """Return the JSON data of a component of a `tokenizers` pipeline; {"type": "Custom"} for Python
     code.
     """
     if component is None:
@@ -388,7 +389,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a component's JSON data without the mark that it puts at the beginning of a text."""
+    """Return a component's JSON data without the mark that it adds at the start of a text."""
     for name in ("normalizers", "pretokenizers"):
         if name in state:
             kept = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]
@@ -400,7 +401,7 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stripped(piece: str, *, left: bool, right: bool) -> str:
-    """Return `piece` without the white space that the control tokens beside it eat."""
+    """Return `piece` without the white space that the adjacent control tokens strip."""
     if left:
         piece = piece[_LEFT_SPACE.match(piece).end() :]  # type: ignore[union-attr]
     if right:
@@ -411,7 +412,7 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
 def _refuse_flags(
     control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
 ) -> bool:
-    """Refuse control tokens that are not found where their text is.
+    """Raise `TemplateError` for control tokens that do not match wherever their text occurs.
 
     Return True if some match normalized text, so that each text must be checked.
     """
@@ -423,22 +424,22 @@ def _refuse_flags(
             continue
         if token.single_word:
             raise TemplateError(
-                f"the token {text!r} is a control token only beside certain characters "
-                "(single_word=True): its place in a text cannot be told. Add it without single_word"
+                f"the token {text!r} is a control token only next to certain characters "
+                "(single_word=True), so its position in a text is unknown. Add it without "
+                "single_word"
             )
         if token.normalized and types:
             if not types <= _HARMLESS:
                 raise TemplateError(
                     f"the token {text!r} matches text only after the tokenizer's normalizer "
-                    f"({', '.join(sorted(types))}) changed it (normalized=True): its place in a "
-                    f"text "
-                    "cannot be told. Add it with normalized=False"
+                    f"({', '.join(sorted(types))}) changed it (normalized=True), so its position "
+                    "in a text is unknown. Add it with normalized=False"
                 )
             checked = True
         if has_blank and (text[0].isspace() or token.lstrip or token.rstrip):
             raise TemplateError(
-                f"the token {text!r} takes white space, and other added tokens are white space: "
-                f"what takes it cannot be told"
+                f"the token {text!r} strips white space, and other added tokens are white space: "
+                f"which one gets it is unknown"
             )
     return checked
 

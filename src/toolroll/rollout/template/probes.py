@@ -1,5 +1,5 @@
-"""The conversations that a chat template is certified with: small ones, each of one shape that a
-tool-calling episode can take.
+"""The probe conversations of `certify`. Each is small, and has one shape that a tool-calling
+episode can take.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from toolroll.rollout.types import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A conversation, and what is appended to it.
+    """A conversation, and the messages to append to it.
 
-    `messages`: the last one is the assistant turn that is taken as sampled. `cut`: True if the turn
-    ended by length, without a stop token.
+    The last one of `messages` is the assistant turn that counts as sampled. `cut`: True if the turn
+    was cut by length, without a stop token.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Probe:
 
 
 CONTROL = "\0control\0"
-"""Stands in a probe where the text of one of the template's control tokens goes."""
+"""Placeholder in a probe for the text of one of the template's control tokens."""
 
 HALF = "It is half"
-"""All that a cut turn says."""
+"""The complete text of a cut turn."""
 
 
 def _tool(name: str, properties: Mapping[str, Any]) -> Tool:
@@ -53,7 +53,7 @@ _AGAIN: Message = {"role": "user", "content": "And y?"}
 
 
 def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
-    """A turn with a call of `look` for each key; no keys: one call without arguments."""
+    """Return a turn with a call of `look` for each key, or one call without arguments."""
     calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [
         ("list_all", {})
     ]
@@ -133,8 +133,8 @@ _BATTERY = (
 
 
 def probes(*, opens_reasoning: bool) -> list[Probe]:
-    """Return the battery. `opens_reasoning`: the generation prompt opens a thought, so that the
-    model thinks in every turn.
+    """Return the probes. `opens_reasoning`: the generation prompt opens the reasoning, so that
+    every turn has some.
     """
     if not opens_reasoning:
         return list(_BATTERY)
@@ -156,12 +156,12 @@ BODIES = (
     "Error: it's 12:30",
     f"see {CONTROL} there",
 )
-"""Tool results of many kinds."""
+"""Different kinds of tool results."""
 
 
 def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Message]]:
-    """Yield `count` calls with their results, of one shape, in which names, arguments, ids and
-    texts differ.
+    """Yield `count` calls of the same shape with their results. Names, arguments, ids and texts
+    differ.
     """
     names = ("look", "list_all", "python")
     for at in range(count):
@@ -175,7 +175,7 @@ def _thinking(message: Message) -> Message:
 
 
 def with_control(messages: tuple[Message, ...], control: str) -> tuple[Message, ...]:
-    """`messages` with the text of the control token `control` in its place."""
+    """Return `messages` with `CONTROL` replaced by the text of the control token `control`."""
     return tuple(
         {**message, "content": message["content"].replace(CONTROL, control)} for message in messages
     )

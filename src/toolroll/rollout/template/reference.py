@@ -1,7 +1,7 @@
 """`ReferenceRender`: conversations as `transformers` renders them, for `Verifier`.
 
-It shares nothing with `Renderer`: `tokenizer.apply_chat_template` is called as it is, and what a
-template can take is found with conversations of its own.
+It shares no code with `Renderer`: it calls `tokenizer.apply_chat_template` directly, and detects
+the input forms that a template accepts with its own probe conversations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a template, or its sandbox, raises for messages that it refuses."""
+"""Exceptions that a template or its sandbox raises for messages that it refuses."""
 
 
 class ReferenceRender:
@@ -60,8 +60,8 @@ class ReferenceRender:
         )
 
     def prepared(self, message: Message) -> Message:
-        """Return the message with its arguments and its content in the form that the template
-        takes.
+        """Return the message with its arguments and content in the form that the template
+        accepts.
         """
         made = dict(message)
         if isinstance(made.get("content"), list):
@@ -87,10 +87,10 @@ class ReferenceRender:
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects (else as JSON text, as
-        DeepSeek-V3's).
+        """True if the template takes tool arguments as objects, False for JSON text (as
+        DeepSeek-V3).
         """
-        # DeepSeek-V3 shows no call beside a text; some templates show none without tools.
+        # DeepSeek-V3 hides calls next to text; some templates hide them without tools.
         for content, tools in itertools.product(("", None), (None, [_TOOL])):
             call = {**_calling({"x": "qxa"}), "content": content}
             try:
@@ -117,13 +117,13 @@ class ReferenceRender:
 
     @cached_property
     def shows_date(self) -> bool:
-        """True if the template asks for the time."""
+        """True if the template uses the current time."""
         template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
         return "strftime_now" in str(template)
 
 
 def readable(value: Any) -> Any:
-    """Return JSON data without lone surrogates, which no tokenizer reads."""
+    """Return JSON data without lone surrogates, which tokenizers reject."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, Mapping):

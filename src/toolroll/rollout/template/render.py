@@ -1,12 +1,15 @@
-"""One chat template, rendered: messages and tools in, text out.
+"""Render messages and tools with one chat template.
 
-Invariants: the text is what the installed `transformers` gives for the same messages with
-`tokenizer.apply_chat_template(tokenize=False)`, because it is `transformers`' own code that
-prepares the messages, the tools and the variables; only the compiled template is ours (`sandbox`),
-with one clock reading per `Renderer`, so that a template with the date in it renders the same
-prompt all session long. What the template can take (tool arguments as a dict or as JSON text, text
-parts or one string) is learned from fixed conversations, never from an episode's. No text has a
-surrogate.
+Invariants:
+
+- The text is that of `tokenizer.apply_chat_template(tokenize=False)` of the installed
+  `transformers`. Its own code prepares the messages, the tools and the variables; only the compiled
+  template is ours (`sandbox`).
+- Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
+  the whole session.
+- The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
+  one string) are detected with fixed conversations, never with an episode's.
+- Rendered text has no surrogates.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a template or its sandbox may raise for messages that it does not take."""
+"""Exceptions that a template or its sandbox may raise for messages that it refuses."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
 """ASCII letters and digits: no template strips, escapes or splits them."""
@@ -60,9 +63,9 @@ _TOOL: Tool = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all renders of one conversation share: its tools, and the text of its leading system
-    messages and tools, as the template renders it and as `head_hook` rewrites it (both empty
-    without a hook).
+    """The parts that all renders of one conversation share: its tools, and the text of its leading
+    system messages and tools, as rendered and as rewritten by `head_hook` (both empty without a
+    hook).
     """
 
     tools: list[Tool] | None
@@ -71,13 +74,13 @@ class Head:
 
 
 class Renderer:
-    """Renders conversations with `tokenizer`'s chat template, or with `chat_template` in its place.
+    """Renders conversations with `tokenizer`'s chat template, or with `chat_template` instead.
 
-    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that a
-    template sees if it asks with `strftime_now` (default: the time of construction); a tokenizer
-    with an `apply_chat_template` of its own is left to read the clock itself. `head_hook` rewrites
-    the head of each render: the leading system messages and the tools, which the template's author
-    and the developer wrote, never a user's or a tool's text.
+    `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that
+    `strftime_now` returns in the template (default: the time of construction); a tokenizer that
+    overrides `apply_chat_template` reads the clock itself. `head_hook` rewrites the head of each
+    render, which is the leading system messages and the tools. It never sees the text of a user or
+    a tool.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Renderer:
         if chat_template is None and not tokenizer.chat_template:
             raise TemplateError(
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with "
-                "chat_template=..., or take the tokenizer of an instruction-tuned model"
+                "chat_template=..., or use the tokenizer of an instruction-tuned model"
             )
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -103,11 +106,13 @@ class Renderer:
         self._apply = _applier(tokenizer, self.now)
         self._takes_parts: dict[str, bool] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
-        """How the template takes a call's arguments; None if it does not show them."""
+        """The form in which the template takes a call's arguments; None if it does not show
+        them.
+        """
 
     @property
     def source(self) -> str:
-        """The template's Jinja text (of the variant for tools, if the tokenizer has several)."""
+        """The Jinja text of the template, or of its variant for tools if there are several."""
         return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
 
     def render(
@@ -115,15 +120,16 @@ class Renderer:
     ) -> str:
         """Return the conversation's text; with `generate`, the generation prompt at its end.
 
-        Raise `TemplateError` with the template's own message if it refuses the conversation.
+        Raises `TemplateError` with the template's own message if it refuses the conversation.
         """
         prepared = self.prepare(messages)
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` as the template takes them: contents, arguments, no surrogates.
+        """Return `messages` in the form that the template takes: contents, arguments, and no
+        surrogates.
 
-        A prepared message is prepared again at no cost and without a change.
+        Prepared messages are returned unchanged.
         """
         form = self.argument_form or "dict"
         return [
@@ -132,19 +138,19 @@ class Renderer:
         ]
 
     def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | None) -> Head:
-        """Return what all renders of a conversation share that begins with `prepared`."""
+        """Return the head of a conversation that starts with `prepared`."""
         tools = replace_surrogates(list(tools)) if tools else None
         if self.head_hook is None:
             return Head(tools)
         try:
             lead = list(itertools.takewhile(_is_lead, prepared))
             text = self._render(lead, tools, generate=False)
-        except TemplateError:  # a template that asks for a user message has no head of its own
+        except TemplateError:  # the template requires a user message: no head
             text = ""
         return Head(tools, text, self.head_hook(text))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
-        """Return the text of messages from `prepare`; `head` is that of their conversation."""
+        """Return the text of messages from `prepare`, with the `head` of their conversation."""
         text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text
@@ -186,7 +192,7 @@ class Renderer:
         return None
 
     def with_content(self, message: Message) -> Message:
-        """Return `message` with text parts as the template takes them from its role."""
+        """Return `message` with text parts in the form that the template takes for its role."""
         content = message.get("content")
         if content is None or isinstance(content, str):
             return message
@@ -197,10 +203,10 @@ class Renderer:
         return {**message, "content": parts if self._takes_parts[role] else _joined(parts)}
 
     def _shows_parts(self, role: str) -> bool:
-        """Return whether the template itself renders a list of text parts in a message of `role`.
+        """Return True if the template renders a list of text parts in a message of `role`.
 
-        It does not if it raises, if it drops a part, or if the list is only turned to text as
-        Python prints it (`{{ message.content }}`).
+        It does not if it raises, drops a part, or prints the list as Python does
+        (`{{ message.content }}`).
         """
         parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
         printed = repr(parts[0])
@@ -223,9 +229,9 @@ def _is_lead(message: Message) -> bool:
 def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`.
 
-    It is `transformers`' own code with one name bound otherwise. If the tokenizer has a method of
-    its own, or this version of `transformers` does not compile templates where the others do, the
-    tokenizer's method is returned as it is: right too, but slower, and the clock goes on.
+    This is `transformers`' own code with one global name rebound. If the tokenizer overrides the
+    method, or this version of `transformers` compiles templates elsewhere, return the tokenizer's
+    method unchanged: it is correct, but slower, and reads the clock on each call.
     """
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
@@ -243,8 +249,9 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
 
 
 def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
-    """Return a copy of `function` that finds `value` under the global `name`; None if it has no
-    such name. The original is left alone: other threads use it."""
+    """Return a copy of `function` in which the global `name` is `value`, or None if it does not use
+    that name. The original does not change: other threads use it.
+    """
     if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
         return None
     names = {**function.__globals__, name: value}
@@ -259,8 +266,7 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
 
 
 def _with_arguments(message: Message, form: ArgumentForm) -> Message:
-    """Return `message` with the arguments of its calls in `form`; `{}` for those that cannot be
-    read."""
+    """Return `message` with the arguments of its calls in `form`; unreadable ones become `{}`."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -278,8 +284,10 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
 
 
 def read_arguments(arguments: Any) -> dict[str, Any]:
-    """Return tool arguments as an object: JSON text decoded; `{}` for what is not an object (a
-    malformed call that is kept in the history)."""
+    """Return tool arguments as an object, decoded from JSON text if needed.
+
+    Return `{}` for anything else: malformed calls are kept in the history.
+    """
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -289,9 +297,9 @@ def read_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def plain_content(message: Message) -> Message:
-    """Return `message` with a content of text parts joined to one string.
+    """Return `message` with the text parts of its content joined to one string.
 
-    Raise `TemplateError` for a part of another type.
+    Raises `TemplateError` for a part of another type.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -300,9 +308,9 @@ def plain_content(message: Message) -> Message:
 
 
 def _text_parts(content: Any) -> list[dict[str, Any]]:
-    """Return the parts of a content, those of the Responses API as plain text parts.
+    """Return the parts of a content; parts of the Responses API become plain text parts.
 
-    Raise `TemplateError` with the field's name for anything but text parts.
+    Raises `TemplateError` with the field's name for anything but text parts.
     """
     if not isinstance(content, list):
         raise TemplateError(
@@ -340,18 +348,18 @@ def _result(content: Any = "x") -> Message:
 
 
 def _calls_in_context() -> list[list[Message]]:
-    """Return conversations with a call, one of which every template takes that shows calls."""
+    """Return conversations with a call. Every template that shows calls accepts at least one."""
     call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
         [_USER, call, _result()],
-        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3 shows no call beside a text
+        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3 hides calls next to text
         [_USER, call],
         [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
     ]
 
 
 def _parts_in_context(role: str, parts: list[dict[str, str]]) -> list[list[Message]]:
-    """Return conversations that have a message of `role` with `parts` at its usual place."""
+    """Return conversations that have a message of `role` with `parts` in its usual position."""
     if role == "tool":
         return [[_USER, _call({"x": "x"}), _result(parts)]]
     message: Message = {"role": role, "content": parts}

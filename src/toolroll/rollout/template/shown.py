@@ -1,7 +1,7 @@
 """`ShownConversation`: the prompts of one conversation as `transformers` renders them.
 
-Each message is prepared once, and each prompt is rendered once: a check asks for the prompt before
-a turn after it asked for the one after the previous turn.
+Each message is prepared once, and each prompt is rendered once: the prompt after one turn is also
+the prompt before the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolroll.rollout.types import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A render, or a part of one, and the same with neutral bodies."""
+    """A render, or a part of one, and the same with neutral bodies (see `ShownConversation`)."""
 
     text: str
     neutral: str
@@ -30,10 +30,11 @@ class NeutralTextError(Exception):
 
 
 class ShownConversation:
-    """Renders the beginnings of `messages` with `tools`.
+    """Renders prefixes of `messages` with `tools`.
 
-    `control` matches the text of control tokens. In the neutral form it is replaced by other text
-    of the same length: other letters, or, if the template reads the letters, other punctuation.
+    `control` matches the text of control tokens. In the neutral form, such text in a message is
+    replaced by other text of the same length: other letters, or other punctuation if the letters
+    change the render.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class ShownConversation:
     def prompt(self, stop: int, *, assistant: bool = False) -> Shown:
         """Return the prompt after `stop` messages.
 
-        `assistant`: make control-token text in messages of the assistant neutral as well. Raise one
-        of `RENDER_ERRORS`, or `NeutralTextError`.
+        `assistant`: replace control-token text in assistant messages too. Raises one of
+        `RENDER_ERRORS`, or `NeutralTextError`.
         """
         key = (stop, assistant)
         if key not in self._prompts:
@@ -67,9 +68,7 @@ class ShownConversation:
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
     def generation_prompt(self, stop: int) -> str:
-        """Return what a prompt after `stop` messages ends with; empty if the template adds
-        nothing.
-        """
+        """Return the generation prompt after `stop` messages; empty if the template adds none."""
         if self._generation_prompt is None:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
@@ -105,7 +104,7 @@ class ShownConversation:
         return self._forms[other]
 
     def _changed(self, value: Any, other: _Other) -> Any:
-        """Return JSON data in which `other` replaces control-token text."""
+        """Return JSON data with control-token text replaced by `other`."""
         if isinstance(value, str):
             return self._control.sub(lambda match: other(match.group()), value)
         if isinstance(value, Mapping):
@@ -121,13 +120,13 @@ _Other = Callable[[str], str]
 
 
 def _other_letters(text: str) -> str:
-    """Return letters for letters, so that filters treat it alike."""
+    """Replace letters by other letters, so that filters treat both alike."""
     turned = codecs.encode(text, "rot13")
     return turned if turned != text else _UNKNOWN * len(text)
 
 
 def _other_marks(text: str) -> str:
-    """Return the same letters between other punctuation."""
+    """Replace the punctuation, and keep the letters."""
     turned = "".join(char if char.isalnum() else _MARK for char in text)
     return turned if turned != text else _UNKNOWN * len(text)
 

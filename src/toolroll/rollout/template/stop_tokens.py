@@ -1,5 +1,5 @@
-"""Which tokens end an assistant turn: the generation config's, the tokenizer's, and those that
-the template closes a turn with.
+"""Find the tokens that end an assistant turn: those of the generation config, of the tokenizer, and
+those that close a turn in the template.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _configured(tokenizer: Any) -> set[int]:
 
 
 class _Closing:
-    """Finds what closes a turn in conversations with `tools`."""
+    """Finds the tokens that close a turn in conversations with `tools`."""
 
     def __init__(self, renderer: Renderer, encoder: Encoder, tools: list[Tool] | None) -> None:
         self._renderer = renderer
@@ -67,10 +67,12 @@ class _Closing:
         self._tools = tools
 
     def texts(self) -> set[str]:
-        """Return the last control token after a text turn, which is its close, and that of a turn
-        with calls if it is another one (Gemma 4, gpt-oss). If there is none (GLM: the stop token is
-        the next role's marker), return the first one of the user message or the tool result that
-        follows."""
+        """Return the control tokens that close a turn.
+
+        These are the last one after a text turn, and the one after a turn with calls if it differs
+        (Gemma 4, gpt-oss). If a text turn has none (GLM: the stop token is the next role's marker),
+        return the first one of the user message or tool result that follows.
+        """
         alone = self._after_nonce(_BASE)
         if alone is None:
             return set()
@@ -86,8 +88,9 @@ class _Closing:
         return found | self._marker_after_call()
 
     def _closing_calls(self) -> set[str]:
-        """Return the last control token after a turn with calls, if it occurs once however many
-        calls there are: it is not part of a call."""
+        """Return the last control token after a turn with calls, if it occurs exactly once
+        regardless of the number of calls (so it is not part of a call).
+        """
         one, two = self._after_nonce(_calling(1)), self._after_nonce(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
         return (
@@ -95,9 +98,7 @@ class _Closing:
         )
 
     def _marker_after_call(self) -> set[str]:
-        """Return the role marker with which a tool result begins, if nothing closes the turn
-        before it.
-        """
+        """Return the role marker that starts a tool result if nothing closes the turn before."""
         alone, then = self._after_nonce(_calling(1)), self._after_nonce([*_calling(1), _RESULT])
         if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
             return set()
@@ -105,8 +106,8 @@ class _Closing:
         return {match.group()} if match else set()
 
     def _after_nonce(self, messages: list[Message], *, first: bool = False) -> str | None:
-        """Return the text after the last nonce, or after the first; None if the template refuses
-        the messages or omits it.
+        """Return the text after the last (or `first`) nonce, or None if the template refuses the
+        messages or omits the nonce.
         """
         try:
             text = self._renderer.render(messages, self._tools, generate=False)

@@ -1,11 +1,12 @@
-"""Recorded conversations as tokens: the render of the whole conversation, with the assistant's own
-words found in it.
+"""Recorded conversations as tokens: the render of the whole conversation, with a loss mask on the
+text of the assistant.
 
-For SFT and for replaying transcripts: nothing was sampled here, so the trajectory says
-`source="transcript"` and RL adapters refuse it (I3). Invariants: the tokens decode to the render of
-the whole conversation; a trained span begins behind the generation prompt and ends with the stop
-token, as a rollout would have served and sampled it; a turn that the template shows otherwise once
-messages follow is context, with the reason, and never a wrong slice.
+For SFT and for replaying transcripts. Nothing was sampled here, so the trajectory has
+`source="transcript"`, and RL adapters refuse it (I3).
+
+Invariants: the tokens decode to the render of the whole conversation; a trained span starts after
+the generation prompt and ends with the stop token, like a turn that was served and sampled; a turn
+that the template renders differently once messages follow is context (mask 0), with a reason.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ class _Piece:
 def tokenize_conversation(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> Trajectory:
-    """The tokens of a recorded conversation, mask 1 on the assistant's words and stop tokens;
-    `Trajectory.spans` says which messages stand where (an assistant message alone, those between
-    two of them together with the generation prompt).
+    """Return the tokens of a recorded conversation, with loss mask 1 on the assistant's text and
+    stop tokens.
 
-    A turn that the template rewrites once messages follow (Qwen3.5 takes a thought out when the
-    user speaks) has `Turn.excluded` set and mask 0: to train it too, tokenize the conversation up
-    to it as a sample of its own. Raises `TemplateError` where the template refuses the
-    conversation.
+    `Trajectory.spans` gives the token span of each assistant message, and of the messages between
+    two of them together with the generation prompt.
+
+    A turn that the template rewrites once messages follow (Qwen3.5 removes reasoning when a user
+    message follows) has `Turn.excluded` set and mask 0. To train on it too, tokenize the
+    conversation up to that turn as a separate sample.
+
+    Raises `TemplateError` if the template refuses the conversation.
     """
     messages = [plain_content(message) for message in messages]
     text, bodies = template.conversation(messages, tools, generate=False)
@@ -80,11 +84,13 @@ def tokenize_conversation(
 def last_message_delta(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> tuple[list[int], list[int]]:
-    """The ids and the loss mask that the last message (or the last run of tool messages) adds to
-    the conversation before it: for an assistant message the generation prompt (mask 0), its words
-    up to the stop token (1), and the rest of the turn close (0).
+    """Return the ids and the loss mask that the last message (or the last run of tool messages)
+    adds to the conversation before it.
 
-    Raises `HistoryRewrittenError` where it changes how the messages before it are rendered.
+    For an assistant message these are the generation prompt (mask 0), its text up to the stop token
+    (1), and the rest of the turn close (0).
+
+    Raises `HistoryRewrittenError` if it changes how the messages before it are rendered.
     """
     messages = [plain_content(message) for message in messages]
     before = _before_last(messages)
@@ -101,7 +107,7 @@ def last_message_delta(
             raise HistoryRewrittenError(
                 f"message {before} (assistant) does not begin with the generation prompt"
             )
-        stop = _said_until(template, text, len(prompted))
+        stop = _sampled_text_end(template, text, len(prompted))
         pieces = [
             _Piece(len(prior), len(prompted), before, before),
             _Piece(len(prompted), stop, before, before, trained=True),
@@ -121,8 +127,8 @@ def last_message_delta(
 
 
 def _before_last(messages: Sequence[Message]) -> int:
-    """How many messages stand before the last one, or before the run of tool messages at the end
-    (Qwen groups them).
+    """Return the number of messages before the last one, or before the run of tool messages at the
+    end (Qwen groups them).
     """
     before = len(messages) - 1
     while (
@@ -135,7 +141,7 @@ def _before_last(messages: Sequence[Message]) -> int:
 
 
 def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
-    """The spans that lie in `piece`, counted from its beginning."""
+    """Return the spans that lie in `piece`, relative to its start."""
     return [
         (start - piece.start, stop - piece.start)
         for start, stop in bodies
@@ -143,9 +149,9 @@ def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
     ]
 
 
-def _said_until(template: ChatTemplate, text: str, begin: int) -> int:
-    """Where the last turn's words end in `text`: behind its stop token, or at the end where the
-    template closes no turn.
+def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
+    """Return where the sampled text of the last turn ends in `text`: after its stop token, or at
+    the end if the template does not close turns.
     """
     return max(
         (at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin),
@@ -156,7 +162,7 @@ def _said_until(template: ChatTemplate, text: str, begin: int) -> int:
 def _pieces(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
 ) -> list[_Piece]:
-    """Cut the whole render at the beginning and the end of each assistant turn."""
+    """Cut the whole render at the start and the end of each assistant turn."""
     pieces: list[_Piece] = []
     at = first = 0
     unplaced: str | None = None
@@ -166,8 +172,8 @@ def _pieces(
         begin = _begin(template, messages, index, tools, text)
         stop = _end(template, messages, index, tools, text, begin or at)
         if stop is None or not at <= (begin or at) <= stop:
-            # it stays in the piece that follows
-            unplaced = "the whole render shows no place of this turn's own"
+            # it stays in the next piece
+            unplaced = "the position of this turn in the whole render is unknown"
             continue
         spelled = None if begin is None else _spelled_marker(template, text[begin:stop])
         if begin is not None and spelled is not None:
@@ -195,14 +201,14 @@ def _pieces(
 
 
 def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
-    """A stop token's text in the middle of a turn: somebody wrote it there."""
+    """Return the text of a stop token in the middle of a turn, or None."""
     ended = next((stop for stop in template.stop_texts if said.endswith(stop)), "")
     return next((mark for mark in template.stop_texts if mark in said.removesuffix(ended)), None)
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
-    """`stop`, or where the close before it begins, if no model samples that: in history gpt-oss
-    shows `<|end|>` for `<|return|>`.
+    """Return `stop`, or the start of the turn close before it if models do not sample that close:
+    history of gpt-oss shows `<|end|>` for `<|return|>`.
     """
     if text.endswith(template.stop_texts, 0, stop):
         return stop
@@ -223,7 +229,7 @@ def _begin(
     tools: Sequence[Tool] | None,
     text: str,
 ) -> int | None:
-    """Where turn `index` begins in `text`, behind its generation prompt; None where the whole
+    """Return where turn `index` starts in `text`, after its generation prompt, or None if the whole
     render does not show that prompt.
     """
     served = template.renderer.render(messages[:index], tools, generate=True)
@@ -234,8 +240,8 @@ def _begin(
     )
     if before is None:
         return None
-    # an earlier turn reads otherwise: what stands behind it need not
-    then = _behind(template, messages[:index], before, tools)
+    # an earlier turn is rendered differently, but the text after it may be the same
+    then = _text_after(template, messages[:index], before, tools)
     end = None if then is None else _end(template, messages, before, tools, text, 0)
     return (
         end + len(then)
@@ -252,12 +258,12 @@ def _end(
     text: str,
     begin: int,
 ) -> int | None:
-    """Where turn `index` ends in `text`, stop token included; None where the template moves its
-    end.
+    """Return where turn `index` ends in `text`, stop token included, or None if the template moves
+    its end.
     """
     if index == len(messages) - 1:
-        return _said_until(template, text, begin)
-    then = _behind(template, messages, index, tools)
+        return _sampled_text_end(template, text, begin)
+    then = _text_after(template, messages, index, tools)
     if then is None:
         return None
     whole = template.renderer.render(messages, tools, generate=True)
@@ -265,11 +271,11 @@ def _end(
     return at if whole[:at] == text[:at] else None
 
 
-def _behind(
+def _text_after(
     template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None
 ) -> str | None:
-    """The text behind turn `index`, generation prompt at its end included; None where it cannot
-    be told.
+    """Return the text after turn `index`, with the generation prompt at its end, or None if
+    unknown.
     """
     for stop in template.stop_texts:
         try:

@@ -1,19 +1,20 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
-It shares no code with what made the sequence: the conversation is rendered by
-`tokenizer.apply_chat_template`, and encoded by the tokenizer itself. It asks three questions:
+It shares no code with the code that made the sequence: the conversation is rendered by
+`tokenizer.apply_chat_template`, and encoded by the tokenizer itself. It checks three things:
 
-1. Are the tokens of the first prompt those of its render?
-2. Does the render continue with exactly the text of each delta, directly after the sampled turn? If
-   the template shows the turn as it was sampled, or with other text between the same control tokens
-   (JSON spacing), one render answers this for every turn. If it does not (another turn close, a
+1. The tokens of the first prompt are those of its render.
+2. The render continues with exactly the text of each delta, directly after the sampled turn. If the
+   template shows the turn as it was sampled, or with other text between the same control tokens
+   (JSON spacing), one render is enough for all turns. If it does not (another turn close, a
    tokenizer that normalizes), the prompts before and after the turn are rendered, and compared
    token by token from the turn's close on.
-3. Are the tokens of each delta those of that text? If a message holds the text of a control token,
-   the control tokens must be those of the same conversation with that text replaced by other text
-   of the same length, and all pieces between them that hold none of it must have the same tokens.
+3. The tokens of each delta are those of that text. If a message contains the text of a control
+   token, the conversation is also rendered with that text replaced by other text of the same
+   length. The control tokens must then agree, and so must the tokens of each piece between them
+   that contains no such text.
 
-What it does not judge is how the template shows a sampled turn: its tokens are the engine's.
+How the template shows a sampled turn is not checked: its tokens are those of the engine.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConver
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
-"""How many turns of a sequence are checked if the template rewrites its history (one render
+"""Number of turns of a sequence that are checked if the template rewrites its history (one render
 each).
 """
 _PROMPTS = 128
-"""How many first prompts are kept encoded: each is that of every sample of its task."""
+"""Number of encoded first prompts to cache: all samples of a task share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """Where a sampled turn is in the sequence ([start, stop) in tokens), and which message it
-    became.
+    """The position of a sampled turn in the sequence ([start, stop) in tokens), and the index of
+    its message.
 
-    `stopped`: it ended with a stop token; else it was cut, whatever its last token is.
+    `stopped`: it ended with a stop token. Else it was cut, even if its last token is a stop token.
     """
 
     start: int
@@ -58,9 +59,10 @@ class TurnSpan:
 class ServedSequence:
     """One sequence as it was served and sampled, up to its last sampled turn.
 
-    `turns` are those sampled in it, oldest first; what precedes the first is its prompt. `messages`
-    and `tools` are the conversation's. `forked`: the prompt holds tokens of earlier turns.
-    `preserved`: the template would have rewritten some of it, and it was kept on request.
+    `turns` are its sampled turns, oldest first; the tokens before the first are the prompt.
+    `messages` and `tools` are those of the conversation. `forked`: the prompt contains tokens of
+    earlier turns. `preserved`: the template would have rewritten part of the sequence, which was
+    kept on request.
     """
 
     input_ids: IdArray
@@ -76,6 +78,13 @@ class Verifier:
 
     `head_hook` is the published hook that rewrites the head of a prompt: leading system messages
     and tools.
+
+    Example::
+
+        verifier = Verifier(tokenizer, chat_template=None, kwargs={}, now=datetime.now())
+        turn = TurnSpan(len(prompt_ids), len(prompt_ids) + len(output_ids), 1, True)
+        served = ServedSequence(ids, (turn,), [question, answer], tools=[])
+        verifier.check(served)  # None, or for example "prompt: tokens"
     """
 
     def __init__(
@@ -108,7 +117,7 @@ class Verifier:
         self._control = {index: text for index, text in texts.items() if index not in text_too}
 
     def check(self, served: ServedSequence) -> str | None:
-        """Return None if the sequence is right, else what is wrong with it."""
+        """Return None if the sequence is correct, else a description of the first difference."""
         if not served.turns:
             return None
         try:
@@ -164,21 +173,21 @@ class Verifier:
             if served.forked or self._same(ids, neutral, shown):
                 return
             raise _Mismatch("prompt: tokens")
-        # In the context of a fork, control-token text of the assistant is text as well.
+        # In the prompt of a fork, control-token text of the assistant is ordinary text too.
         others = talk.prompt(first, assistant=True).neutral
         if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
             raise _Mismatch("prompt: control tokens")
 
     def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
-        """Check what follows the turn that begins at `at` in the render; return where the next
-        begins.
+        """Check the delta after the turn that starts at `at` in the render. Return the start of the
+        next turn.
         """
         served, talk, whole = walk.served, walk.talk, walk.whole
         sampled = served.input_ids[turn.start : turn.stop].tolist()
         delta = served.input_ids[turn.stop : following.start].tolist()
-        said, text = self._decode(sampled), self._continuation(sampled, delta)
-        as_said = said and whole.text.startswith(said, at)
-        start = at + len(said) if as_said else self._closed_at(walk, turn, sampled, at)
+        own, text = self._decode(sampled), self._continuation(sampled, delta)
+        unchanged = own and whole.text.startswith(own, at)
+        start = at + len(own) if unchanged else self._closed_at(walk, turn, sampled, at)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
             if self._is_encoded(
@@ -200,12 +209,12 @@ class Verifier:
         return len(after.text)
 
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
-        """Return where the turn that begins at `at` ends in the render, if that is certain.
+        """Return where the turn that starts at `at` ends in the render, or None if uncertain.
 
-        It begins there if the generation prompt ends there. The template closes turns in history
-        with the stop token that the model sampled. If the text up to its first one has the control
-        tokens of the turn, and no others, nothing but the turn is in it: another message comes
-        after that token.
+        It is certain under three conditions: the generation prompt ends at `at`, the template
+        closes turns in history with the stop token that the model sampled, and the text up to the
+        next such token has exactly the control tokens of the turn. Then that text is only the turn,
+        because other messages come after the stop token.
         """
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
@@ -224,7 +233,7 @@ class Verifier:
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
         """Return True if `delta` are the ids of a text that follows the turn."""
         last = sampled[-1] if sampled else -1
-        if last not in self._control:  # text continues text, where a tokenizer may have merged
+        if last not in self._control:  # text continues text: a tokenizer may have merged them
             return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
@@ -234,9 +243,9 @@ class Verifier:
     ) -> None:
         """Compare tokens from the turn's close on.
 
-        `shown`: what the template shows after the prompt of the turn, up to the next one. `turn`:
-        the ids of the turn as it shows it at the end of a conversation; they tell which close in
-        `shown` is the turn's own.
+        `shown`: the render from the prompt of the turn to the next prompt. `turn`: the ids of the
+        turn as the template shows it at the end of a conversation; they identify the turn's own
+        close in `shown`.
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
@@ -246,7 +255,7 @@ class Verifier:
         if len(closing) >= count:
             place = closing[count - 1]
         elif len(controls) >= others > 0:
-            # history closes otherwise (gpt-oss), after as many control tokens
+            # history has another close (gpt-oss), after the same number of control tokens
             place = controls[others - 1]
         else:
             raise _Mismatch("delta")
@@ -254,9 +263,7 @@ class Verifier:
             raise _Mismatch("delta: tokens")
 
     def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
-        """Compare tokens with the end of what the template shows: the turn's close must be among
-        them.
-        """
+        """Compare tokens with the end of the render, which must include the turn's close."""
         expected = self._encode(shown.neutral)
         controls, own, within = (
             self._controls(expected),
@@ -278,8 +285,8 @@ class Verifier:
     # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """The template rewrites history: a sample of deltas must be the end of the render at
-        their time.
+        """Check a sequence whose template rewrites history: some deltas must be the end of the
+        render at their time.
         """
         self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
@@ -293,7 +300,9 @@ class Verifier:
     def _check_tail(
         self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool
     ) -> None:
-        """The render must end with the turn's close, if the model `ended` it, and the delta."""
+        """Check that the render ends with the delta, after the turn's close if the model `ended`
+        the turn.
+        """
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
         count = len(own)
@@ -331,8 +340,8 @@ class Verifier:
         """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with
         `expected`.
 
-        `text_first`: what precedes the first control token continues a text, so only its text
-        counts.
+        `text_first`: the part before the first control token continues a text, so only its text is
+        compared.
         """
         if given == expected:
             return True
@@ -347,8 +356,8 @@ class Verifier:
         return all(map(self._alike, own, wanted, texts))
 
     def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
-        """Return True if a piece has the ids that are wanted, or, if it holds control-token
-        text, its text.
+        """Return True if a piece has the wanted ids. If it contains control-token text, compare the
+        text instead.
         """
         if shown.text == shown.neutral:
             return own == wanted
@@ -357,7 +366,7 @@ class Verifier:
         )
         if self._eats_space:
             return found.strip() == text.strip()
-        # a vocabulary may not write a first space
+        # some vocabularies omit a leading space
         return found == text or found == text.removeprefix(" ")
 
     def _pieces(self, ids: list[int]) -> list[list[int]]:
@@ -391,7 +400,7 @@ class Verifier:
         return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
-        """Return the text of `ids` as it continues that of `before`."""
+        """Return the text of `ids` after the ids `before`."""
         head = self._decode(before[-1:])
         text = self._decode([*before[-1:], *ids])
         return text[len(head) :] if text.startswith(head) else self._decode(ids)
@@ -400,21 +409,19 @@ class Verifier:
         return [index for index in ids if index in self._control]
 
     def _hooked(self, text: str, talk: ShownConversation) -> str:
-        """Return the render of a prompt as the hook changes it."""
+        """Return the render of a prompt after the hook."""
         if self._head_hook is None:
             return text
         try:
             head = talk.head()
-        except RENDER_ERRORS:  # the template asks for a user message
+        except RENDER_ERRORS:  # the template requires a user message
             head = ""
         return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the deltas of one sequence are checked against: its conversation, and the last
-    prompt.
-    """
+    """A sequence with its conversation and the last prompt, to check its deltas."""
 
     served: ServedSequence
     talk: ShownConversation

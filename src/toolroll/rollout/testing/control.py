@@ -12,7 +12,7 @@ from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = "0.5.23"
-"""The SGLang whose wire format is spoken."""
+"""The version of SGLang whose wire format this is."""
 
 
 class _Control:
@@ -20,7 +20,7 @@ class _Control:
         self._engine = engine
 
     async def abort_request(self, request: web.Request) -> web.StreamResponse:
-        """Always 200 and empty, for unknown rids too."""
+        """Abort requests. The answer is always an empty 200, even for unknown rids."""
         body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
@@ -62,7 +62,7 @@ class _Control:
         return web.Response(status=200 if self._engine.healthy else 503)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """The ids of a text, or of each in a list."""
+        """Return the ids of a text, or of each text in a list."""
         body = await read_json(request)
         prompt, special = body.get("prompt"), bool(body.get("add_special_tokens", True))
         texts = prompt if isinstance(prompt, list) else [prompt]
@@ -112,7 +112,7 @@ class _Control:
 
 
 def control_routes(engine: EngineCore) -> list[web.RouteDef]:
-    """The routes beside `/generate`."""
+    """Return the routes except `/generate`."""
     control = _Control(engine)
     gets = {
         "/health": control.health,

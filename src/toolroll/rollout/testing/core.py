@@ -1,4 +1,4 @@
-"""`EngineCore`: the embedded engine without HTTP: queue, cache, weights, log, and the answers.
+"""`EngineCore`: the embedded engine without HTTP, with queue, cache, weights, log and answers.
 
 Invariants: each request is in `log` once, with the status of its answer; its rid is in use until it
 is answered; only started requests count as running.
@@ -95,7 +95,7 @@ class EngineCore:
 
     @property
     def context_length(self) -> int:
-        """Prompt and answer together, in tokens."""
+        """The limit of prompt and answer together, in tokens."""
         return self.limits.context_length
 
     # --- controls for tests -----------------------------------------------------------------------
@@ -117,8 +117,8 @@ class EngineCore:
                 generation.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """Do what `/abort_request` does: abort all requests whose rid starts with `rid`, or
-        `every` request.
+        """Abort all requests whose rid starts with `rid`, or `every` request, like
+        `/abort_request`.
         """
         for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
@@ -387,7 +387,7 @@ class EngineCore:
             await send(orjson.dumps(body))
 
     def stop(self) -> None:
-        """Abort everything."""
+        """Abort all requests."""
         for generation in list(self._running.values()):
             generation.abort()
 

@@ -1,11 +1,11 @@
-"""`EmbeddedEngine`: a real HTTP server that speaks SGLang 0.5.23's `/generate` on the level of
-token ids, without weights.
+"""`EmbeddedEngine`: an HTTP server with the token-level `/generate` of SGLang 0.5.23, without
+weights.
 
-A public test double. A policy decides the text; everything else is as in SGLang: the stop token
-is in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s
-with a partial output, errors have SGLang's own bodies. Invariants: it shares no code with our
-templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` holds every request
-with what was answered, and is the tests' oracle.
+A public test double. A policy decides the text; everything else is as in SGLang: the stop token is
+in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s with
+a partial output, and errors have SGLang's own bodies. Invariants: it shares no code with our
+templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` has every request
+with its answer, and is the tests' oracle.
 """
 
 from __future__ import annotations
@@ -28,26 +28,41 @@ from toolroll.rollout.testing.wire import (
     read_json,
 )
 
-_SHUTDOWN = 0.5  # seconds that handlers get when the engine closes
+_SHUTDOWN = 0.5  # seconds for running handlers when the engine closes
 _BODY_LIMIT = 256 * 2**20
 
 
 class EmbeddedEngine(EngineCore):
-    """Serves at `url`, on `host` (127.0.0.1), while its async context is open. An address in use
-    raises `OSError`.
+    """An engine that serves at `url` while its async context is open. Raises `OSError` if the
+    address is in use.
 
-    `tokenizer`: any fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
-    `stop_token_ids`: default, the tokenizer's end-of-sequence token. `latency`: seconds per
-    request; `token_latency`: seconds per token after that. `split`: "random" samples other token
-    splits of the same text, the same ones for the same `seed`, routing key and call. `vocab_size`:
-    default, the tokenizer's. `max_total_tokens`, `max_running`, `max_queued`: as the server's flags
-    of about these names; None is no limit. `continue_aborted`: a prompt that continues an aborted
-    answer gets the rest of that answer, as from a model, without a call of the policy. `keep_log`
-    off: `log` stays empty, for long benchmarks.
+    Example::
 
-    `killed` counts what would have killed a real engine: an id outside the vocabulary. `held`: the
-    number of requests that are at their reply's `hold` now. `healthy` can be set: the answer of
-    `/health`.
+        engine = EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Hello.")
+        async with engine, Engine(EngineConfig(url=engine.url)) as client:
+            request = GenerateRequest(prompt_ids, {"max_new_tokens": 8}, "session-1")
+            completion = await client.generate(request)
+        engine.log[0].output_ids  # equals completion.output_ids
+
+    Args:
+        tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
+        policy: Returns the reply to each request.
+        stop_token_ids: Default: the tokenizer's end-of-sequence token.
+        latency: Seconds per request; `token_latency`: seconds per token after that.
+        split: "random" samples other token splits of the same text, which depend only on `seed`,
+            routing key and call.
+        vocab_size: Default: the tokenizer's.
+        max_total_tokens, max_running, max_queued: Like the similarly named flags of the server;
+            None is no limit.
+        continue_aborted: A prompt that continues an aborted answer gets the rest of that answer,
+            without a call of the policy.
+        keep_log: False keeps `log` empty, for long benchmarks.
+
+    Attributes:
+        killed: Number of requests that would have crashed a real engine (an id outside the
+            vocabulary).
+        held: Number of requests that are at the `hold` of their reply.
+        healthy: The answer of `/health`; it can be set.
     """
 
     _runner: web.AppRunner | None = None
@@ -82,7 +97,7 @@ class EmbeddedEngine(EngineCore):
             await self._runner.cleanup()
 
     async def kill(self) -> None:
-        """Die like a process: every connection breaks, no request is answered, the port is free."""
+        """Stop like a killed process: connections break, and the port becomes free."""
         runner, self._runner = self._runner, None
         if runner is None or runner.server is None:
             return
@@ -127,9 +142,7 @@ class EmbeddedEngine(EngineCore):
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
     ) -> web.StreamResponse:
-        """Server-sent events: cumulative answers, then `[DONE]`; errors are a 200 with an error
-        in it.
-        """
+        """Send cumulative answers as server-sent events, then `[DONE]`. Errors are events too."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
         async def send(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Faults of the embedded engine: plans of them, and ways to corrupt an answer."""
+"""Faults of the embedded engine, and functions that corrupt an answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from toolroll.rollout.testing.policy import PolicyRequest
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong with one request.
+    """The fault of one request. The fields can be combined.
 
-    One of: an HTTP `status` with `body` and `headers` (status 200 with a body that is not JSON is a
-    malformed answer); the connection is dropped without an answer (`drop`); the answer comes `hang`
-    seconds later; its JSON goes through `garble`; it is aborted after `abort_after` tokens; the
-    engine's weights change to `weight_version` after `switch_after` tokens. They can be
-    combined.
+    Attributes:
+        status: The HTTP status, with `body` and `headers` (a 200 whose body is not JSON is a
+            malformed answer).
+        drop: Close the connection without an answer.
+        hang: Delay the answer by these seconds.
+        garble: Changes the JSON of the answer.
+        abort_after: Abort the request after this number of tokens.
+        weight_version: The version of the weights after `switch_after` tokens.
     """
 
     status: int | None = None
@@ -38,7 +41,7 @@ FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 class FaultedError(Exception):
-    """An injected fault's answer; None if the connection was dropped."""
+    """The answer of an injected fault; None if the connection was dropped."""
 
     def __init__(self, response: web.Response | None) -> None:
         super().__init__("injected fault")
@@ -46,14 +49,14 @@ class FaultedError(Exception):
 
 
 def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
-    """The plan that does `faults[index]` to the engine's request number `index` (from 0, of all
+    """Return a plan that injects `faults[index]` into request number `index` (from 0, counting all
     requests).
     """
     return lambda request: faults.get(request.index)
 
 
 async def inject(http: web.Request, fault: Fault) -> None:
-    """Do what comes before the answer; raise `FaultedError` if the fault is the answer."""
+    """Inject a fault before the answer. Raises `FaultedError` if the fault replaces the answer."""
     if fault.hang is not None:
         await asyncio.sleep(fault.hang)
     if fault.drop:
@@ -67,21 +70,21 @@ async def inject(http: web.Request, fault: Fault) -> None:
 
 
 def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
-    """`Fault(garble=drop_logprob)`: one logprob fewer than ids."""
+    """Remove one logprob: `Fault(garble=drop_logprob)`."""
     answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][:-1]
     return answer
 
 
 def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """`Fault(garble=shift_logprobs)`: as many logprobs as ids, each beside its neighbour's id."""
+    """Shift the logprobs, so that each is paired with the neighbor of its id:
+    `Fault(garble=shift_logprobs)`.
+    """
     items = answer["meta_info"]["output_token_logprobs"]
     answer["meta_info"]["output_token_logprobs"] = items[1:] + items[:1]
     return answer
 
 
 def drop_ids(answer: dict[str, Any]) -> dict[str, Any]:
-    """`Fault(garble=drop_ids)`: an answer without `output_ids`, as an engine too old to send
-    them gives.
-    """
+    """Remove `output_ids`, as in answers of old engines: `Fault(garble=drop_ids)`."""
     del answer["output_ids"]
     return answer

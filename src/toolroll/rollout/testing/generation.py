@@ -1,8 +1,8 @@
-"""`Generation`: the progress of one answer: how many of its tokens are sampled by now, with which
-weights, and whether it is paused, held or aborted.
+"""`Generation`: the progress of one answer: its sampled tokens, their weights, and its state
+(paused, held or aborted).
 
 Invariants: an answer without latency needs no clock and no task; a paused one makes no progress;
-after `abort` nothing advances, and `sampled()` returns how many tokens there are.
+after `abort` nothing advances, and `sampled()` returns the final number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GenerationAborted(Exception):
 
 
 class Generation:
-    """Times are in seconds of the event loop's clock."""
+    """The progress of one answer. Times are in seconds of the event loop's clock."""
 
     def __init__(self) -> None:
         self.started = False
@@ -47,7 +47,7 @@ class Generation:
         self._since = None if self._paused else _now()
 
     async def advance(self, tokens: int) -> None:
-        """Wait until that many tokens are sampled. Raise `GenerationAborted`."""
+        """Wait until `tokens` tokens are sampled. Raises `GenerationAborted`."""
         target = self._due(tokens)
         while not self.aborted:
             self._wake.clear()
@@ -63,7 +63,7 @@ class Generation:
         raise GenerationAborted
 
     async def race(self, awaitable: Awaitable[_T]) -> _T:
-        """Return the result of `awaitable`. Raise `GenerationAborted` if an abort is faster."""
+        """Return the result of `awaitable`. Raises `GenerationAborted` if an abort comes first."""
         task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -77,7 +77,7 @@ class Generation:
             stopped.cancel()
 
     def sampled(self) -> int:
-        """Return the number of tokens sampled by now."""
+        """Return the number of tokens sampled so far."""
         spent = self._spent()
         if self._per_token > 0:
             by_time = int((spent - self._latency) / self._per_token)
@@ -106,7 +106,7 @@ class Generation:
     def _spent(self) -> float:
         return self._elapsed + (_now() - self._since if self._since is not None else 0.0)
 
-    # --- what happens to it -----------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Wake `wait_for_start`."""
@@ -129,8 +129,8 @@ class Generation:
             self._wake.set()
 
     def request_abort(self, *, paused: bool) -> None:
-        """Do what `/abort_request` does: SGLang loses an abort of a paused request, and all later
-        ones for it.
+        """Handle `/abort_request`. Like SGLang, lose an abort of a paused request, and all later
+        aborts of it.
         """
         if self._abort_sent:
             return

@@ -1,4 +1,4 @@
-"""The embedded engine's request log: the tests' oracle of what was asked and what was sampled."""
+"""The request log of the embedded engine, which is the tests' oracle of prompts and answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ import numpy.typing as npt
 class LoggedRequest:
     """One request and its answer, as sampled (before a fault's `garble`).
 
-    `input_ids`: int32, as they came. `output_ids` and `logprobs`: one to one, the stop token
-    included. `status`: the HTTP status; 0 while there is no answer, and if there was none (a
-    dropped connection, a client that left). `arrival` and `finished`: places in the order of
-    arrival and of the ends, from 0; `finished` is None while it runs. `matched`: the stop string or
-    stop id. `weight_versions`: SGLang's spans. `headers`: names in lower case. `aborted`: by an
-    abort, a pause, a fault or as the client left. `faulted`: a fault was injected. `call`: the
-    policy's number of it, None if the policy was not called.
+    Attributes:
+        input_ids: The received ids, int32.
+        output_ids: The sampled ids, including the stop token; `logprobs` has one for each.
+        status: The HTTP status; 0 if there is no answer (yet).
+        arrival: Position in the order of arrival, from 0.
+        finished: Position in the order of completion, from 0; None while it runs.
+        matched: The stop string or stop id.
+        weight_versions: SGLang's spans.
+        headers: The headers, with names in lower case.
+        aborted: True after an abort, a pause, a fault, or if the client disconnected.
+        faulted: True if a fault was injected.
+        call: The policy's number of the request; None if the policy was not called.
     """
 
     rid: str

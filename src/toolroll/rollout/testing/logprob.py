@@ -1,9 +1,8 @@
-"""The embedded engine's logprobs: a hash of (the ids before, the id), so that a test can recompute
-each of them.
+"""The logprobs of the embedded engine: a hash of (the ids before, the id), which tests can
+recompute.
 
-Invariant: a value depends on nothing but the whole prefix and the id, so a logprob recorded beside
-the wrong token, or a prompt that differs in one id from the one that was served, does not agree
-with it.
+Invariant: a value depends only on the whole prefix and the id. So a test detects a logprob that was
+recorded for the wrong token, or a prompt that differs from the served one in a single id.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: in
 def reference_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
 ) -> list[float]:
-    """Return the logprobs of `ids`, each after those before it and `prefix_ids`; O(prefix + ids),
-    since the hash is incremental.
+    """Return the logprobs of `ids` after `prefix_ids`. O(prefix + ids), because the hash is
+    incremental.
     """
     state = blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
     values = []

@@ -1,5 +1,5 @@
-"""The embedded engine's `/v1/chat/completions`: just enough for a user simulator: one answer, no
-streaming, no tools.
+"""The `/v1/chat/completions` of the embedded engine, with the minimum for a user simulator: one
+answer, no streaming, no tools.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_pena
 
 
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
-    """One chat completion: the tokenizer's chat template makes the prompt, the policy the
-    answer.
+    """Return one chat completion. The tokenizer's chat template renders the prompt, and the policy
+    returns the answer.
     """
     try:
         body = await read_json(request)
@@ -68,7 +68,7 @@ def _engine_request(
         raise invalid("messages must be a list, and not empty")
     for unsupported in ("stream", "tools"):
         if body.get(unsupported):
-            raise invalid(f"the embedded engine's chat completions know no {unsupported}")
+            raise invalid(f"the embedded engine's chat completions do not support {unsupported}")
     try:
         text = engine.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
@@ -76,7 +76,7 @@ def _engine_request(
     except (TemplateError, ValueError) as error:
         raise invalid(f"the chat template refuses messages: {error}") from error
     params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    # None: what the context holds
+    # None: up to the context length
     params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")
     headers = {name.lower(): value for name, value in request.headers.items()}
     prompt = np.array(engine.sampler.encode(text), dtype=np.int64)

@@ -1,5 +1,5 @@
-"""`play_episode`: one whole episode of an environment against the embedded engine, for the tests
-of environments.
+"""`play_episode`: play a whole episode of an environment against the embedded engine, for tests of
+environments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ async def play_episode(
     options: EnvironmentOptions | None = None,
     max_num_steps: int = 30,
 ) -> InteractionResult:
-    """Play `task` through everything that a real run goes through: HTTP, tokens, chat template,
-    parser, environment.
+    """Play `task` with all parts of a real run: HTTP, tokens, chat template, parser, environment.
 
     The model's turns are `replies` (calls as
     `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), then a farewell. Default: the

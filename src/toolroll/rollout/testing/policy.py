@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class PolicyRequest:
-    """One request as a policy sees it.
+    """One request, the argument of a policy.
 
-    `input_ids`: the prompt. `call` counts the requests of this routing key that a policy has
-    answered, from 0: a request that failed is not counted, so its repetition has the same number.
-    `index` counts all requests, refused ones included.
+    `input_ids`: the prompt. `call`: the number of requests of this routing key that the policy has
+    answered before; failed requests do not count, so a retry has the same number. `index` counts
+    all requests from 0, including refused ones.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -30,8 +30,8 @@ class PolicyRequest:
 
     @cached_property
     def text(self) -> str:
-        """The decoded prompt, control tokens included; decoded on first use, as long prompts are
-        costly to decode.
+        """The decoded prompt, including control tokens. It is decoded on first use, because that is
+        expensive for long prompts.
         """
         return self.decode(self.input_ids.tolist())
 
@@ -40,10 +40,10 @@ class PolicyRequest:
 class Reply:
     """One reply of a policy.
 
-    `output_ids` instead of `text` gives exact ids (no stop token is added to them); without
-    `stop` the text has no stop token and ends as if it were cut by length. `hold` stops the answer
-    after `hold_after` tokens until the event is set: a request that is aborted, or whose weights
-    change, at exactly that token needs no clock.
+    `output_ids` instead of `text` sets exact ids, without an added stop token. Without `stop`, the
+    text has no stop token and ends as if it were cut by length. `hold` stops the answer after
+    `hold_after` tokens until the event is set, so that a test can abort the request, or change the
+    weights, at exactly that token without a clock.
     """
 
     text: str = ""

@@ -1,7 +1,7 @@
 """A radix tree of the sequences that the embedded engine has computed, for `cached_tokens`.
 
-Invariants: `match` is the longest common prefix with any inserted sequence; a token is stored once,
-however many sequences share it.
+Invariants: `match` is the longest common prefix with any inserted sequence; tokens that several
+sequences share are stored once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Node:
 
 
 class PrefixCache:
-    """Unbounded: a test's or a benchmark's sequences fit."""
+    """A prefix cache without a size limit, for tests and benchmarks."""
 
     def __init__(self) -> None:
         self._root = _Node(np.zeros(0, dtype=np.int32))
@@ -41,7 +41,7 @@ class PrefixCache:
         return at
 
     def insert(self, ids: _Ids) -> None:
-        """Remember one sequence."""
+        """Add one sequence."""
         node, at = self._root, 0
         while at < len(ids):
             first = int(ids[at])
@@ -61,7 +61,7 @@ class PrefixCache:
             node = child
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all sequences."""
         self._root = _Node(np.zeros(0, dtype=np.int32))
 
 

@@ -1,7 +1,7 @@
-"""A policy that plays benchmarks' reference actions, with a seeded rate of mistakes: that of the
-demo's engine.
+"""A policy that plays the reference actions of a benchmark, with a seeded rate of mistakes, for the
+engine of the demo.
 
-It has no weights: it knows each task's solution and writes it as a model would (`<tool_call>`
+It has no weights. It knows the solution of each task and writes it like a model (`<tool_call>`
 JSON), so that everything except the engine runs as in a real rollout. The mistakes make rewards
 differ: a wrong argument, a malformed call (corrected in the next turn), and an early stop.
 """
@@ -21,7 +21,7 @@ _FAREWELL = "I am afraid that I cannot help you any further. Goodbye."
 
 
 def write_action(action: Action) -> str:
-    """The action as a model of the Hermes format writes it."""
+    """Return the action as a model with the Hermes format writes it."""
     calls = [
         "<tool_call>"
         + json.dumps({"name": call.name, "arguments": call.arguments})
@@ -39,8 +39,10 @@ def play_references(
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> dict[str, list[str]]:
-    """Return the replies of each episode (by its session id) of `tasks`: the reference actions,
-    with one mistake in an episode with probability `mistakes`."""
+    """Return the replies of each episode of `tasks`, by session id.
+
+    These are the reference actions, with one mistake in an episode with probability `mistakes`.
+    """
     lines: dict[str, list[str]] = {}
     for task in tasks:
         actions = factory.reference(task)
@@ -55,7 +57,7 @@ def play_references(
 
 
 def reference_policy(lines: Mapping[str, Sequence[str]]) -> Policy:
-    """Says `lines` by session, and a farewell when they have run out."""
+    """Return a policy that replies the `lines` of each session, and then a farewell."""
     return script(lines, default=_FAREWELL)
 
 

@@ -1,7 +1,7 @@
-"""The answer side of SGLang's `/generate`: the bodies of 0.5.23, field for field.
+"""Answers of SGLang's `/generate`: the bodies of 0.5.23, field for field.
 
-Invariant: the log's entry and the body that is sent are written in the same place, from the same
-ids and logprobs.
+Invariant: the log entry and the body are written by the same function, from the same ids and
+logprobs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def answer_body(
     text: str,
     version: str,
 ) -> dict[str, Any]:
-    """The answer with `ids`; `finish` None is a part of a stream. Writes the same into `entry`."""
+    """Return the answer with `ids`, and write the same into `entry`. `finish` is None for a part of
+    a stream.
+    """
     logprobs = reference_logprobs(entry.input_ids, ids)
     spans = generation.spans(len(ids))
     entry.output_ids, entry.logprobs, entry.weight_versions = ids, logprobs, spans
@@ -64,15 +66,15 @@ def answer_body(
 
 
 def _routed_experts(ids: list[int]) -> str:
-    """Made-up experts of every token but the last, in two layers with two experts each: base64
-    of int32 [tokens - 1, 2, 2].
+    """Return fake experts of every token except the last, in two layers with two experts each:
+    base64 of int32 [tokens - 1, 2, 2].
     """
     experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
     return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
 
 
 def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
-    """The answer to a request that was aborted before it ran: no prompt_tokens, no
+    """Return the answer to a request that was aborted before it ran, without prompt_tokens and
     cached_tokens.
     """
     meta: dict[str, Any] = {
@@ -94,8 +96,8 @@ def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """`[logprob, id, null]` from `start` on; the first one has no logprob. Empty if `start`
-    is -1.
+    """Return `[logprob, id, null]` for each id from `start` on; the first id of the prompt has no
+    logprob. Empty if `start` is -1.
     """
     if not 0 <= start < len(prompt):
         return []

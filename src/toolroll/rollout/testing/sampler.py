@@ -1,4 +1,4 @@
-"""`Sampler`: turns a policy's reply into sampled ids, and sampled ids into text.
+"""`Sampler`: convert a policy's reply to sampled ids, and sampled ids to text.
 
 Invariants: `output_ids` keep the stop token, `text` does not (unless `no_stop_trim`); a stop string
 cuts the text, never the ids; stops are checked in SGLang's order at each token: strings, tokens,
@@ -77,7 +77,7 @@ class Sampler:
         return [*ids, self.stop_id] if reply.stop else ids
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
-        """Return the answer that `reply_ids` gives: where it stops, and why."""
+        """Return the answer from `reply_ids`, cut where it stops, with the reason."""
         strings = (
             [params["stop"]]
             if isinstance(params.get("stop"), str)
@@ -114,7 +114,7 @@ class Sampler:
         )
 
     def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
-        """Return the text of `ids` as `params` ask for it."""
+        """Return the text of `ids` according to `params`."""
         return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
 
     def _cut(self, ids: list[int], matched: str, params: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`toolroll engine`: the embedded engine as a server of its own, until it is interrupted."""
+"""`toolroll engine`: serve the embedded engine until it is interrupted."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Replies by routing key: one JSON object of lists, or a line `{"routing_key": ...,
-    "replies": [...]}` for each key.
+    """Return the replies by routing key, from one JSON object of lists, or from a line
+    `{"routing_key": ..., "replies": [...]}` for each key.
     """
     try:
         lines = _lines(text)

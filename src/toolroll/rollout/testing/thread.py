@@ -1,4 +1,4 @@
-"""The embedded engine for programs without an event loop of their own: it runs in a thread."""
+"""Run the embedded engine in a thread, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from toolroll.rollout.testing.engine import EmbeddedEngine
 
 @contextmanager
 def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
-    """Serve `engine` while the context is open, on an event loop in a thread of its own.
+    """Serve `engine` while the context is open, on an event loop in a separate thread.
 
-    `engine.url` and `engine.log` may be read from anywhere; whatever changes it goes over HTTP
-    (`/abort_request`, `/update_weight_version`, `/pause_generation`), as its methods belong to its
-    own loop. Its policy is called in that thread.
+    Any thread may read `engine.url` and `engine.log`. Change the engine over HTTP
+    (`/abort_request`, `/update_weight_version`, `/pause_generation`), because its methods belong to
+    that event loop. The policy is called in that thread.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)

@@ -1,4 +1,4 @@
-"""Other token splits of the same text: what a model may sample and no tokenizer would give back.
+"""Other token splits of the same text, which a model may sample but a tokenizer would not return.
 
 Invariant: a split decodes to exactly the text of the ids that it replaces; control tokens stay
 whole.
@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_MAX_PIECE = 24  # characters of a vocabulary entry that are looked at
+_MAX_PIECE = 24  # maximum length in characters of vocabulary entries to use
 
 
 class TokenSplitter:
-    """Splits of one tokenizer's text. `tokenizer`: a fast one of `transformers`, or of
+    """Splits text of one tokenizer. `tokenizer`: a fast one of `transformers`, or one of
     `tokenizers`.
     """
 
@@ -75,15 +75,15 @@ class TokenSplitter:
                     end for end in _ends(at, text) if reachable[end] and text[at:end] in self._ids
                 ]
                 if not ends:
-                    return run  # an id that the vocabulary's pieces do not spell
+                    return run  # an id whose text is not a sequence of vocabulary entries
                 chosen = self._ids[text[at : rng.choice(ends)]]
             out.append(chosen)
             at += len(self._piece(chosen) or "")
         return out
 
     def _reachable(self, text: str) -> list[bool]:
-        """For each place of `text` whether vocabulary entries spell the rest; in a byte-level
-        vocabulary all do.
+        """Return for each position of `text` whether vocabulary entries can form the rest; in a
+        byte-level vocabulary they always can.
         """
         good = [False] * len(text) + [True]
         for at in range(len(text) - 1, -1, -1):
@@ -98,5 +98,5 @@ def _ends(at: int, text: str) -> range:
 def random_split(
     tokenizer: Any, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3
 ) -> list[int]:
-    """One random split of `ids`; `TokenSplitter` does many with one look at the vocabulary."""
+    """Return one random split of `ids`. For many splits, `TokenSplitter` is faster."""
     return TokenSplitter(tokenizer).split(ids, rng, rate=rate)

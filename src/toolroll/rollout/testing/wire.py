@@ -1,8 +1,7 @@
-"""The request side of SGLang's `/generate`: how a body is read, and what the server refuses, with
-its messages.
+"""Requests of SGLang's `/generate`: parse a body, and refuse invalid ones with SGLang's messages.
 
-Bodies and limits are those of SGLang 0.5.23 (seen on the wire; the two length limits of the
-scheduler from its source).
+Bodies and limits are those of SGLang 0.5.23 (observed on the wire; the two length limits of the
+scheduler are from its source).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KNOWN_PARAMS = (
 ).split()
 _DEFAULT_MAX_NEW_TOKENS = 128
 _UNBOUNDED = 1 << 30
-_INPUT_RESERVE = 5  # the scheduler reserves these after the longest prompt
+_INPUT_RESERVE = 5  # tokens that the scheduler reserves after the longest prompt
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
@@ -51,14 +50,14 @@ class RefusedError(Exception):
         self.body = body
 
     def response(self) -> web.Response:
-        """The answer."""
+        """Return the HTTP response."""
         return json_response(self.body, status=self.status)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to answer. `unchecked`: as int64, for the vocabulary check; `input_ids` is the
-    same as int32.
+    """One prompt to answer. `unchecked`: the ids as int64, for the vocabulary check; `input_ids`
+    has them as int32.
     """
 
     rid: str
@@ -73,14 +72,14 @@ class EngineRequest:
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
-        """The prompt."""
+        """The ids of the prompt."""
         return self.unchecked.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`context_length`: prompt and answer. `pool`: tokens in the KV cache (--max-total-tokens),
-    None for as many as wanted.
+    """The limits in tokens. `context_length`: prompt and answer together. `pool`: size of the KV
+    cache (--max-total-tokens); None is no limit.
     """
 
     context_length: int
@@ -88,7 +87,7 @@ class Limits:
 
     @property
     def request(self) -> int:
-        """The scheduler's longest request."""
+        """The maximum length of a request in the scheduler."""
         return min(self.context_length, self.context_length if self.pool is None else self.pool) - 1
 
     @property
@@ -121,20 +120,20 @@ class Limits:
             )
 
     def max_new_tokens(self, prompt: int, params: Mapping[str, Any]) -> int:
-        """The length at which an answer is cut: what was asked for, and no more than the
-        scheduler has room for.
+        """Return the maximum length of an answer: the requested one, limited to the room in the
+        scheduler.
         """
         wanted = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
         return max(0, min(_UNBOUNDED if wanted is None else int(wanted), self.request - prompt - 1))
 
 
 def refused(message: str) -> RefusedError:
-    """A 400 of the shape that most of SGLang's have."""
+    """Return a 400 with the body of most of SGLang's errors."""
     return RefusedError(400, {"error": {"message": message}})
 
 
 def invalid(message: str) -> RefusedError:
-    """A 400 of the shape that a body of the wrong types gets."""
+    """Return a 400 with the body of SGLang's validation errors."""
     text = f"1 validation error: {message}"
     return RefusedError(
         400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400}
@@ -142,7 +141,7 @@ def invalid(message: str) -> RefusedError:
 
 
 def queue_full() -> RefusedError:
-    """The 503 of --max-queued-requests."""
+    """Return the 503 of --max-queued-requests."""
     body = {
         "object": "error",
         "message": "The request queue is full.",
@@ -174,7 +173,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequests:
-    """The requests of one body. `single`: answered by one object, else by a list."""
+    """The requests of one body. `single`: the answer is one object, else a list."""
 
     requests: tuple[EngineRequest, ...]
     single: bool
@@ -184,7 +183,7 @@ class EngineRequests:
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
 ) -> EngineRequests:
-    """The prompts of a body; `encode` is for `text`. Raises `RefusedError`."""
+    """Return the requests of a body. `encode` encodes `text`. Raises `RefusedError`."""
     params = _read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
     n = params.get("n") or 1
@@ -281,5 +280,5 @@ def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
 
 
 def json_response(data: Any, *, status: int = 200) -> web.Response:
-    """`data` as JSON."""
+    """Return `data` as a JSON response."""
     return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")

@@ -1,5 +1,5 @@
-"""Stands in for SGLang's compiled kernels, whose wheels are CUDA only: every name is there, and
-raises when called.
+"""Replace SGLang's compiled kernels, whose wheels are CUDA only: every name exists, and raises when
+called.
 
 SGLang 0.5.23 imports names from it when its CPU engine starts; a dense model with torch attention
 calls none of them.

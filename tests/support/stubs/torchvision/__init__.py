@@ -1,7 +1,7 @@
-"""Stands in for torchvision, whose PyPI wheel does not load beside the CPU build of torch (operator
+"""Replace torchvision, whose PyPI wheel does not load with the CPU build of torch (operator
 torchvision::nms is missing).
 
-SGLang imports it for image models only: every name is there, and raises when called.
+SGLang imports it only for image models: every name exists, and raises when called.
 """
 
 from torchvision._absent import Absent, absent

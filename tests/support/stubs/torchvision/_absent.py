@@ -1,5 +1,5 @@
-"""A value that may be imported, subscripted and looked into, and that raises when something is
-done with it.
+"""A value that can be imported and subscripted, and whose attributes can be read, but that raises
+when it is used.
 """
 
 from typing import Any

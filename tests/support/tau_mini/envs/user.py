@@ -1,4 +1,4 @@
-"""Who plays the user. Like the original, it asks its model already when it is made."""
+"""The simulated user. Like the original, it calls its model when it is created."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _TYPES: Mapping[str, str] = {
 _PYTHON_NOTE = " Note that the provided function is in Python 3 syntax."
 _FLOAT_NOTE = " This is a float type value."
 
-# Which document describes which class: a fact of the benchmark (bfcl-eval 2026.3.23).
+# The document of each class, as in the benchmark (bfcl-eval 2026.3.23).
 DOCUMENTS: Mapping[str, str] = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -55,7 +55,7 @@ DOCUMENTS: Mapping[str, str] = {
 
 
 def installed() -> bool:
-    """Return True if the wheel and what its tool classes import are installed."""
+    """Return True if the wheel and the imports of its tool classes are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("bfcl_eval", "mpmath"))
 
 
@@ -79,13 +79,13 @@ class BfclData:
 
     @cached_property
     def ground_truths(self) -> Mapping[str, Sequence[Sequence[str]]]:
-        """Id -> for each user turn, the calls as Python text."""
+        """The calls of each user turn as Python text, by id."""
         path = self._folder / "possible_answer" / f"BFCL_v4_{self.category}.json"
         return {entry["id"]: entry["ground_truth"] for entry in _lines(path)}
 
     @cached_property
     def documents(self) -> Mapping[str, Sequence[Tool]]:
-        """Class -> its functions as tools in OpenAI's format."""
+        """The functions of each class as tools in OpenAI's format."""
         folder = self._folder / "multi_turn_func_doc"
         return {
             name: [to_tool(item) for item in _lines(folder / f"{file}.json")]

@@ -32,7 +32,7 @@ from toolroll.rollout.types import (
 )
 
 MAX_STEPS_PER_TURN = 20
-"""BFCL fails an entry if a turn takes more."""
+"""BFCL fails an entry if a turn takes more steps."""
 
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
 """The user's line when functions that were held back become available: BFCL's own, a part of the
@@ -190,7 +190,7 @@ class BfclEnvironment(Environment):
 
 
 class BfclFactory:
-    """One category by name."""
+    """The factory of one category."""
 
     splits: tuple[str, ...] = (SPLIT,)
     packages = ("bfcl-eval",)
@@ -225,7 +225,7 @@ class BfclFactory:
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the ground truth: one call a step, and a closing line at the end of each turn."""
+        """Return the ground truth: one call per step, and a closing line after each turn."""
         actions: list[Action] = []
         for turn in self._data.ground_truths[task.id]:
             actions += [Action("", (self._reference_call(text),)) for text in turn]

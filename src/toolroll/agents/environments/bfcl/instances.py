@@ -65,7 +65,7 @@ class BfclInstances:
         function = self._functions.get(name)
         if function is None:
             return f"Error during execution: name '{name}' is not defined"
-        # Tools keep what they are given: a list in the messages must not change with the state.
+        # Tools keep their arguments: a list in the messages must not change with the state.
         values, named = copy.deepcopy(list(positional)), copy.deepcopy(dict(arguments))
         try:
             if name in self._math:

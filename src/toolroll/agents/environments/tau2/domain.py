@@ -1,4 +1,4 @@
-"""`Domain`: what all episodes of one tau2 domain share, and one episode's state in it.
+"""`Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
 Invariants: shared objects never change; the state of an episode is in its own store; a tool's error
 is its result.
@@ -48,7 +48,7 @@ class Domain:
     functions: Mapping[str, Callable[..., Any]]
     user_functions: Mapping[str, Callable[..., Any]]
     fresh: Mapping[tuple[type, str | None], Callable[[], Any]]
-    """What makes the objects in the store of a new episode."""
+    """The functions that create the objects in the store of a new episode."""
     _expected: dict[tuple[str, Callable[[Any], str]], str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -66,7 +66,7 @@ class Domain:
         ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """Return the digest of the database after the task's reference actions, cached by kind."""
+        """Return the digest of the database after the task's reference actions. Cached by kind."""
         with self._lock:
             if (task["id"], of) not in self._expected:
                 state = self.begin(task)
@@ -130,7 +130,7 @@ class State:
 
 
 def _finish(running: Any) -> str:
-    """Return the result of a tool's coroutine: none of them waits."""
+    """Return the result of a tool's coroutine, which must not wait."""
     try:
         running.send(None)
     except StopIteration as done:
@@ -176,7 +176,7 @@ _ALL = {
 
 
 def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
-    """Return what makes the objects that the wheel's functions put into the store at first."""
+    """Return functions that create the initial objects of the wheel's store."""
     modules = load_modules()
     store: Store = {}
     token = STORE.set(store)

@@ -31,7 +31,7 @@ from toolroll.rollout.types import (
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """The markers in the user's line that end an episode."""
 
-# tau2's rules for the agent, not in its own words.
+# tau2's rules for the agent, reworded.
 INSTRUCTIONS = """You are a customer service agent. Help the user within the policy below, and follow it in everything.
 In each turn either write to the user or call tools, never both."""  # noqa: E501
 
@@ -48,9 +48,9 @@ class UsesTools(Protocol):
 
 
 class Tau2Environment(Environment):
-    """One episode. `domain` is shared, `reset` calls `make_user(seed)`, `threads`: slow work."""
+    """One episode. `make_user(seed)` makes the user; `threads` run slow work."""
 
-    blocking = False  # tools take a millisecond or so; the rest is awaited
+    blocking = False  # tools take about a millisecond; the rest is awaited
 
     def __init__(
         self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: BlockingRunner

@@ -16,7 +16,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
-_THREADS = 2  # copies and hashes hold the interpreter: more threads are no faster
+_THREADS = 2  # copies and hashes hold the GIL: more threads are not faster
 
 
 class Tau2Factory:
@@ -41,7 +41,7 @@ class Tau2Factory:
 
     @property
     def domain(self) -> Domain:
-        """What the episodes share."""
+        """The domain that all episodes share."""
         with self._lock:
             if self._domain is None:
                 self._domain = load_domain(self._domain_name)

@@ -1,4 +1,4 @@
-"""A task's reference: the agent's actions, and a user who does the user's."""
+"""The reference actions of a task for the agent, and a user who does the user's part."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ReferenceUser:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how many lines were sent, as `user_calls`."""
+        """Return the number of sent lines as `user_calls`."""
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:

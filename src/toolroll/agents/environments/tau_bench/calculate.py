@@ -1,4 +1,4 @@
-"""tau-bench's tool `calculate`, bounded: Python's own `eval`, as in the original, with powers and
+"""tau-bench's tool `calculate` with limits: Python's `eval`, as in the original, with powers and
 products that cannot become too large.
 
 Invariants: no expression takes more than milliseconds (`9**9**9` would hold the interpreter, and
@@ -15,8 +15,9 @@ from typing import Any
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _MAX_LENGTH = 2_000
 _MAX_BITS = 1 << 16
-"""Of an intermediate integer. One of more than 1,024 bits cannot become a float: only a quotient of
-two of them could be a result."""
+"""Maximum size of an intermediate integer. With more than 1,024 bits it cannot become a float: only
+a quotient of two such integers could be a result.
+"""
 
 _TOO_LARGE = "int too large to convert to float"
 

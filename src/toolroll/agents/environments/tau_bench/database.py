@@ -1,9 +1,9 @@
 """`Database`: one domain's database. Every episode gets a lazy copy of it.
 
-A copy makes a record, and the lists and dicts in it, when they are first read. A whole copy would
-take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects for each live episode, which
-Python's garbage collector visits again and again, although a search reads only a field or two of
-each record. With 64 live episodes, whole records held the event loop for 100 ms at a time.
+A copy creates a record, and the lists and dicts in it, when they are first read. A full copy would
+take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects per live episode, which
+Python's garbage collector visits repeatedly, although a search reads only one or two fields of each
+record. With 64 live episodes, full records blocked the event loop for 100 ms at a time.
 
 Invariants: a copy behaves like the dict that tau-bench loads (same keys, order and values; a value
 that was read stays the same object); no episode sees another's changes; two databases have equal
@@ -22,7 +22,7 @@ Changes = Mapping[tuple[str, str | None], str | None]
 it was removed. A table that is not a dict of records has the key None."""
 
 _VERSION = 2
-"""Of marshal: the last one whose bytes depend on values only, not on which objects are shared."""
+"""Version of marshal: the last one whose bytes depend only on values, not on shared objects."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 _get = dict.__getitem__  # a global, since super() takes longer than the look-up itself
@@ -70,7 +70,7 @@ class Table(dict[str, Any]):
         return iter(super().items())
 
     def read_all(self) -> None:
-        """Make every value."""
+        """Create every value."""
         for key in self:
             self[key]
 
@@ -126,7 +126,7 @@ class Database:
         self._texts: Mapping[str, Mapping[str, str] | str] | None = None
 
     def copy(self) -> dict[str, Any]:
-        """Return a database for one episode. It costs one pointer a record, not the database."""
+        """Return a database for one episode. It costs one pointer per record, not a full copy."""
         return {
             name: marshal.loads(table) if isinstance(table, bytes) else Table(table)
             for name, table in self._tables.items()
@@ -232,7 +232,7 @@ def _plain(stored: Stored | bytes) -> Any:
 
 
 def _is_still(now: Any, base: Any) -> bool:
-    """Return True if `now` is certainly `base`. False: perhaps it is."""
+    """Return True if `now` certainly equals `base`; False if it may differ."""
     if now is base:
         return True
     if type(base) is Stored:

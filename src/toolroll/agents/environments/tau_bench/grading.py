@@ -1,5 +1,5 @@
-"""`Bench`: what all episodes of one domain and split share: the domain, its database, and each
-task's expected outcome.
+"""`Bench`: the data that all episodes of one domain and split share: the domain, its database, and
+the expected outcome of each task.
 
 Invariants: rewards and reward infos are those that tau-bench computes (the reference actions are
 replayed once for each task, and their changes kept); task objects never change: every argument is a
@@ -39,7 +39,7 @@ class Bench:
         self.domain = domain
         self.database = database
         self._expected: dict[int, Expected] = {}
-        # One thread: hashing is CPU work, and the episodes of a task share its outcome.
+        # One thread: hashing is CPU work, and the episodes of a task share the outcome.
         self._grader = Threads(1)
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
@@ -101,7 +101,7 @@ class Bench:
     def grade(
         self, index: int, expected: Expected, data: Mapping[str, Any], texts: Sequence[str]
     ) -> dict[str, Any]:
-        """Return tau-bench's `RewardResult` as plain data. `texts`: the agent's."""
+        """Return tau-bench's `RewardResult` as plain data. `texts`: the texts of the agent."""
         task = self.task(index)
         right = self.database.changes(data) == expected.changes
         reward = 1.0 if right else 0.0

@@ -35,7 +35,7 @@ class Domain:
 
     `tasks` are the package's own task objects of one split. `invoke[name]` is a tool:
     `invoke[name](data=..., **arguments)`. `user_prompt` is the package's prompt for a simulated
-    user, with `{instruction}` in place of the instruction. `to_hashable` and `consistent_hash` are
+    user, with the placeholder `{instruction}`. `to_hashable` and `consistent_hash` are
     the package's: they define the reward.
     """
 

@@ -56,7 +56,7 @@ class TauBenchUser:
         if not line:
             self._metrics["user_errors"] += 1
             raise UserSimulatorError(
-                f"tau-bench's user simulator gave a reply without visible text: {text!r:.200}"
+                f"tau-bench's user simulator returned a reply without visible text: {text!r:.200}"
             )
         return line
 

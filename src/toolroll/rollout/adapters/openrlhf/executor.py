@@ -1,5 +1,4 @@
-"""`AgentExecutor`: one sample of OpenRLHF, played by any program that speaks to
-`openai.AsyncOpenAI`.
+"""`AgentExecutor`: play one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
 
 Invariants: there is no server, port or thread: the agent's calls are answered in the caller's event
 loop; samples share no mutable state; an overflow truncates the sample and keeps its earlier turns.
@@ -200,7 +199,7 @@ class AgentExecutor:
         return _outcome(found), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """One per tokenizer: its cache is shared."""
+        """Return the chat template of `tokenizer`, one per tokenizer, to share its cache."""
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
         return self._templates[tokenizer]
@@ -253,6 +252,6 @@ def _result(
     }
 
 
-# OpenRLHF asks for a subclass of its own class, and is there only inside a trainer
+# OpenRLHF requires a subclass of its own class, and is installed only in a trainer
 with contextlib.suppress(ImportError):
     importlib.import_module("openrlhf.utils.agent").AgentExecutorBase.register(AgentExecutor)

@@ -35,18 +35,21 @@ _IGNORED = frozenset({"no_stop_trim"})
 
 
 class LlmEngine(Protocol):
-    """What OpenRLHF 0.11 passes as `llm_engine`."""
+    """The object that OpenRLHF 0.11 passes as `llm_engine`."""
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
     ) -> Any:
-        """vLLM's `RequestOutput`."""
+        """Return vLLM's `RequestOutput`."""
         ...
 
 
 class VllmEngine(EngineClient):
-    """`sampling_params`: the trainer's (vLLM's `SamplingParams`), the defaults of a request.
-    `max_length`: prompt and answer together, in tokens."""
+    """OpenRLHF's vLLM actor as an `EngineClient`.
+
+    `sampling_params`: the trainer's parameters (vLLM's `SamplingParams`), the defaults of a
+    request. `max_length`: the limit of prompt and answer together, in tokens.
+    """
 
     def __init__(
         self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int
@@ -57,7 +60,7 @@ class VllmEngine(EngineClient):
 
     @property
     def url(self) -> str:
-        """A name: there is no address."""
+        """A name for messages, because there is no address."""
         return "openrlhf"
 
     async def model_info(self) -> ModelInfo:
@@ -82,7 +85,7 @@ class VllmEngine(EngineClient):
         stop = output.stop_reason
         reason = str(output.finish_reason)
         if reason == "stop" and stop is None and len(ids):
-            stop = int(ids[-1])  # vLLM names no reason for the end-of-sequence token itself
+            stop = int(ids[-1])  # vLLM reports no reason for the end-of-sequence token itself
         if progress is not None:
             progress(ids.tolist())
         return Completion(
@@ -104,7 +107,7 @@ class VllmEngine(EngineClient):
         raise UsageError("OpenRLHF's engine has no HTTP address: call generate instead of post")
 
     async def aclose(self) -> None:
-        """Do nothing: the engine is the trainer's."""
+        """Do nothing: the trainer owns the engine."""
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
@@ -117,7 +120,7 @@ class VllmEngine(EngineClient):
                 )
             setattr(params, _NAMES[name], value)
         params.n = 1
-        # 0: the sampled token's own
+        # 0: only the logprob of the sampled token
         params.logprobs = max(params.logprobs or 0, int(request.extra.get("top_logprobs_num") or 0))
         return params
 

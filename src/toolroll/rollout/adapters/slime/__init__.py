@@ -6,8 +6,8 @@
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
 
 Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`);
-`SlimeSettings` lists them. Written for slime at commit 624b824a; slime itself is imported only
-where one of its own types must be made.
+`SlimeSettings` lists them. Written for slime at commit 624b824a. slime itself is imported only to
+create its own types.
 """
 
 from toolroll.rollout.adapters.slime.filters import keep_group

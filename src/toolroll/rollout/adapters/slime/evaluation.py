@@ -1,8 +1,7 @@
-"""Play evaluation datasets: the `data` of slime's `RolloutFnEvalOutput`.
+"""Play evaluation datasets for the `data` of slime's `RolloutFnEvalOutput`.
 
-Invariants: rewards, truncated and samples are equally long and hold graded episodes only; how many
-were aborted is a metric of its own, and a dataset without a graded episode is an error, not a
-number.
+Invariants: rewards, truncated and samples have the same length and contain only graded episodes;
+the number of aborted ones is a separate metric; a dataset without a graded episode is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from toolroll.rollout.errors import RolloutError, UsageError
 async def evaluate(
     args: Any, rollout_id: int
 ) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
-    """All of `args.eval_datasets`, one after another; data by name, and metrics."""
+    """Play all of `args.eval_datasets`, one after another. Return the data by name, and metrics."""
     datasets = attribute(args, "eval_datasets", [])
     if not datasets:
         raise UsageError(

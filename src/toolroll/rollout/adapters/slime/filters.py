@@ -1,4 +1,4 @@
-"""Which groups of samples may be trained on."""
+"""Filters for groups of samples that may be trained on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def has_aborted(group: Iterable[Any]) -> bool:
 
 
 def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
-    """For `--dynamic-sampling-filter-path`: keep groups whose episodes were all graded, and not all
-    alike.
+    """Keep groups whose episodes were all graded, and not all with the same reward. For
+    `--dynamic-sampling-filter-path`.
 
-    slime's normalisation fails on a missing reward, and learns nothing from equal ones.
+    slime's normalization fails on a missing reward, and learns nothing from equal ones.
     """
     if has_aborted(samples):
         return False

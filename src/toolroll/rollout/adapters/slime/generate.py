@@ -37,8 +37,8 @@ def player(args: Any) -> Player:
 
 
 async def aclose() -> None:
-    """Close the running loop's connections; a trainer that lives as long as its process need
-    not.
+    """Close the connections of the running loop. Not needed if the trainer lives as long as its
+    process.
     """
     for found in _players.pop(asyncio.get_running_loop(), {}).values():
         await found.aclose()
@@ -69,9 +69,7 @@ async def generate(
 
 
 def unplayed(sample: Any) -> Any:
-    """Return the sample as before it was played, for a restart: slime plays ABORTED samples
-    again.
-    """
+    """Return the sample as it was before it was played. slime plays ABORTED samples again."""
     sample.tokens, sample.response, sample.response_length = [], "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.reward = None, None, None
     sample.status = type(sample).Status.ABORTED
@@ -79,9 +77,9 @@ def unplayed(sample: Any) -> Any:
 
 
 def _slime_stops(args: Any) -> Callable[[], bool]:
-    """Return True if slime's own loop is aborting its rollout; checked before each turn."""
+    """Return a function that is True while slime's own loop aborts its rollout."""
     module = sys.modules.get(_SLIME_LOOP)
-    if module is None:  # another loop than slime's own calls: ours, or a trainer's of its kind
+    if module is None:  # not called by slime's own loop, but by ours or a similar trainer's
         return lambda: False
     state = module.GenerateState(args)
     return lambda: bool(state.aborted)

@@ -1,9 +1,9 @@
 """`Player`: plays slime's samples. One per event loop and settings, with its model, environments
 and user simulators.
 
-Invariants: no turn is started once the rollout is being stopped (slime aborts the engines until
-they are idle); an episode that failed is retried a bounded number of times, and is then reported as
-aborted; the given samples are not changed.
+Invariants: no turn starts after the rollout was stopped (slime aborts the engines until they are
+idle); a failed episode is retried a limited number of times, and is then reported as aborted; the
+given samples are not changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 
 class StoppableEngine(Engine):
-    """An `Engine` that is sent nothing more once `stopped()`: each further turn, or part of a
+    """An `Engine` that sends no request once `stopped()` is True. Each further turn, or part of a
     resumed one, is an abort without tokens.
     """
 
@@ -42,7 +42,7 @@ class StoppableEngine(Engine):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn; an abort without tokens once the rollout is being stopped."""
+        """Return one turn, or an abort without tokens if the rollout was stopped."""
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")

@@ -1,10 +1,11 @@
-"""An episode as slime's `Sample`s: one for each training sequence, copied from the given sample.
+"""Convert an episode to slime's `Sample`s: one for each training sequence, copied from the given
+sample.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a
 sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
 mask and `remove_sample`; an aborted episode has no reward (I9); `response_length` is at least 1;
-forks share one `rollout_id`; group fields are unchanged. slime's own type is never
-imported: the given sample is copied.
+forks share one `rollout_id`; group fields are unchanged. slime's own type is never imported: the
+given sample is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
-"""Of `Sample.metadata`: what is known of the episode besides slime's own fields."""
+"""The key in `Sample.metadata` for the data of the episode that slime has no field for."""
 
 
 def to_samples(
@@ -75,16 +76,16 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
 
 
 def _add_episode_counts(made: Any, result: InteractionResult) -> None:
-    """The episode's prefix cache and waiting times, on its first sequence only: slime adds them
-    up over samples.
+    """Set the prefix cache and waiting times of the episode, on its first sequence only: slime adds
+    them up over samples.
     """
     metrics = result.metrics
     made.non_generation_time = max(
         0.0, metrics.get("seconds", 0.0) - metrics.get("engine_seconds", 0.0)
     )
-    if "prefix_cache_info" not in vars(made):  # younger than some versions of slime and miles
+    if "prefix_cache_info" not in vars(made):  # some versions of slime and miles do not have it
         return
-    # shared with the sample that came in
+    # shared with the given sample
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))

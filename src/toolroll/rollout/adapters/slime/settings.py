@@ -1,8 +1,9 @@
-"""`SlimeSettings`: what `args` says about toolroll, and what of slime's own arguments an episode
-needs.
+"""`SlimeSettings`: the settings of toolroll in slime's `args`, and the arguments of slime that an
+episode needs.
 
 Invariants: an attribute named `toolroll_*` that is not listed here is refused, with the nearest
-name; what slime is told to do and toolroll cannot is refused in words before the first episode.
+name; options of slime that toolroll does not support are refused with a message before the first
+episode.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from toolroll.rollout.runtime.complaints import complaints
 PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
-"""Parameters of slime's that shape the engine's text, of which nothing is used here; routers
-drop the second one.
+"""slime's parameters that affect only the text of an answer, which is not used here. Routers drop
+the second one.
 """
 
 
 class SlimeSettings(EpisodeSettings):
-    """Each field is the attribute `toolroll_<field>` of `args`, as a key of the file behind
-    --custom-config-path.
+    """The settings in `args`. Each field is the attribute `toolroll_<field>`, or that key in the
+    file of --custom-config-path.
     """
 
     chat_template_kwargs: dict[str, Any] | None = Field(
@@ -39,7 +40,7 @@ class SlimeSettings(EpisodeSettings):
     )
     partial: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="with --partial-rollout: a cut episode is begun anew, or not run",
+        description="with --partial-rollout: a cut episode is restarted, or not run",
     )
     concurrency: int | None = Field(
         default=None,
@@ -52,7 +53,9 @@ class SlimeSettings(EpisodeSettings):
 
 
 def read_settings(args: Any) -> SlimeSettings:
-    """The settings in `args` (a Namespace). Raises `UsageError` for an unknown or wrong one."""
+    """Return the settings in `args` (a Namespace). Raises `UsageError` for unknown or invalid
+    ones.
+    """
     given = {
         name.removeprefix(PREFIX): value
         for name, value in vars(args).items()
@@ -77,15 +80,15 @@ def read_settings(args: Any) -> SlimeSettings:
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
-    """slime's argument `name`; `default` where this slime or miles has none of that name, or it
-    is not set.
+    """Return slime's argument `name`; `default` if it is not set, or if this version of slime or
+    miles does not have it.
     """
     value = vars(args).get(name)
     return default if value is None else value
 
 
 def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> None:
-    """Refuse, in words, what slime may ask of a rollout and toolroll does not give."""
+    """Raise `UsageError` for options of slime that toolroll does not support."""
     if collects_partial(args) and settings.partial == "refuse" and not evaluation:
         raise UsageError(
             "--partial-rollout continues a response token by token, which an episode with an "
@@ -94,7 +97,7 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
         )
     if attribute(args, "use_rollout_routing_replay", False):
         raise UsageError(
-            "--use-rollout-routing-replay: toolroll does not hand the routed experts on to slime; "
+            "--use-rollout-routing-replay: toolroll does not pass the routed experts to slime; "
             "run without it"
         )
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
@@ -105,7 +108,7 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
 
 
 def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
-    """The served model that `args` names."""
+    """Return the settings of the served model in `args`."""
     template_kwargs = settings.chat_template_kwargs
     if template_kwargs is None:
         template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
@@ -122,7 +125,7 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
 
 
 def concurrency(args: Any, settings: SlimeSettings) -> int:
-    """How many episodes are played at once."""
+    """Return the number of episodes that are played at once."""
     if settings.concurrency is not None:
         return settings.concurrency
     engines = attribute(args, "rollout_num_gpus", 1) // max(
@@ -132,13 +135,13 @@ def concurrency(args: Any, settings: SlimeSettings) -> int:
 
 
 def collects_partial(args: Any) -> bool:
-    """Whether slime keeps samples that it cut, to go on with them in a later rollout."""
+    """Return True if slime keeps cut samples, to continue them in a later rollout."""
     return bool(attribute(args, "partial_rollout", False))
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """slime's sampling parameters as the engine client takes them: without unset ones and those
-    that only shape text.
+    """Return slime's sampling parameters for the engine client, without unset ones and those that
+    only affect the text.
     """
     return {
         name: value

@@ -1,7 +1,7 @@
-"""`generate_rollout`: a whole rollout or evaluation, for `--rollout-function-path` and
+"""`generate_rollout`: play a whole rollout or evaluation, for `--rollout-function-path` and
 `--eval-function-path`.
 
-Invariants: a group is trained on only if each of its episodes was graded; a group that failed is
+Invariants: a group is trained on only if each of its episodes was graded; a failed group is
 replaced by another one, and too many failures in a row end the rollout with the last error; no
 request is left running at the engine on return; aborted episodes are not in an evaluation's mean.
 """
@@ -31,11 +31,11 @@ T = TypeVar("T")
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False
 ) -> Any:
-    """slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`; called from a
-    thread without a loop.
+    """Return slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`. Call
+    it from a thread without an event loop.
 
-    Raises `UsageError` for settings that cannot work, `RolloutError` where too many groups in a row
-    could not be graded.
+    Raises `UsageError` for settings that cannot work, and `RolloutError` if too many groups in a
+    row could not be graded.
     """
     outputs = import_module("slime.rollout.base_types")
     if evaluation:
@@ -117,7 +117,7 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
 
 
 class _Batch:
-    """The groups of one rollout under way."""
+    """The groups of one running rollout."""
 
     def __init__(self, args: Any, playing: Player, data_source: Any) -> None:
         self.kept: list[list[Any]] = []
@@ -133,7 +133,7 @@ class _Batch:
         self._failures = 0
 
     async def fill(self) -> None:
-        """Play groups until enough of them may be trained on."""
+        """Play groups until there are enough that may be trained on."""
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
                 self._begin(

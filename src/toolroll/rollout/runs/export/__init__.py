@@ -1,6 +1,4 @@
-"""A run in other people's formats: training samples as a Parquet data set, results as tau-bench
-writes them.
-"""
+"""Export a run: training samples as a Parquet data set, results in tau-bench's format."""
 
 from toolroll.rollout.runs.export.dataset import write_dataset
 from toolroll.rollout.runs.export.tau_bench import tau_bench_results

@@ -1,8 +1,8 @@
-"""`write_dataset`: training samples as a folder of Parquet files that `datasets.load_dataset`,
-`pyarrow.dataset`, pandas and polars read.
+"""`write_dataset`: write training samples as a folder of Parquet files for `datasets.load_dataset`,
+`pyarrow.dataset`, pandas and polars.
 
-Invariants: rows are those of `sample_rows`; memory holds the rows of one file; an existing folder
-is never written into; the folder holds Parquet files only: some readers open every file in it.
+Invariants: rows are those of `sample_rows`; only the rows of one file are in memory; existing
+folders are never changed; the folder has only Parquet files, because some readers open every file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ROWS_OF_A_FILE = 2000
 def write_dataset(
     episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
 ) -> int:
-    """Write the samples of `episodes` into the new `folder`, and return how many there are.
+    """Write the samples of `episodes` into the new `folder`, and return their number.
 
-    Raise `UsageError` if pyarrow is missing, if `folder` exists or cannot be made, or if nothing
-    may be trained on: `datasets` cannot read an empty data set.
+    Raises `UsageError` if pyarrow is missing, if `folder` exists or cannot be created, or if there
+    are no samples: `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
@@ -55,7 +55,7 @@ def write_dataset(
             for number, part in enumerate(written):
                 part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # it was made here
+        shutil.rmtree(folder, ignore_errors=True)  # it was created here
         raise
     return count
 

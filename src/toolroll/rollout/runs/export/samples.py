@@ -1,8 +1,8 @@
 """`sample_rows`: the training samples of a run, one row for each training sequence.
 
 Invariants: aborted episodes, sequences without a trained token, transcripts and baselines are left
-out; the lists of a row are aligned to `input_ids`; logprobs of tokens
-that were not sampled are null.
+out; the lists of a row are aligned to `input_ids`; logprobs of tokens that were not sampled are
+null.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Return rows of plain values. `messages` and `tools` are JSON text: their shapes differ from
-    episode to episode.
+    """Yield rows of plain values. `messages` and `tools` are JSON text, because their types differ
+    between episodes.
     """
     for episode in episodes:
         result = episode.result

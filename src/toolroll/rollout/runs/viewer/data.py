@@ -1,6 +1,6 @@
 """The data of the page.
 
-`view.html` holds JSON in blocks `<script type="text/plain" id=ID>`, each deflated and in base64:
+`view.html` contains JSON in blocks `<script type="text/plain" id=ID>`, each deflated and in base64:
 
 - `index`: `title`, `rows` (one for each episode: `row`), and by environment `settings` (`run.json`)
   and `summary` (`summary.json`);
@@ -21,7 +21,7 @@ from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
-    """Return what the table shows and filters by."""
+    """Return the data of a table row, including the fields to filter by."""
     result = episode.result
     metrics = result.metrics
     return {
@@ -46,7 +46,7 @@ def row(episode: Episode) -> dict[str, Any]:
 
 
 def conversation(result: InteractionResult, checker: CallChecker, tools: int) -> dict[str, Any]:
-    """Return what an episode's view shows, without its tokens. `invalid`: `[message, call,
+    """Return the data of an episode's view, without its tokens. `invalid`: `[message, call,
     status]` for each invalid call.
     """
     return {

@@ -1,8 +1,8 @@
-"""Write the page: one HTML file with everything in it.
+"""Write the page: one self-contained HTML file.
 
-Invariants: nothing is loaded from anywhere (a content security policy forbids it); whatever an
-episode holds is text: it travels as compressed data, and the page's script only makes text nodes of
-it; a page is written whole or not at all.
+Invariants: the page loads nothing (a content security policy forbids it); all data of an episode is
+shown as text: it is stored as compressed data, and the script only creates text nodes from it; a
+page is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def write_page(
     """Write the page of `episodes` to `out`. Return their number.
 
     Args:
-        pieces_of: Returns what gives the texts of an environment's tokens, or None.
+        pieces_of: Returns the `Pieces` for the tokens of an environment, or None.
         settings: The content of `run.json`, by environment.
         summary: The content of `summary.json`, by environment.
-        tokens_of: The number of episodes, from the first on, whose tokens the page holds.
+        tokens_of: The number of episodes, from the first on, whose tokens are in the page.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ class _Conversations:
         self._waiting: list[bytes] = []
 
     def add(self, episode: Episode) -> tuple[int, int]:
-        """Add a conversation. Return its block and its place in it."""
+        """Add a conversation. Return its block and its position in the block."""
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
         found = conversation(episode.result, self._checker, self._add_tools(episode.result.tools))
@@ -86,7 +86,7 @@ class _Conversations:
         return self._block, len(self._waiting) - 1
 
     def flush(self) -> None:
-        """Write the block under way."""
+        """Write the current block."""
         _write(self._file, f"block-{self._block}", b"[" + b",".join(self._waiting) + b"]")
         self._block += 1
         self._waiting.clear()
@@ -111,7 +111,7 @@ def _write(file: BinaryIO, name: str, data: bytes) -> None:
 
 
 def _template() -> tuple[str, str]:
-    """Return what comes before and after the data, with style and script in it."""
+    """Return the parts of the page before and after the data, including style and script."""
     folder = Path(__file__).parent / "html"
     parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(parts)

@@ -1,7 +1,7 @@
 """The text of each token of a sequence, to be displayed.
 
-Invariant: joined, the pieces of a sequence are its text. A token that holds only a part of a
-character has an empty piece; the token that completes the character has all of it.
+Invariant: joined, the pieces of a sequence are its text. A token with only part of a character has
+an empty piece; the token that completes the character has the whole character.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _BROKEN = "\ufffd"
-_LONGEST = 8  # tokens that one character may be spread over: 4 bytes in UTF-8, and joined emoji
+_LONGEST = 8  # maximum tokens of one character: 4 bytes in UTF-8, and joined emoji
 
 
 class Pieces:

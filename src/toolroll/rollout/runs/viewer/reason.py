@@ -1,20 +1,20 @@
-"""Find the reason for a reward in what the environment reported."""
+"""Find the reason for a reward in the info of the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_KEYS = ("reward_reason", "reason", "failure")  # what environments call a reason in words
+_KEYS = ("reward_reason", "reason", "failure")  # keys with a text
 _LONGEST = 300
 _LEAVES = 8
 
 
 def reward_reason(info: Mapping[str, Any]) -> str:
-    """Return why the reward is what it is, as one line; "" if `info` does not tell.
+    """Return the reason for the reward as one line; "" if `info` has none.
 
-    An error comes first, then a reason in words, then the parts of `reward_info` (as tau-bench and
-    tau2 report them).
+    An error comes first, then a text, then the parts of `reward_info` (as tau-bench and tau2 report
+    them).
     """
     error = info.get("error")
     if isinstance(error, Mapping):

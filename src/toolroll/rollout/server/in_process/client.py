@@ -1,8 +1,8 @@
 """`ToolrollClient`: the OpenAI SDK's own asynchronous client, answered in process.
 
-Invariants: it is an `openai.AsyncOpenAI`, with that class's retries, streams, types and errors, so
-whoever takes one takes it; a client and its copies speak for one session; `reset` begins another
-one for this client and clears nobody's tokens.
+Invariants: it is an `openai.AsyncOpenAI`, with that class's retries, streams, types and errors; a
+client and its copies use one session; `reset` starts another session for this client and does not
+delete tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toolroll.rollout.types import Trajectory
 
 
 class ToolrollClient(AsyncOpenAI):
-    """An `AsyncOpenAI` over `endpoint` (started), for the session `session` (default: one of its
-    own).
+    """An `AsyncOpenAI` over `endpoint`, which must be started, for the session `session` (default:
+    a new one).
 
     Replies have the extra fields `prompt_token_ids`, `choices[i].token_ids` and
     `choices[i].logprobs.content[j].token_id`. `options` are `AsyncOpenAI`'s. Sampling parameters
@@ -54,8 +54,8 @@ class ToolrollClient(AsyncOpenAI):
         return live.session.trajectories()
 
     def reset(self, session: str | None = None) -> str:
-        """Continue in a new session (`session`, or a new name). Return the name of the session
-        before, which stays readable until it is dropped.
+        """Continue in a new session (`session`, or a new name). Return the name of the previous
+        session, which can be read until it is dropped.
         """
         left, self.session = (
             self.session,

@@ -1,7 +1,7 @@
 """`ManagedSession`: one rollout's calls and its state, in the shape of Atropos' `ManagedServer`.
 
-Invariants: a call returns what belongs to that call only; `get_state` has everything that was
-handed out, once; concurrent calls are safe; a session is dropped when its context ends.
+Invariants: a call returns only its own data; `get_state` has every returned answer exactly once;
+concurrent calls are safe; a session is dropped when its context ends.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ManagedSession:
         return reply
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """Return a text completion. `prompt` continues an earlier one if it begins with its text
-        or ids.
+        """Return a text completion. `prompt` continues an earlier one if it starts with its text or
+        ids.
         """
         create = self.client.completions.create
         reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
@@ -61,9 +61,12 @@ class ManagedSession:
             await self.endpoint.settle(live)
 
     def get_state(self) -> dict[str, Any]:
-        """`{"nodes": [...]}`, one `SequenceNode` a sequence; with `track_tree`, `{"sequences":
-        {...}, "tree": {...}}`, one a sampled turn by its full text, of which only what it added is
-        unmasked; the two values are the same, as in Atropos."""
+        """Return `{"nodes": [...]}`, with one `SequenceNode` per sequence.
+
+        With `track_tree`, return `{"sequences": {...}, "tree": {...}}`, which map the full text of
+        each sampled turn to a node in which only that turn is unmasked. Both values are the same,
+        as in Atropos.
+        """
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
             self.endpoint.settle_now(live)  # requests through `client` are not settled yet
@@ -83,7 +86,7 @@ class ManagedSession:
         return {"nodes": found}
 
     def reset(self) -> None:
-        """Drop what was handed out: later calls are in a new session."""
+        """Drop all nodes, and use a new session for later calls."""
         left = self.client.reset()
         self.endpoint.sessions.discard(left)
 
@@ -106,9 +109,12 @@ async def managed_session(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     settings: EndpointSettings | None = None,
 ) -> AsyncIterator[ManagedSession]:
-    """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an
-    `Engine` or a `Model` (which stay open). `tokenizer`: an object or a name; not used with a
-    `Model`, nor are the parser and the template."""
+    """Yield a `ManagedSession` over `engine`.
+
+    `engine` is an address or a configuration (then a connection is opened), or an `Engine` or a
+    `Model`, which stay open. `tokenizer` is an object or a name. Tokenizer, parser and template are
+    ignored with a `Model`.
+    """
     if isinstance(engine, Model):
         served, owned = engine, False
     else:
@@ -145,8 +151,8 @@ async def managed_session(
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return `kwargs` as `create` takes them: what the SDK does not know goes into `extra_body`,
-    which the endpoint honors or refuses.
+    """Return `kwargs` for `create`. Names that the SDK does not know go into `extra_body`, which
+    the endpoint honors or refuses.
     """
     known = inspect.signature(create).parameters
     named = {name: value for name, value in kwargs.items() if name in known}

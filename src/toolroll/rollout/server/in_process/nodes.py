@@ -1,8 +1,7 @@
-"""`SequenceNode`: a sequence in the form in which Atropos hands it out: masked tokens with -100,
-logprobs with 1.0 on prompts.
+"""`SequenceNode`: a sequence in Atropos' form: -100 for masked tokens, logprob 1.0 on prompts.
 
 Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0; a token with
-loss has the engine's own logprob; over all nodes of one state, a sampled token is unmasked once.
+loss has the engine's logprob; in all nodes of one state together, a sampled token is unmasked once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PROMPT_LOGPROB = 1.0
 
 
 class SequenceNode(BaseModel):
-    """One sequence: all lists are equally long."""
+    """One sequence. All lists have the same length."""
 
     full_text: str
     tokens: list[int]
@@ -33,7 +32,7 @@ class SequenceNode(BaseModel):
 
 
 def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
-    """A whole trajectory as one node."""
+    """Return a whole trajectory as one node."""
     trained = found.loss_mask.astype(bool)
     last = found.turns[-1] if found.turns else None
     metadata = {
@@ -54,9 +53,11 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
 def tree_nodes(
     session: Session, sampled: Sequence[Node], encoder: Encoder
 ) -> dict[str, SequenceNode]:
-    """Each sampled node with its whole path, by its text; `metadata["parent"]` is the key of the
-    sampled node that it goes on from. Nodes of the same text (n answers that say the same) get
-    "#2", "#3" behind it: none is lost."""
+    """Return each sampled node with its whole path, by its text.
+
+    `metadata["parent"]` is the key of the sampled node that it continues. Further nodes with the
+    same text (equal answers to one prompt) get the suffix "#2", "#3" and so on.
+    """
     keys: dict[Node, str] = {}
     found: dict[str, SequenceNode] = {}
     for node in sampled:

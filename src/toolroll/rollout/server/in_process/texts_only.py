@@ -1,5 +1,5 @@
-"""`TextOnlySession`: the same calls against an endpoint without token ids. Nothing of it can be
-trained, and its state says so.
+"""`TextOnlySession`: the same calls against an endpoint without token ids. Its nodes cannot be
+trained, and are marked as such.
 
 Invariants: every token is masked and `metadata["trainable"]` is False; tokens, if there is a
 tokenizer, are made from text (`source` "transcript") and do not record what was sampled.
@@ -18,7 +18,7 @@ from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, Seq
 
 
 class TextOnlySession:
-    """Passes calls on to `client` and keeps their texts. `model`: for calls that name none."""
+    """Forwards calls to `client` and keeps their texts. `model` is the default for calls."""
 
     def __init__(self, client: AsyncOpenAI, *, model: str, tokenizer: Any = None) -> None:
         self.client = client
@@ -44,15 +44,15 @@ class TextOnlySession:
         return reply
 
     def get_state(self) -> dict[str, Any]:
-        """`{"nodes": [...]}`."""
+        """Return `{"nodes": [...]}`."""
         return {"nodes": list(self._nodes)}
 
     def reset(self) -> None:
         """Drop the nodes."""
         self._nodes.clear()
 
-    def _keep(self, before: str, said: str, finish_reason: str | None) -> None:
-        text = before + said
+    def _keep(self, before: str, reply: str, finish_reason: str | None) -> None:
+        text = before + reply
         tokens = (
             list(self._tokenizer.encode(text, add_special_tokens=False))
             if self._tokenizer is not None

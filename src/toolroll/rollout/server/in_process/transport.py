@@ -1,8 +1,8 @@
 """`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: the same paths, refusals and streams as over HTTP, made by the same code; a cancelled
-call acts as a closed connection (the grace time starts); nothing is sent anywhere.
+Invariants: paths, refusals and streams are the same as over HTTP, from the same code; a cancelled
+call has the effect of a closed connection (the grace time starts); no network is used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from toolroll.rollout.server.streaming import event_lines, opened
 logger = logging.getLogger(__name__)
 
 BASE = "http://toolroll.invalid"
-"""A name that no resolver knows: a request that missed this transport would fail."""
+"""A host name that cannot be resolved: a request that bypasses this transport fails."""
 _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`: httpx's, or that of the library
-    that a newer SDK uses instead.
+    """A transport for the `http_client` of `openai.AsyncOpenAI`, for httpx or the library that a
+    newer SDK uses instead.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -47,7 +47,7 @@ class InProcessTransport:
         return None
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the answer to a request of the SDK, an object of the request's HTTP library."""
@@ -55,7 +55,7 @@ class InProcessTransport:
         try:
             return await self._answer(http, request)
         except http.TimeoutException:
-            # the SDK's own timeout: it retries, and joins the request that it gave up on
+            # the SDK's timeout: it retries, and joins the request that it gave up on
             raise
         except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)

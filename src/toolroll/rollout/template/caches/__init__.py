@@ -1,1 +1,1 @@
-"""What only saves time. Whoever wants to trust the tokens may skip it."""
+"""Optimizations that do not affect tokens. Skip this package if you review correctness."""

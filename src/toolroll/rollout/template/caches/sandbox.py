@@ -1,13 +1,13 @@
-"""A chat template, compiled as `transformers` compiles it, with one clock and a quicker sandbox.
+"""Compile a chat template like `transformers`, with a fixed clock and a faster sandbox.
 
-Everything in the environment (options, extensions, filters, globals) is what `transformers` puts
-there. Three things differ: `strftime_now` reads a given time, Jinja's sandbox does not repeat its
-safety checks for the built-in types that a template reads all the time, and one render takes at
-most `MOST_STEPS` steps of loops and calls.
+The environment (options, extensions, filters, globals) is that of `transformers`. Three things
+differ: `strftime_now` reads a given time, Jinja's sandbox does not repeat its safety checks for the
+built-in types that templates use often, and one render takes at most `MOST_STEPS` steps of loops
+and calls.
 
 Invariant: within these steps, `CachingSandbox` returns, refuses and raises exactly what
-`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend on nothing but
-its type and the attribute's name, so Jinja's own answers are computed once, at import
+`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend only on its type
+and the attribute's name, so Jinja's own answers are computed once, at import
 (`tests/unit/template/test_sandbox.py`).
 """
 
@@ -25,8 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MOST_STEPS = 10_000_000
-"""Rounds of loops and calls of macros, functions and methods in one render: some seconds of
-work.
+"""Maximum number of loop iterations and calls of macros, functions and methods in one render (a few
+seconds of work).
 """
 _COUNTED = "toolroll_counted"
 
@@ -38,14 +38,15 @@ _SAFE = frozenset(
     (type(sample), name)
     for sample in _SAMPLES
     for name in dir(sample)
-    if _CHECKER.is_safe_attribute(sample, name, None)  # which does not look at the value
+    if _CHECKER.is_safe_attribute(sample, name, None)  # this does not look at the value
 )
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class CachingSandbox(ImmutableSandboxedEnvironment):
-    """`ImmutableSandboxedEnvironment` with its answers for built-in types computed in advance, and
-    with a bound on the work of one render."""
+    """`ImmutableSandboxedEnvironment` with precomputed checks for built-in types, and with a limit
+    on the work of one render.
+    """
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -59,9 +60,10 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return `obj.attribute`; a key of a dict without asking the dict for an attribute first.
+        """Return `obj.attribute`, or the key `attribute` of a plain dict.
 
-        A plain dict has no attributes but those of its type: Jinja would look for one in vain.
+        A plain dict has only the attributes of its type, so other names are looked up as keys
+        directly.
         """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             try:
@@ -71,7 +73,7 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether the template may read `attr` of `obj`."""
+        """Return True if the template may read `attr` of `obj`."""
         kind = type(obj)
         if (kind, attr) in _SAFE:
             return True
@@ -82,7 +84,7 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _counted(context: Context, iterable: Any) -> Any:
-    """Return what a loop goes through, and count its rounds: at once if it has a length."""
+    """Return the items of a loop, and count its iterations: at once if they have a length."""
     if isinstance(iterable, Undefined):
         return iterable
     try:
@@ -110,10 +112,9 @@ def _count(context: Context, steps: int) -> None:
 
 @lru_cache(64)
 def compile_template(source: str, now: datetime) -> jinja2.Template:
-    """Return `source`, compiled for `transformers`' renderer, with `now` as the time it sees.
+    """Return `source`, compiled for `transformers`' renderer, with `now` as its time.
 
-    `transformers` shares the environment that it compiled the template in with every other user of
-    the process, so this works on an overlay of it.
+    `transformers` shares its environment with the whole process, so this uses an overlay of it.
     """
     from transformers.utils import chat_template_utils
 
