@@ -180,8 +180,15 @@ async def episodes(folder: Path) -> Items:
 
 def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
-        # `constrained` follows from the sampling parameters; older files do not have it
-        left_out = ("latency", "seconds", "cached_tokens", "constrained")
+        # the last three follow from the rest; older files do not have them
+        left_out = (
+            "latency",
+            "seconds",
+            "cached_tokens",
+            "constrained",
+            "bad_calls",
+            "reward_reason",
+        )
         return {
             key: _steady_record(kept)
             for key, kept in value.items()
