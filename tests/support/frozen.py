@@ -182,8 +182,15 @@ def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
         if "finish_reason" in value:  # a turn: files from before its reward was added lack it
             value = {key: kept for key, kept in value.items() if key != "reward"}
-        # `constrained` follows from the sampling parameters; older files do not have it
-        left_out = ("latency", "seconds", "cached_tokens", "constrained")
+        # the last three follow from the rest; older files do not have them
+        left_out = (
+            "latency",
+            "seconds",
+            "cached_tokens",
+            "constrained",
+            "bad_calls",
+            "reward_reason",
+        )
         return {
             key: _steady_record(kept)
             for key, kept in value.items()

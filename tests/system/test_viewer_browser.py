@@ -373,7 +373,10 @@ def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
         0.0,
         messages=messages,
         metrics={"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0},
-        info={"failure": "turn 1: no jump"},
+        info={
+            "failure": "turn 1: no jump",
+            "bad_calls": [{"message": 1, "call": 1, "status": "invalid_json"}],
+        },
     )
     failed.result.tools.append(
         {"function": {"name": "look", "description": "Look at it.", "parameters": {"x": 1}}}

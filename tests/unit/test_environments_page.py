@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,14 +14,16 @@ from toolroll.rollout.cli.app import app
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.rollout.testing.policy import script
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def command(line: str, engine: str) -> str:
+def command(line: str, echoing: str, scripted: str) -> str:
     """What a line of a `sh` block prints; it must end with 0."""
-    words = shlex.split(line.replace("http://127.0.0.1:30000", engine))
+    line = line.replace("http://127.0.0.1:30000", echoing)
+    words = shlex.split(line.replace("http://127.0.0.1:30001", scripted))
     assert words[0] == "toolroll"
     done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"}, catch_exceptions=False)
     assert done.exit_code == 0, f"{line}\n{done.output}"
@@ -34,7 +37,12 @@ def test_every_block_works(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     said: dict[str, str] = {}
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+    tokenizer = load_embedded_tokenizer()
+    replies = next(json.loads(text) for language, text in BLOCKS if language == "json")
+    with (
+        serve_in_thread(EmbeddedEngine(tokenizer)) as echoing,
+        serve_in_thread(EmbeddedEngine(tokenizer, script(replies))) as scripted,
+    ):
         for language, text in BLOCKS:
             name = re.match(r"# (\w+\.py)\n", text)
             if language == "python" and name:
@@ -42,13 +50,15 @@ def test_every_block_works(
             elif language == "python":
                 exec(compile(text, "docs/environments.md", "exec"), {})
                 said[text] = capsys.readouterr().out
-            else:
+            elif language != "json":
                 assert language == "sh"
                 for line in text.splitlines():
-                    if not line.endswith("&"):  # the engine is served above
-                        said[line] = command(line, engine.url)
+                    if not line.endswith("&"):  # the engines are served above
+                        said[line] = command(line, echoing.url, scripted.url)
     assert len(list(read_episodes(tmp_path / "out" / "sums"))) == 3
     assert (tmp_path / "out" / "sums" / "view.html").is_file()
+    [episode] = read_episodes(tmp_path / "out" / "sums-scripted")
+    assert episode.result.reward == 1.0
     assert "1 of 1 earn 1.0" in said["toolroll check-env cart.py:env"]
     assert "4\n" in said.values(), "what the Python block prints"
 

@@ -1,4 +1,6 @@
-"""`infer_parser`: find the tool-call format of a chat template, by parsing a rendered call."""
+"""`infer_parser`: find the tool-call format of a chat template, by parsing a rendered call.
+`better_parser` compares a given parser with it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import ParsedReply
@@ -53,6 +56,21 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
         "no parser can read the tool call that this chat template renders: the template may not "
         "support tools; if it does, name the parser, or register one for its format"
     )
+
+
+def better_parser(
+    parser: ToolCallParser, tokenizer: Any, template: str | None = None
+) -> str | None:
+    """Return the name of the parser that reads what the chat template renders if `parser` does
+    not, else None. Return None too if no parser does: then nothing can be compared.
+    """
+    texts = _renders(tokenizer, template)
+    if any(_is_probe(parser.parse(text, tools=[_TOOL], in_reasoning=None)) for text in texts):
+        return None
+    try:
+        return infer_parser(tokenizer, template)
+    except UnknownParserError:
+        return None
 
 
 def _is_probe(reply: ParsedReply) -> bool:

@@ -68,6 +68,7 @@ async def test_the_reference_earns_one_without_tool_errors(task: Task) -> None:
     assert reward == 1.0
     assert len(results) == len(actions)
     assert not [m for r in results for m in r.messages if m["content"].startswith("Error")]
+    assert results[-1].info == {}
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -83,7 +84,17 @@ async def test_saying_nothing_of_what_must_be_told_earns_nothing(task: Task) -> 
     quiet = [
         say("All settled.") if "Please note" in step.content else step for step in reference(task)
     ]
-    assert (await play(task, quiet))[0] == 0.0
+    reward, results = await play(task, quiet)
+    assert reward == 0.0
+    assert results[-1].info["reward_reason"].startswith("the member was not told '")
+
+
+async def test_a_code_that_does_not_apply_is_the_reason() -> None:
+    task = next(t for t in TASKS.values() if "R1" in " ".join(t.data["told"]).upper())
+    reward, results = await play(task, [say("H3."), *reference_actions(task)])
+    assert reward == 0.0
+    reason = "the member was told codes that do not apply: h3"
+    assert results[-1].info == {"reward_reason": reason}
 
 
 WRITES = [
@@ -96,7 +107,10 @@ WRITES = [
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 async def test_one_write_too_many_earns_nothing(task: Task) -> None:
     for name, arguments in [*WRITES, ("waive_fees", {"card": "L-1003"})]:
-        assert (await play(task, [call(name, arguments), *reference_actions(task)]))[0] == 0.0
+        reward, results = await play(task, [call(name, arguments), *reference_actions(task)])
+        assert reward == 0.0
+        reason = "the database is not in the reference's final state"
+        assert results[-1].info == {"reward_reason": reason}
 
 
 REFUSED = {

@@ -138,6 +138,10 @@ async def test_a_call_that_cannot_be_executed_is_answered(
     async with endpoint(says(None, [call, LOOK]), says("Bye.")) as server:
         result = await play(server.url, world)
     assert result.metrics[f"invalid_calls/{kind}"] == 1
+    [bad] = result.info["bad_calls"]
+    assert (bad["call"], bad["status"]) == (0, kind)
+    bad_call = result.messages[bad["message"]]["tool_calls"][bad["call"]]
+    assert bad_call["function"]["name"] == call[0]
     answers = [message for message in result.messages if message["role"] == "tool"]
     assert words in answers[0]["content"]
     assert answers[1]["content"] == "A frog.", "the other one was executed"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     )
     assert table["do-nothing baseline"] == "0/10"
     assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
+    bad_calls = [
+        (found.result.messages[bad["message"]]["role"], bad["status"])
+        for found in episodes
+        for bad in found.result.info.get("bad_calls", [])
+    ]
+    assert {role for role, _ in bad_calls} == {"assistant"}
+    assert Counter(status for _, status in bad_calls) == {
+        kind: part["count"] for kind, part in written["invalid_calls"]["by_kind"].items()
+    }
     assert (written["trainable"], written["episodes"], written["aborted"], written["warnings"]) == (
         True,
         20,

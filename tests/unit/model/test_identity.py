@@ -68,9 +68,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @asynccontextmanager
-async def served_at(url: str, tokenizer: Any, name: str = "embedded") -> AsyncIterator[Model]:
+async def served_at(
+    url: str, tokenizer: Any, name: str = "embedded", parser_name: str = "hermes"
+) -> AsyncIterator[Model]:
     template = ChatTemplate(tokenizer)
-    parser = get_parser("hermes", template.encoder.control)
+    parser = get_parser(parser_name, template.encoder.control)
     async with Model(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
         yield served
 
@@ -82,6 +84,15 @@ async def test_the_same_tokenizer_passes_without_a_word(tokenizer: Any) -> None:
     async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer) as served:
         assert await served.check_identity() == []
     assert engine.log == []
+
+
+async def test_a_parser_that_does_not_fit_the_template_is_a_warning(tokenizer: Any) -> None:
+    async with (
+        EmbeddedEngine(tokenizer) as engine,
+        served_at(engine.url, tokenizer, parser_name="llama3") as served,
+    ):
+        [warning] = await served.check_identity()
+    assert "'llama3' (tool_call_parser, --parser) does not read, and 'hermes' does" in warning
 
 
 @pytest.mark.parametrize("change", [fewer_merges, other_end])

@@ -16,7 +16,7 @@ from support.qwen import all_templates, tokenizer_for
 from support.tiers import by_tier, costly
 
 from toolroll.parsers.errors import UnknownParserError
-from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.template.chat_template import ChatTemplate
 
@@ -91,6 +91,12 @@ def written_turn(
     text = whole[len(prompt) :]
     ends = [at for stop in template.stop_texts if (at := text.rfind(stop)) >= 0]
     return (text[: max(ends)] if ends else text), tools, opened
+
+
+@pytest.mark.parametrize("name", by_tier(FAMILIES))
+def test_the_parser_of_a_family_gets_no_better_one(name: str) -> None:
+    kind, _ = FAMILIES[name]
+    assert better_parser(get_parser(kind), tokenizer_named(name)) is None
 
 
 @pytest.mark.parametrize("name", by_tier(FAMILIES))

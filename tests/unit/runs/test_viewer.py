@@ -21,7 +21,7 @@ from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.viewer import write_page
-from toolroll.rollout.runs.viewer.calls import CallChecker
+from toolroll.rollout.runs.viewer.data import conversation
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runs.viewer.reason import reward_reason
 
@@ -140,38 +140,16 @@ TOOL = {
 }
 
 
-def calling(*calls: tuple[str, str]) -> dict[str, Any]:
-    """An assistant message with a call for each `(name, arguments)`."""
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": f"c{at}", "function": {"name": name, "arguments": arguments}}
-            for at, (name, arguments) in enumerate(calls)
-        ],
-    }
+def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:
+    bad_calls = [{"message": 2, "call": 1, "status": "unknown_tool"}]
 
+    def found(info: dict[str, Any], invalid: float) -> Any:
+        result = episode(info=info, metrics={"invalid_calls": invalid}).result
+        return conversation(result, 0)["invalid"]
 
-def test_invalid_calls_are_found_again_by_the_statuses_that_were_counted() -> None:
-    messages = [
-        {"role": "user", "content": "Add."},
-        calling(("add", '{"x": 1}'), ("add", '{"x": "1"}')),
-        calling(("add", '{"x": '), ("sub", "{}")),
-    ]
-
-    def found(**counts: float) -> list[tuple[int, int, str]]:
-        metrics = {f"invalid_calls/{status}": count for status, count in counts.items()}
-        result = episode(messages=messages, metrics=metrics).result
-        result.tools.append(TOOL)
-        return CallChecker().invalid(result)
-
-    assert found(bad_arguments=1, invalid_json=1, unknown_tool=1) == [
-        (1, 1, "bad_arguments"),
-        (2, 0, "invalid_json"),
-        (2, 1, "unknown_tool"),
-    ]
-    assert found(unclosed=1) == [(2, 0, "unclosed")]
-    assert found() == [], "nothing is marked that the episode did not count"
+    assert found({"bad_calls": bad_calls}, 1) == [[2, 1, "unknown_tool"]]
+    assert found({}, 1) == [], "an older file"
+    assert found({"bad_calls": "the environment's own"}, 0) == []
 
 
 def test_the_reason_for_a_reward() -> None:

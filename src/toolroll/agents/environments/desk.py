@@ -361,18 +361,24 @@ def is_told(wanted: str, replies: Sequence[str]) -> bool:
 _CODE = re.compile(r"\b[arhf][1-4]\b")
 
 
-def score(task: Task, state: object, replies: Sequence[str]) -> float:
-    """Return 1.0 if `state` is the reference's and the replies contain the required facts, else
-    0.0.
+def judge(task: Task, state: object, replies: Sequence[str]) -> tuple[float, str | None]:
+    """Return 1.0 if `state` is the reference's and the replies contain the required facts; else 0.0
+    and the reason.
 
     If a rule's code is required, any other code in the replies results in 0.0, so that reciting the
     list of rules does not count.
     """
     told = [str(text) for text in task.data["told"]]
     codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))
-    named = {code for reply in replies for code in _CODE.findall(normalise(reply))}
-    right = state == _reference_state(task) and all(is_told(text, replies) for text in told)
-    return 1.0 if right and (not codes or named == codes) else 0.0
+    extra = {code for reply in replies for code in _CODE.findall(normalise(reply))} - codes
+    untold = [text for text in told if not is_told(text, replies)]
+    if state != _reference_state(task):
+        return 0.0, "the database is not in the reference's final state"
+    if untold:
+        return 0.0, f"the member was not told {', '.join(map(repr, untold))}"
+    if codes and extra:
+        return 0.0, f"the member was told codes that do not apply: {', '.join(sorted(extra))}"
+    return 1.0, None
 
 
 def _reference_state(task: Task) -> object:
@@ -434,8 +440,10 @@ class Desk(Environment):
             line = await self._user.step(action.content)
             self._done = is_stop(line)
             messages = [{"role": "user", "content": line}]
-        reward = score(self._task, final_state(self._db), self._replies) if self._done else None
-        return StepResult(messages, reward, self._done)
+        if not self._done:
+            return StepResult(messages)
+        reward, reason = judge(self._task, final_state(self._db), self._replies)
+        return StepResult(messages, reward, True, info={"reward_reason": reason} if reason else {})
 
     def _call(self, db: sqlite3.Connection, call: ToolCall) -> Message:
         message: Message = {"role": "tool", "tool_call_id": call.id, "name": call.name}

@@ -34,6 +34,7 @@ class EpisodeTracker:
     info: dict[str, Any] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    bad_calls: list[dict[str, int | str]] = field(default_factory=list)
     invalid_in_a_row: int = 0
     engine_seconds: float = 0.0
     turn_rewards: list[float] = field(default_factory=list)
@@ -41,8 +42,8 @@ class EpisodeTracker:
     invalid_turns: list[int] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
 
-    def turn(self, turn: AssistantTurn) -> None:
-        """Count one turn of the model."""
+    def turn(self, turn: AssistantTurn, place: int) -> None:
+        """Count one turn of the model. `place`: the index of its message in the conversation."""
         self.counts["turns"] += 1
         self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)
@@ -51,6 +52,11 @@ class EpisodeTracker:
         for call in turn.parsed.bad_calls:
             self.counts["invalid_calls"] += 1
             self.counts[f"invalid_calls/{call.status}"] += 1
+        self.bad_calls += [
+            {"message": place, "call": at, "status": call.status.value}
+            for at, call in enumerate(turn.parsed.tool_calls)
+            if not call.ok
+        ]
         self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:

@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 class EpisodeConversation(Protocol):
     """The interface of conversations: `Conversation` with tokens, or `TextConversation`."""
 
+    messages: list[Message]
+    """The whole history."""
+
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Sample the next turn."""
+        """Sample the next turn, and add its message."""
         ...
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
@@ -124,7 +127,7 @@ async def _turns(
     policy = rules.policy
     for _ in range(rules.max_num_steps):
         turn = await conversation.reply(rules.sampling_params)
-        tracker.turn(turn)
+        tracker.turn(turn, len(conversation.messages) - 1)
         if turn.finish_reason == "abort":
             return StopReason.ENGINE_ABORT
         if turn.finish_reason == "length" and rules.on_length == "stop":

@@ -25,6 +25,8 @@ def build_result(
     prompt = ""
     if conversation is not None:
         messages, tools = conversation.messages, conversation.tools
+    if tracker.bad_calls:
+        tracker.info["bad_calls"] = tracker.bad_calls
     if not trainable:
         tracker.info["trainable"] = False
     elif isinstance(conversation, Conversation):

@@ -230,7 +230,10 @@ def engine(
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 30000,
     script: Annotated[
-        Path | None, typer.Option(help='JSON: {"routing key": ["reply", ...]}; default: an echo')
+        Path | None,
+        typer.Option(
+            help='JSON: {"desk/TASK#SAMPLE": ["reply", ...]}; default: the number of tokens read'
+        ),
     ] = None,
     context_length: Annotated[int, typer.Option()] = 32768,
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,

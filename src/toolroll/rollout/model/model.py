@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import (
     Engine,
@@ -147,13 +147,25 @@ class Model:
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
-        """Return warnings. Raises `UsageError` if the engine serves a model with another tokenizer.
+        """Return warnings, also one if the parser does not read what the chat template writes.
+        Raise `UsageError` if the engine serves a model with another tokenizer.
 
         `allow_mismatch`: return that as a warning too.
         """
-        return await check_identity(
+        found = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )
+        source = self.template.renderer.chat_template
+        better = await self.run_in_thread(
+            better_parser, self.parser, self.template.tokenizer, source
+        )
+        if better is not None:
+            found.append(
+                f"the chat template writes tool calls that the parser {self.parser.name!r} "
+                f"(tool_call_parser, --parser) does not read, and {better!r} does: a call that is "
+                "not read counts as text"
+            )
+        return found
 
     async def run_in_thread(
         self,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from toolroll.rollout.runs.viewer.calls import CallChecker, called_tools
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runs.viewer.reason import reward_reason
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
@@ -45,18 +44,26 @@ def row(episode: Episode) -> dict[str, Any]:
     }
 
 
-def conversation(result: InteractionResult, checker: CallChecker, tools: int) -> dict[str, Any]:
+def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
     """Return the data of an episode's view, without its tokens. `invalid`: `[message, call,
-    status]` for each invalid call.
+    status]` for each invalid call; [] if the file was written before episodes recorded them.
     """
+    counted = result.metrics.get("invalid_calls", 0) > 0
+    bad_calls = result.info.get("bad_calls", []) if counted else []
     return {
         "messages": result.messages,
-        "invalid": checker.invalid(result),
+        "invalid": [[bad["message"], bad["call"], bad["status"]] for bad in bad_calls],
         "tools": tools,
         "info": result.info,
         "metrics": result.metrics,
         "stepRewards": list(result.step_rewards),
     }
+
+
+def called_tools(messages: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the tools that were called, sorted."""
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    return sorted({str((call.get("function") or {}).get("name") or "unknown") for call in calls})
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from toolroll.rollout.runs.viewer.calls import CallChecker
 from toolroll.rollout.runs.viewer.data import conversation, row, sequences
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runtime.disk import written_whole
@@ -72,7 +71,6 @@ class _Conversations:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._checker = CallChecker()
         self._tools: dict[bytes, int] = {}
         self._block = 0
         self._waiting: list[bytes] = []
@@ -81,7 +79,7 @@ class _Conversations:
         """Add a conversation. Return its block and its position in the block."""
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
-        found = conversation(episode.result, self._checker, self._add_tools(episode.result.tools))
+        found = conversation(episode.result, self._add_tools(episode.result.tools))
         self._waiting.append(_json(found))
         return self._block, len(self._waiting) - 1
 
