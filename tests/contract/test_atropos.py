@@ -37,13 +37,13 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
             )
             state = m.get_state()
             assert set(state) == set(
-                ManagedServer(None, tokenizer=object(), track_tree=tree).get_state()
+                ManagedServer(None, tokenizer=object(), track_tree=tree).get_state()  # pyright: ignore[reportArgumentType]
             )
             nodes = [
                 TheirNode.model_validate(it.model_dump())
                 for it in (state["tree"].values() if tree else state["nodes"])
             ]
-        assert [node.metadata["finish_reason"] for node in nodes] == [
+        assert [node.metadata["finish_reason"] for node in nodes] == [  # pyright: ignore[reportOptionalSubscript]
             choice.finish_reason for choice in reply.choices
         ]
         group = {"tokens": [it.tokens for it in nodes], "masks": [it.masked_tokens for it in nodes]}

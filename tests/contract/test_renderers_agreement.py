@@ -88,11 +88,11 @@ def test_disagreements_are_explained(name: str) -> None:
     configs = pytest.importorskip("renderers.configs")
     base = pytest.importorskip("renderers.base")
     known = {
-        config.model_fields["name"].default: config
+        config.model_fields["name"].default: config  # type: ignore[attr-defined]
         for config in dict[str, Any](vars(configs)).values()
         if isinstance(config, type)
         and issubclass(config, configs.BaseRendererConfig)
-        and "name" in config.model_fields
+        and "name" in config.model_fields  # type: ignore[attr-defined]
     }
     oracle = Oracle(tokenizer_for(TEMPLATES[name], EXTRA))
     renderer = base.create_renderer(oracle.tokenizer, known[FAMILIES[name]]())

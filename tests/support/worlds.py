@@ -10,7 +10,7 @@ from typing import Any
 
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
 
-TOOL: Tool = {
+TOOL: Any = {
     "type": "function",
     "function": {
         "name": "look",

@@ -19,8 +19,8 @@ import yaml
 from support import slime_mirror
 
 from toolroll.agents.users import UserConfig
+from toolroll.rollout.adapters.episodes import task_index
 from toolroll.rollout.adapters.slime import read_settings
-from toolroll.rollout.adapters.slime.player import task_index
 from toolroll.rollout.cli.tasks import task_lines, write_lines
 from toolroll.rollout.runs.registry import agent_maker, user_maker
 

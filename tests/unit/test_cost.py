@@ -211,7 +211,7 @@ async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, c
                     dialogue.extend([{"role": "user", "content": f"And {at}?"}])
                 await dialogue.settle()
     # A check renders the prompt and the conversation; that after the first turn only the prompt.
-    assert work.renders - before == 5 + 2 * checks - (verify == "always")
+    assert work.renders - before == 5 + 2 * checks - (verify == "always")  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, c
 def test_a_completion_is_read_without_a_call_for_each_token() -> None:
     asked = GenerateRequest(np.zeros(3, dtype=np.int32), {}, "s")
     few, many = (completion(list(range(count))) for count in (10, 2_000))
-    counts = [calls(lambda said=said: parse_completion(said, asked)) for said in (few, many)]
+    counts = [calls(lambda said=said: parse_completion(said, asked)) for said in (few, many)]  # type: ignore[misc]
     assert counts[0] == counts[1]
 
 

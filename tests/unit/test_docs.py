@@ -194,4 +194,4 @@ def test_make_targets_and_extras_exist() -> None:
 @pytest.mark.parametrize("block", blocks("yaml", "json", "toml"), ids=str)
 def test_settings_can_be_read(block: Block) -> None:
     read = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[block.language]
-    assert read(block.text)
+    assert read(block.text)  # type: ignore[operator]

@@ -10,9 +10,9 @@ RESPOND_ACTION_NAME = "respond"
 RESPOND_ACTION_FIELD_NAME = "content"
 
 
-class Action(BaseModel):
+class Action(BaseModel):  # type: ignore[no-redef]
     name: str
-    kwargs: dict[str, Any]  # type: ignore[no-redef]
+    kwargs: dict[str, Any]
 
 
 class Task(BaseModel):

@@ -305,11 +305,14 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
 async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: call(at="x")) as bench:
         client = bench.client()
-        reply = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], n=2)  # type: ignore[list-item]
+        reply = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], n=2)
         assert all(choice.finish_reason == "tool_calls" for choice in reply.choices)
         none = await client.chat.completions.create(
-            model="m", messages=[USER], tools=[TOOL], tool_choice="none"
-        )  # type: ignore[list-item]
+            model="m",
+            messages=[USER],
+            tools=[TOOL],
+            tool_choice="none",
+        )
         assert none.choices[0].message.tool_calls is None
         status, body = await bench.post("/v1/chat/completions", {"messages": [USER], "seed": 3})
         assert status == 200, body

@@ -311,7 +311,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
         vars(args).update(toolroll_step_timeout=7, toolroll_max_observation_bytes=50)
         player = Player(args, read_settings(args))
         await player.aclose()
-    found = [(*limits_of(one), one.served.args.pace_gc) for one in (by_default, player)]
+    found = [(*limits_of(one), one.served.args.pace_gc) for one in (by_default, player)]  # type: ignore[union-attr]
     assert found == [(0.0, None, 1_000_000, True), (9.0, 7.0, 50, False)]
 
 
@@ -320,7 +320,7 @@ def limits_of(player: Player) -> tuple[Any, ...]:
     agent = player._episodes._make_agent(player.served, agent_settings(player.settings))
     engine = player.served.engine
     return (
-        engine.config.engine_timeout,
+        engine.config.engine_timeout,  # type: ignore[attr-defined]
         agent.step_timeout,
         agent.rollout_args["max_observation_bytes"],
     )

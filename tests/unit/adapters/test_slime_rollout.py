@@ -196,7 +196,7 @@ async def test_an_evaluation_of_failures_is_no_number(
             ({"path": "/nowhere"}, "does not exist"),
             ({"input_key": "text"}, "no key 'text'"),
         ):
-            args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]
+            args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=words):
                 await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
 

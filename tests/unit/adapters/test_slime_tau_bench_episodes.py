@@ -326,7 +326,7 @@ async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> 
             {"source": "user", "reward_info": None, "cost": None},
         ]
     )
-    answers = lambda action: StepResult([{"role": "user", "content": "x"}], info=next(said))
+    answers = lambda action: StepResult([{"role": "user", "content": "x"}], info=next(said))  # type: ignore[arg-type]
     result, _ = await episode(tokenizer, ListedWorld(on_step=answers), ["1", "2"], steps=2)
     assert result.info == {"source": "user", "reward_info": {"r": 1}, "cost": None}
 
@@ -339,7 +339,7 @@ class Solver:
 
 
 def test_a21_the_mixin_comes_first() -> None:
-    class Both(TrainableToolCallingAgent, Solver):
+    class Both(TrainableToolCallingAgent, Solver):  # type: ignore[misc]
         """As somebody combines it with an agent of tau-bench's."""
 
     assert Both.asolve is TrainableAgentMixin.asolve

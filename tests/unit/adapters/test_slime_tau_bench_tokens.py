@@ -184,7 +184,9 @@ async def test_a06_the_split_that_was_sampled_is_the_split_that_is_trained(ids: 
     tokenizer = qwen3_tokenizer(trl_template("qwen2_5"))  # the ids are of the whole vocabulary
     end = tokenizer.eos_token_id
     result, engine = await episode(
-        tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), [Reply(output_ids=[*ids, end])]
+        tokenizer,
+        ListedWorld(user_texts=["Hi", "Yes?"]),
+        [Reply(output_ids=[*ids, end])],  # pyright: ignore[reportArgumentType]
     )
     [trajectory] = result.trajectories
     turn = trajectory.turns[0]

@@ -223,7 +223,7 @@ async def test_two_episodes_at_once_do_not_meet() -> None:
         await one.step(action)
     for action in wrong:
         last = await two.step(action)
-    assert last.reward == 0.0
+    assert last.reward == 0.0  # pyright: ignore[reportPossiblyUnboundVariable]
     assert (await one.step(right[-1])).reward == 1.0
     await asyncio.gather(one.close(), two.close())
 

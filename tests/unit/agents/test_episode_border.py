@@ -231,7 +231,7 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
     seen: list[str] = []
 
     class Watcher(TrainableToolCallingAgent):
-        async def _begin(self, *args: Any) -> Conversation:
+        async def _begin(self, *args: Any) -> Conversation:  # pyright: ignore[reportIncompatibleMethodOverride]
             dialogue = await super()._begin(*args)
             seen.append(dialogue._verify)
             return dialogue
@@ -293,10 +293,10 @@ class Slip(Environment):
         self.first, self.then = first, step
 
     def reset(self, task: Task, seed: int) -> Observation:
-        return self.first  # type: ignore[no-any-return]
+        return self.first
 
     def step(self, action: Action) -> StepResult:
-        return self.then  # type: ignore[no-any-return]
+        return self.then
 
 
 FIRST = Observation([{"role": "user", "content": "Begin."}])
@@ -311,7 +311,7 @@ FIRST = Observation([{"role": "user", "content": "Begin."}])
             None,
             "the content of messages[0] must be text, not int",
         ),
-        (Observation("hello"), None, "messages must be a list"),
+        (Observation("hello"), None, "messages must be a list"),  # type: ignore[arg-type]
         (Observation([{"content": "x"}]), None, "messages[0] must be a mapping with a role"),
         (
             Observation(FIRST.messages, tools=[{"name": "add"}]),
@@ -373,5 +373,5 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
 class Refused(TextAgent):
     """An endpoint that refuses the first prompt."""
 
-    async def reply(self, *args: Any) -> AssistantTurn:
+    async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise ContextOverflowError("too long")

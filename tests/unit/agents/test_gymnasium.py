@@ -82,7 +82,7 @@ async def test_an_episode(tokenizer: Any) -> None:
     ]
     assert result.messages[3]["content"].startswith("The cat is behind door")
     assert result.reward == pytest.approx(0.8), "the sum of the steps"
-    assert result.step_rewards == (pytest.approx(-0.2), 1.0)
+    assert result.step_rewards == (pytest.approx(-0.2), 1.0)  # type: ignore[comparison-overlap]
     assert (result.stop_reason, env.closed) == (StopReason.DONE, 1)
     assert result.info == {"doors": 3, "looks": 2, "found": True}
     assert env.options == {"task_index": 4, "task_id": "doors"}
@@ -105,9 +105,9 @@ def test_nothing_is_stepped_behind_the_end() -> None:
     calls = tuple(ToolCall("look", {"at": str(number)}, "", id=f"c{number}") for number in range(6))
     step = wrapped.step(Action("", calls))
     assert step.done and len(env.actions) == 4, "truncated"  # type: ignore[union-attr]
-    assert [message["content"].startswith("Not executed") for message in step.messages] == [
+    assert [message["content"].startswith("Not executed") for message in step.messages] == [  # type: ignore[union-attr]
         False
-    ] * 4 + [True] * 2  # type: ignore[union-attr]
+    ] * 4 + [True] * 2
 
 
 def test_actions_can_be_ones_own() -> None:

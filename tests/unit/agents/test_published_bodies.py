@@ -109,7 +109,7 @@ class PublishedAgent(TrainableToolCallingAgent):
         prompt_token_ids = state.tokenizer(prompt_text, add_special_tokens=False)["input_ids"]
         return prompt_text, prompt_token_ids
 
-    def _build_final_result(self, res: Any, *args: Any) -> InteractionResult:
+    def _build_final_result(self, res: Any, *args: Any) -> InteractionResult:  # pyright: ignore[reportIncompatibleMethodOverride]
         res = super()._build_final_result(res, *args)
         res.judged_by = "nobody"
         return res

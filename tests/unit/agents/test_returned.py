@@ -112,8 +112,7 @@ async def test_metrics_must_be_a_mapping(returned: Any) -> None:
         ("step", StepResult([USER], info=None), "info must be a mapping, not None"),  # type: ignore[arg-type]
         ("step", StepResult([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
         ("step", StepResult([USER], done="no"), "done must be True or False, not 'no'"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], done=np.zeros(2)), "done must be True or False"),
-        # type: ignore[arg-type]
+        ("step", StepResult([USER], done=np.zeros(2)), "done must be True or False"),  # type: ignore[arg-type]
         ("step", StepResult([{"role": np.zeros(2)}]), "a mapping with a role of"),
         ("step", "done", "step must return a StepResult, not str"),
         ("reset", Observation([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
@@ -274,9 +273,9 @@ async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_epis
     for name, returned in (
         ("step", StepResult((), 1.0, True, info={"weird": [value]})),
         ("step", StepResult([USER | {"extra": value}], 1.0)),
-        ("step", StepResult([value])),
+        ("step", StepResult([value])),  # type: ignore[list-item]
         ("step", value),
-        ("reset", Observation([USER], [value])),
+        ("reset", Observation([USER], [value])),  # type: ignore[list-item]
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
@@ -303,8 +302,7 @@ def test_no_key_takes_the_place_of_another() -> None:
     [
         None,
         InteractionResult("", math.nan, [], {}),
-        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),
-        # type: ignore[dict-item]
+        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),  # type: ignore[dict-item]
     ],
 )
 async def test_what_an_agent_returns_can_be_read_back_too(result: Any) -> None:

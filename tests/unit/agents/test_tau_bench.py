@@ -109,7 +109,7 @@ def _stock(tau: TauBench, domain: str, task: Task, actions: Sequence[Action]) ->
         )
         if response.done:
             break
-    info: dict[str, Any] = response.info.reward_info.model_dump()
+    info: dict[str, Any] = response.info.reward_info.model_dump()  # pyright: ignore[reportPossiblyUnboundVariable]
     return info
 
 
@@ -177,7 +177,7 @@ async def test_episodes_at_once_keep_their_databases_apart(
     tasks = factory.tasks("test")
     plans = [
         (task, factory.reference(task) if at % 2 else [BYE])
-        for at, task in enumerate((tasks * 64)[:64])
+        for at, task in enumerate((tasks * 64)[:64])  # type: ignore[index, operator]
     ]
 
     async def slow(task: Task, actions: Sequence[Action]) -> float | None:
@@ -186,7 +186,7 @@ async def test_episodes_at_once_keep_their_databases_apart(
         for action in actions:
             await asyncio.sleep(0)  # the others go on between any two steps
             result = await env.step(action)
-        return result.reward
+        return result.reward  # pyright: ignore[reportPossiblyUnboundVariable]
 
     alone = [
         (await play(factory.make(scripted()), task, actions)).reward for task, actions in plans

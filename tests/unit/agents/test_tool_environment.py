@@ -174,7 +174,7 @@ async def test_tools_share_the_state_of_their_own_episode() -> None:
             '["shoe", "hat", "hat"]',
             ["hat", "hat", "shoe"],
         )
-    assert seen["seed"] > 0
+    assert seen["seed"] > 0  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_the_state_is_closed_with_the_episode() -> None:
@@ -291,7 +291,7 @@ def test_tasks_come_from_a_file_or_by_split(tmp_path: Path) -> None:
     assert [task.id for task in env.tasks("test")] == ["one", "1"]
     shown = env.make(EnvironmentOptions()).reset(env.tasks("test")[1], 0).messages
     assert list(shown) == [{"role": "system", "content": "Be brief."}, *messages]
-    split = tool_environment(tools=[], tasks={"train": rows, "test": rows[:1]}, reward=answer)
+    split = tool_environment(tools=[], tasks={"train": rows, "test": rows[:1]}, reward=answer)  # type: ignore[dict-item]
     assert (split.splits, len(split.tasks("test"))) == (("train", "test"), 1)
     with pytest.raises(UsageError, match="has no split 'dev'; it has train, test"):
         split.tasks("dev")
@@ -377,7 +377,7 @@ def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
 
 
 def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
-    env = tool_environment(tools=[], tasks=[{"prompt": "Hi"}], reward=lambda task: None)
+    env = tool_environment(tools=[], tasks=[{"prompt": "Hi"}], reward=lambda task: None)  # type: ignore[arg-type, return-value]
     played = env.make(EnvironmentOptions())
     played.reset(env.tasks("test")[0], 0)
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):

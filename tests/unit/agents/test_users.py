@@ -114,7 +114,7 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
             {"role": "user", "content": "Done."},
         ]
         metrics = user.metrics()
-        assert metrics.pop("user_seconds") > 0
+        assert metrics.pop("user_seconds") > 0  # type: ignore[attr-defined]
         assert metrics == {
             "user_calls": 2,
             "user_prompt_tokens": 14,
@@ -267,7 +267,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         OpenAIUsers(config)
     monkeypatch.setenv("A_KEY_FOR_TESTS", "s3cret")
     assert config.key() == "s3cret"
-    assert "s3cret" not in repr(UserConfig(base_url="http://h/v1", model="m", api_key="s3cret"))  # type: ignore[arg-type]
+    assert "s3cret" not in repr(UserConfig(base_url="http://h/v1", model="m", api_key="s3cret"))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def trajectories(factory: BfclFactory) -> Sequence[tuple[str, Task, Turns]]:
             "corrupted": corrupt(turns, rng),
         }
         found += [(kind, task, made) for kind, made in kinds.items()]
-    return found
+    return found  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("category", list(FACTORIES))

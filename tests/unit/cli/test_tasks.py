@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from toolroll.agents.environments.desk import DESK
 from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
-from toolroll.rollout.adapters.slime.player import task_index
+from toolroll.rollout.adapters.episodes import task_index
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.display import show_environments
 from toolroll.rollout.cli.tasks import task_row

@@ -143,7 +143,7 @@ async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(
         hold.set()
         assert (await others).finish_reason == "stop"
     assert [answer.finish_reason for answer in answers] == ["abort"] * 3
-    assert all(len(answer.output_ids) == 2 == len(answer.logprobs) for answer in answers)
+    assert all(len(answer.output_ids) == 2 == len(answer.logprobs) for answer in answers)  # type: ignore[arg-type]
 
 
 async def test_an_abort_that_fails_is_no_error() -> None:

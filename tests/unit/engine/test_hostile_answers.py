@@ -147,7 +147,7 @@ async def streamed(
 
     try:
         return told, await EventReader(lambda ids: told.append(list(ids)), rid, check).read(
-            chunks()
+            chunks()  # pyright: ignore[reportArgumentType]
         )
     except CompletionError as error:
         return told, error
@@ -171,8 +171,8 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
         ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had sent"),
         ([part([3]), part([3, -1])], [[3]], r"the ids \[3, -1\]"),
         ([part([3]), part([3, 2**31 - 1])], [[3]], "2147483647"),
-        ([part([3]), part([3, None])], [[3]], "None"),
-        ([part([3]), part([3, 4.5])], [[3]], "4.5"),
+        ([part([3]), part([3, None])], [[3]], "None"),  # type: ignore[list-item]
+        ([part([3]), part([3, 4.5])], [[3]], "4.5"),  # type: ignore[list-item]
         ([part([3] * 9)], [], "the ids"),
     ],
 )

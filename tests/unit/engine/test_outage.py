@@ -272,7 +272,7 @@ async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenize
             for arrivals in (60, 90):
                 while len(engines) < 1 + (arrivals == 90):
                     await asyncio.sleep(0)
-                await engines[-1].until(lambda engine, at=arrivals: len(engine.log) >= at)
+                await engines[-1].until(lambda engine, at=arrivals: len(engine.log) >= at)  # type: ignore[misc]
                 await engines[-1].kill()
 
         await start()

@@ -37,7 +37,7 @@ async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     config = {"attempts": 8, "backoff": 1.0, "backoff_limit": 4.0}
     async with (
         http_server({"/generate": says({"message": "full"}, status=503)}) as url,
-        client(url, sleep=pauses, **config) as calls,
+        client(url, sleep=pauses, **config) as calls,  # type: ignore[arg-type]
     ):
         with pytest.raises(EngineError, match="full after 8 attempts") as raised:
             await calls.generate(request())

@@ -17,10 +17,10 @@ from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.episode_file import Episode, EpisodeStore, read_episodes
+from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import EmbeddedEngine
-from toolroll.rollout.types import EnvironmentOptions, GenerateRequest
+from toolroll.rollout.types import EnvironmentOptions, Episode, GenerateRequest
 
 
 def request(ids: list[int]) -> GenerateRequest:
@@ -49,11 +49,11 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
     ids = trajectory.input_ids[:-1]
     # the embedded engine's experts
     expected = np.stack([ids % 8, ids % 7, ids % 5, ids % 3], axis=1)
-    assert np.array_equal(trajectory.routed_experts, expected)
+    assert np.array_equal(trajectory.routed_experts, expected)  # type: ignore[arg-type]
     with EpisodeStore(tmp_path) as store:
         store.append(Episode("desk", task.id, 0, 0, 0, result))
     [read] = read_episodes(tmp_path)
-    assert np.array_equal(read.result.trajectories[0].routed_experts, expected)
+    assert np.array_equal(read.result.trajectories[0].routed_experts, expected)  # type: ignore[arg-type]
 
 
 async def test_experts_that_were_not_asked_for_are_not_there(tokenizer: Any) -> None:

@@ -69,7 +69,7 @@ async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
     assert entry.routing_key == "episode/7"
     assert entry.headers["content-type"] == "application/json"
     assert answer.output_ids.tolist() == entry.output_ids
-    assert np.array_equal(answer.logprobs, np.array(entry.logprobs, dtype=np.float32))
+    assert np.array_equal(answer.logprobs, np.array(entry.logprobs, dtype=np.float32))  # type: ignore[arg-type]
     assert (answer.finish_reason, answer.matched, answer.text) == (
         "stop",
         tokenizer.eos_token_id,

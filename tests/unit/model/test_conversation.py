@@ -154,12 +154,12 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     assert reply.text == "Let me look. " + call(at="x")
     assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
     assert reply.message["tool_calls"][0]["function"]["name"] == "look"
-    assert reply.node.ids.tolist() == engine.log[0].output_ids
-    assert reply.node.sampling_params == {
+    assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
+    assert reply.node.sampling_params == {  # type: ignore[union-attr]
         "max_new_tokens": 64,
         "stop_token_ids": sorted([5, tokenizer.eos_token_id]),
     }
-    assert engine.log[0].sampling_params == reply.node.sampling_params, (
+    assert engine.log[0].sampling_params == reply.node.sampling_params, (  # type: ignore[union-attr]
         "what is recorded is what was sent"
     )
 
@@ -245,7 +245,7 @@ async def test_how_many_checks_an_episode_has(tokenizer: Any, verify: Any, check
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         seen: list[int] = []
         check = served.template.verifier.check
-        served.template.verifier.check = lambda given: (seen.append(1), check(given))[1]  # type: ignore[method-assign]
+        served.template.verifier.check = lambda given: (seen.append(1), check(given))[1]  # type: ignore[assignment, func-returns-value, method-assign]
         await exchange(dialogue, 5)
         await dialogue.settle()
     assert len(seen) == checked
@@ -282,7 +282,7 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
     """The text is right, and split into other tokens than the tokenizer splits it into."""
     async with talking(tokenizer) as (dialogue, _, served):
         encoder = served.template.encoder
-        encode, split = encoder.encode, []
+        encode, split = encoder.encode, list[Any]()
 
         def encoded(text: str, bodies: Any = (), *, previous: int | None = None) -> list[int]:
             ids = encode(text, bodies, previous=previous)
@@ -309,7 +309,7 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
 async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
     async def run(change: Sequence[int]) -> tuple[Conversation, EmbeddedEngine]:
         given = {hook: lambda _, ids: [*ids.tolist(), *change]}
-        async with talking(tokenizer, **given) as (dialogue, engine, _):
+        async with talking(tokenizer, **given) as (dialogue, engine, _):  # type: ignore[arg-type]
             await exchange(dialogue, 2)
             await dialogue.reply(PARAMS)
             await dialogue.settle()
@@ -329,7 +329,7 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
     release = threading.Event()
     async with talking(tokenizer, verify="always") as (dialogue, _, served):
-        served.template.verifier.check = lambda given: str(release.wait(60))  # type: ignore[method-assign]
+        served.template.verifier.check = lambda given: str(release.wait(60))  # type: ignore[assignment, method-assign]
         await exchange(dialogue, 8)
         await dialogue.reply(PARAMS)
         [*_, under_way] = dialogue._checks
@@ -371,7 +371,7 @@ async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: 
     ) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."
-    assert reply.node.ids.tolist() == engine.log[0].output_ids
+    assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
 
 
 async def test_a_thought_that_nothing_opens_is_no_content_of_an_episode(tokenizer: Any) -> None:

@@ -228,7 +228,7 @@ async def test_where_nothing_can_be_compared_one_warning_says_so(
 class OwnEngine(EngineClient):
     """An engine without HTTP routes: only what is abstract."""
 
-    url = "own://"
+    url = "own://"  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None

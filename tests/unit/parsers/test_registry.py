@@ -13,10 +13,11 @@ from support.parsing import assert_same_in_pieces
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.reasoning import get_reasoning, reasoning_names
-from toolroll.parsers.registry import UnknownParserError, get_parser, parser_names, register
+from toolroll.parsers.registry import get_parser, parser_names, register
 from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model
 
@@ -34,7 +35,7 @@ class BangParser(HermesParser):
     """A third party's."""
 
     name = "bang"
-    aliases = ()
+    aliases = ()  # type: ignore[assignment]
     opener = "!!"
     closer = "!!"
 

@@ -77,7 +77,7 @@ def test_beside_a_pattern_everything_else_is_checked() -> None:
 
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given) or [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given) or [])  # type: ignore[func-returns-value]
     monkeypatch.setattr(socket, "create_connection", lambda *given, **_: asked.append(given))
     inner = {"x": {"$id": "http://127.0.0.1:9/y", "z": {"$ref": "#/w"}}}
     address = "http://127.0.0.1:9/x"

@@ -164,7 +164,7 @@ async def test_a_callback_that_exits_does_not_end_the_run(
         def on_summary(self, summary: Summary) -> None:
             raise raised
 
-    counts, stored = Counts(), []
+    counts, stored = Counts(), list[Any]()
     with caplog.at_level(logging.ERROR):
         await play(tokenizer, [Exits(), counts], stored.append)
     assert len(stored) == len(counts.seen) == 6 and counts.ends == [6]

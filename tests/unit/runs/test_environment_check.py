@@ -220,7 +220,7 @@ class BadReference(Adder):
 
 class BadConstructor(Adder):
     def __init__(self) -> None:
-        self.rooms = {}["rooms"]
+        self.rooms = dict[str, Any]()["rooms"]
 
 
 BROKEN = [

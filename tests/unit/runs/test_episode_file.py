@@ -129,7 +129,7 @@ def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
         7: "seven",
     }
     said = [{"role": "user", "content": "bad \udcff name"}, {"role": "assistant", "content": "Ok."}]
-    found = episode(messages=said, info=info)
+    found = episode(messages=said, info=info)  # type: ignore[arg-type]
     again = from_line(to_line(found)).result
     assert again.messages == [{"role": "user", "content": "bad \ufffd name"}, said[1]]
     assert again.info["pair 😀"] == "lone \ufffd"

@@ -96,10 +96,10 @@ def test_tasks_are_chosen(wanted: str | None, indices: list[int]) -> None:
 def test_tasks_that_cannot_be_read_are_one_line() -> None:
     class Broken(type(find_environment("desk"))):  # type: ignore[misc]
         def tasks(self, split: str) -> list[Task]:
-            return [Task(name=split)]
+            return [Task(name=split)]  # type: ignore[call-arg]
 
     with pytest.raises(UsageError, match=r"desk: tasks\('test'\) failed: .*test_registry.py, line"):
-        choose_tasks(Broken(), None, None)
+        choose_tasks(Broken(), None, None)  # pyright: ignore[reportAbstractUsage]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
             raise kind
 
     class Silent(Talker):
-        async def reply(self, *args: Any) -> Any:
+        async def reply(self, *args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             raise kind
 
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
@@ -207,7 +207,7 @@ async def test_a_real_cancellation_gets_through_at_every_await(
         episodes: list[Episode] = []
         talker = Talker(Threads(1))
         settings = RunSettings(concurrency=2, pace_gc=False)
-        runner = Runner(factory, lambda made=talker: made, settings)
+        runner = Runner(factory, lambda made=talker: made, settings)  # type: ignore[misc]
         running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
         Ticks(rounds, running.cancel)
         try:

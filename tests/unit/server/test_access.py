@@ -58,7 +58,7 @@ async def test_without_a_key_a_foreign_page_changes_nothing(tokenizer: Any, orig
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         origin = origin.replace("{port}", str(URL(bench.url).port))
         for path in ("/sessions", "/sessions/s/reward", CHAT):
-            assert await send(bench, path=path, Origin=origin, **JSON) == (403, "forbidden_origin")
+            assert await send(bench, path=path, Origin=origin, **JSON) == (403, "forbidden_origin")  # type: ignore[arg-type]
         assert await send(bench, path="/sessions/s", method="DELETE", Origin=origin) == (
             403,
             "forbidden_origin",
@@ -74,8 +74,8 @@ async def test_without_a_key_a_foreign_page_changes_nothing(tokenizer: Any, orig
 async def test_its_own_page_and_a_program_may_ask(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         port = URL(bench.url).port
-        assert await send(bench, Origin=bench.url, **JSON) == (200, None)
-        assert await send(bench, **JSON) == (200, None)
+        assert await send(bench, Origin=bench.url, **JSON) == (200, None)  # type: ignore[arg-type]
+        assert await send(bench, **JSON) == (200, None)  # type: ignore[arg-type]
         for host in (
             f"localhost:{port}",
             "LOCALHOST",
@@ -83,7 +83,7 @@ async def test_its_own_page_and_a_program_may_ask(tokenizer: Any) -> None:
             f"[::1]:{port}",
             "[::1]",
         ):
-            assert await send(bench, Host=host, **JSON) == (200, None)
+            assert await send(bench, Host=host, **JSON) == (200, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ async def test_its_own_page_and_a_program_may_ask(tokenizer: Any) -> None:
 )
 async def test_a_rebound_name_reads_nothing(tokenizer: Any, host: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        await send(bench, **JSON)
+        await send(bench, **JSON)  # type: ignore[arg-type]
         for path in ("/health", "/v1/models", "/sessions/s/trace", "/sessions/s/trajectories"):
             assert await send(bench, b"", path=path, method="GET", Host=host) == (
                 403,
                 "forbidden_host",
             )
-        assert await send(bench, Host=host, Origin=f"http://{host}", **JSON) == (
+        assert await send(bench, Host=host, Origin=f"http://{host}", **JSON) == (  # type: ignore[arg-type]
             403,
             "forbidden_host",
         )
@@ -114,8 +114,8 @@ async def test_a_rebound_name_reads_nothing(tokenizer: Any, host: str) -> None:
 async def test_with_a_key_neither_the_host_nor_the_origin_counts(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
         page = {"Host": "gpu-7:8400", "Origin": "https://my.app", **JSON}
-        assert await send(bench, **page, Authorization=f"Bearer {KEY}") == (200, None)
-        assert await send(bench, **page) == (401, "invalid_api_key")
+        assert await send(bench, **page, Authorization=f"Bearer {KEY}") == (200, None)  # type: ignore[arg-type]
+        assert await send(bench, **page) == (401, "invalid_api_key")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_a_body_is_json_by_its_header(tokenizer: Any, kind: str | None) ->
                     "unsupported_media_type",
                 )
         assert len(bench.endpoint.sessions) == 0
-        assert await send(bench, **{"Content-Type": "application/json; charset=utf-8"}) == (
+        assert await send(bench, **{"Content-Type": "application/json; charset=utf-8"}) == (  # type: ignore[arg-type]
             200,
             None,
         )

@@ -22,6 +22,7 @@ async def test_a_conversation_with_tools_is_one_trajectory(tokenizer: Any) -> No
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Look around. <|end|>"},
         ]
+        reply: Any = None
         for turn in range(3):
             reply = await client.chat.completions.create(
                 model="any", messages=messages, tools=TOOLS
@@ -108,9 +109,11 @@ async def test_n_answers_are_siblings(tokenizer: Any) -> None:
         )
         chosen = reply.choices[1].message
         assert chosen.tool_calls
-        answer = {"role": "tool", "tool_call_id": chosen.tool_calls[0].id, "content": "seen"}
+        answer: Any = {"role": "tool", "tool_call_id": chosen.tool_calls[0].id, "content": "seen"}
         await client.chat.completions.create(
-            model="m", messages=[*first, chosen, answer], tools=TOOLS
+            model="m",
+            messages=[*first, chosen, answer],  # type: ignore[list-item]
+            tools=TOOLS,
         )
         trajectories = await bench.trajectories()
         assert sorted(len(found["turns"]) for found in trajectories) == [1, 1, 2]
@@ -125,9 +128,11 @@ async def test_identical_siblings_are_told_apart_by_their_call_ids(tokenizer: An
         )
         ids = [choice.message.tool_calls[0].id for choice in reply.choices]
         for choice, told in zip(reply.choices, ids, strict=True):
-            answer = {"role": "tool", "tool_call_id": told, "content": "seen"}
+            answer: Any = {"role": "tool", "tool_call_id": told, "content": "seen"}
             await client.chat.completions.create(
-                model="m", messages=[*first, choice.message, answer], tools=TOOLS
+                model="m",
+                messages=[*first, choice.message, answer],
+                tools=TOOLS,
             )
         assert sorted(len(found["turns"]) for found in await bench.trajectories()) == [2, 2]
 

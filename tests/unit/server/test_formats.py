@@ -56,7 +56,7 @@ async def test_it_is_streamed_as_it_is_answered(tokenizer: Any, name: str) -> No
     spoken = form.spoken and name != "gpt-oss"
     thinks = spoken and name != "mistral"
     lead = "<think>\nHm.\n</think>\n\n" * thinks + "I look 🙂.\n" * spoken
-    said = lead + form.write(calls)
+    said = lead + form.write(calls)  # type: ignore[arg-type]
     answered, streamed = [
         await answer(tokenizer, name, said, stream=stream) for stream in (False, True)
     ]

@@ -228,7 +228,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         monkeypatch.setattr(owner, name, property(call) if isinstance(owner, type) else call)
         return call
 
-    watched(app, "to_json", app.to_json)
+    watched(app, "to_json", app.to_json)  # type: ignore[attr-defined]
     watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
     for owner in (responses, streaming):
         for name in ("chat_logprobs", "text_logprobs"):

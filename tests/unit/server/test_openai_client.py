@@ -44,7 +44,7 @@ async def test_openai_async(any_tokenizer: Any) -> None:
 async def test_openai_sync(any_tokenizer: Any) -> None:
     async with endpoint(any_tokenizer, saying, split="random") as bench:
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-            await play(lambda **asked: asyncio.to_thread(client.chat.completions.create, **asked))
+            await play(lambda **asked: asyncio.to_thread(client.chat.completions.create, **asked))  # type: ignore[arg-type]
         await one_episode(bench)
 
 
@@ -65,8 +65,11 @@ async def test_openai_sync_streaming_delta_by_delta(any_tokenizer: Any) -> None:
             def ask(messages: list[Any]) -> dict[str, Any]:
                 content, calls, finish = "", dict[int, dict[str, str]](), None
                 for chunk in client.chat.completions.create(
-                    model="m", messages=messages, tools=[TOOL], stream=True
-                ):  # type: ignore[list-item]
+                    model="m",
+                    messages=messages,
+                    tools=[TOOL],
+                    stream=True,
+                ):
                     delta = chunk.choices[0].delta
                     content += delta.content or ""
                     for part in delta.tool_calls or ():

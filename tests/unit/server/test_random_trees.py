@@ -168,7 +168,7 @@ class Player:
         headers = {"x-stainless-retry-count": str(retry)} if retry else {}
         status, answer = await self.bench.post("/sessions/s/v1/chat/completions", body, **headers)
         assert status == 200, answer
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def _kept(self, step: Step, talk: Talk, answer: dict[str, Any], choice: dict[str, Any]) -> Talk:
         key = (tuple(answer["prompt_token_ids"]), tuple(choice["token_ids"]))

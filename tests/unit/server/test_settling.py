@@ -24,9 +24,9 @@ async def talked(bench: Bench, turns: int = 2) -> list[Any]:
     derive = bench.served.template.parts.deltas.derive
     for turn in range(turns):
         if turn == turns - 1:
-            bench.served.template.parts.deltas.derive = lambda *args, **more: _late(
+            bench.served.template.parts.deltas.derive = lambda *args, **more: _late(  # type: ignore[method-assign]
                 derive(*args, **more)
-            )  # type: ignore[method-assign]
+            )
         status, answer = await bench.post(CHAT, {"messages": messages})
         assert status == 200, answer
         messages = [
@@ -126,7 +126,7 @@ async def test_a_session_deleted_while_it_is_checked_is_said_to_be(tokenizer: An
         tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
     ) as bench:
         await bench.post(CHAT, {"messages": [USER]})
-        bench.served.template.verifier.check = lambda served: (begun.set(), go_on.wait(60), None)[2]  # type: ignore[method-assign]
+        bench.served.template.verifier.check = lambda served: (begun.set(), go_on.wait(60), None)[2]  # type: ignore[func-returns-value, method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
         async with bench.http.delete(f"{bench.url}/sessions/s") as response:

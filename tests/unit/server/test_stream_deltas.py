@@ -112,15 +112,15 @@ def ended(served: Model, text: str, picks: random.Random) -> Case:
     elif way == "string":
         at = picks.randint(0, len(text))
         wanted = text[at : at + picks.choice((1, 2, 4, 12))] or "STOP"
-        stop_strings = (wanted, "\x02" + wanted)
+        stop_strings = (wanted, "\x02" + wanted)  # type: ignore[assignment]
         size = next(
             (size for size in range(len(ids)) if wanted in encoder.decode(ids[: size + 1])), None
         )
         ids, matched = (ids, None) if size is None else (ids[: size + 1], wanted)
     if reason == "stop" and matched is None:
         special = sorted(map(encoder.control.__getitem__, encoder.special))
-        matched = picks.choice(special) if way == "own" else served.template.stop_token_ids[0]
-        ids = [*ids, matched]
+        matched = picks.choice(special) if way == "own" else served.template.stop_token_ids[0]  # type: ignore[assignment]
+        ids = [*ids, matched]  # type: ignore[list-item]
     completion = Completion(np.array(ids, dtype=np.int32), None, reason, matched)
     tools = picks.choice((None, TOOLS, TOOLS, [tool("x", {"id": {"type": "string"}})]))
     return Case(served, completion, tools, stop_strings)

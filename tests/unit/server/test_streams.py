@@ -187,7 +187,7 @@ async def test_a_forced_call_that_is_missing_ends_the_stream_with_an_error(token
     held = Reply("One two three four.", hold=release, hold_after=4)
     async with endpoint(tokenizer, lambda request: held) as bench:
         asked = {"messages": [USER], "tools": [TOOL], "tool_choice": "required"}
-        chunks = await events(bench, begun=release.set, **asked)
+        chunks = await events(bench, begun=release.set, **asked)  # type: ignore[arg-type]
         assert chunks[-1]["error"]["code"] == "engine_error"
         assert await bench.trajectories(refused=1) == []
 

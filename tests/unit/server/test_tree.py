@@ -30,7 +30,10 @@ async def ask(bench: Bench, messages: list[Any], **more: Any) -> Any:
     return (
         (
             await bench.client().chat.completions.create(
-                model="m", messages=messages, tools=[TOOL], **more
+                model="m",
+                messages=messages,
+                tools=[TOOL],
+                **more,
             )
         )
         .choices[0]
@@ -223,7 +226,7 @@ async def test_other_switches_fork(tokenizer: Any) -> None:
         await ask(bench, messages, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         trajectories = await bench.trajectories()
         assert trajectories[-1]["fork_reason"] == SWITCHES_CHANGED
-        assert qwen.decode(bench.engine.log[-1].input_ids).endswith(
+        assert qwen.decode(bench.engine.log[-1].input_ids).endswith(  # pyright: ignore[reportAttributeAccessIssue]
             "<|im_start|>assistant\n<think>\n\n</think>\n\n"
         )
 
@@ -235,8 +238,9 @@ async def test_a_cut_turn_is_closed_and_gone_on_from(tokenizer: Any) -> None:
         )
         assert reply.choices[0].finish_reason == "length"
         await bench.client().chat.completions.create(
-            model="m", messages=[USER, reply.choices[0].message, USER]
-        )  # type: ignore[list-item]
+            model="m",
+            messages=[USER, reply.choices[0].message, USER],  # type: ignore[list-item]
+        )
         [trajectory] = await bench.trajectories()
         assert [turn["finish_reason"] for turn in trajectory["turns"]] == ["length", "stop"]
 

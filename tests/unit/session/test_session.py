@@ -181,7 +181,7 @@ def test_the_ids_that_are_handed_out_never_change() -> None:
 
 def test_the_json_is_kept_for_any_integer_type() -> None:
     path = SessionPath(Session("s"))
-    path.observe(np.array([1, 2], dtype=np.int64))
+    path.observe(np.array([1, 2], dtype=np.int64))  # pyright: ignore[reportArgumentType]
     path.observe(np.array([3, 9, 4, 9], dtype=np.int32)[::2])
     assert path.input_ids_json == b"1,2,3,4"
 

@@ -90,7 +90,7 @@ class UnderTest:
 class ByNonce(DeltaRenderer):
     """Finds every delta by comparing renders with a nonce in them."""
 
-    def _end_of_turn(self, *args: Any) -> None:
+    def _end_of_turn(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
 
 

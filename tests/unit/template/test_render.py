@@ -212,7 +212,7 @@ def test_nothing_but_json_is_given_to_transformers() -> None:
         return theirs(messages, **more)
 
     given.apply_chat_template = apply
-    Renderer(given, kwargs={"enable_thinking": False}).render(TALK, [TOOL], generate=True)
+    Renderer(given, kwargs={"enable_thinking": False}).render(TALK, [TOOL], generate=True)  # type: ignore[arg-type]
     assert '"enable_thinking": false' in seen[-1]
 
 
@@ -253,11 +253,11 @@ def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
             return "mine: " + super().apply_chat_template(*args, **kwargs)
 
     mine.__class__ = Own
-    assert Renderer(mine).render(TALK, [TOOL], generate=True).startswith("mine: ")
+    assert Renderer(mine).render(TALK, [TOOL], generate=True).startswith("mine: ")  # type: ignore[arg-type]
     given = load_embedded_tokenizer()
     theirs = given.apply_chat_template
     given.apply_chat_template = lambda *args, **kwargs: "given: " + theirs(*args, **kwargs)
-    assert Renderer(given).render(TALK, [TOOL], generate=True).startswith("given: ")
+    assert Renderer(given).render(TALK, [TOOL], generate=True).startswith("given: ")  # type: ignore[arg-type]
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -330,14 +330,14 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
 def test_a_refusal_is_told_in_the_templates_words(tokenizer: Any, fails: str, words: str) -> None:
     source = "{% if messages | length > 5 %}" + fails + "{% endif %}{{ messages[0].content }}"
     renderer = Renderer(tokenizer, chat_template=source)
-    assert renderer.render(TALK[:1], None, generate=True) == "Be brief."
+    assert renderer.render(TALK[:1], None, generate=True) == "Be brief."  # type: ignore[arg-type]
     with pytest.raises(TemplateError, match=words):
-        renderer.render(TALK, None, generate=True)
+        renderer.render(TALK, None, generate=True)  # type: ignore[arg-type]
 
 
 def test_a_template_that_is_no_jinja_is_refused(tokenizer: Any) -> None:
     with pytest.raises(TemplateError, match="Encountered unknown tag"):
-        Renderer(tokenizer, chat_template="{% nothing %}").render(TALK, None, generate=True)
+        Renderer(tokenizer, chat_template="{% nothing %}").render(TALK, None, generate=True)  # type: ignore[arg-type]
 
 
 # --- contents with parts --------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any
 
 import jinja2
 import pytest
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from markupsafe import Markup
 from transformers.utils import chat_template_utils
@@ -74,7 +75,7 @@ OBJECTS = {
     "a method": "x".upper,
     "a function": both,
     "a type": dict,
-    "a generator": (x for x in ()),
+    "a generator": (x for x in ()),  # type: ignore[var-annotated]
     "undefined": Undefined(name="x"),
 }
 ODD = {"role", "content", "_x", "_hidden", "secret", "other", "a", "text", "method", "gone", "mro"}
@@ -92,7 +93,7 @@ def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -
     clock = {"strftime_now": None}
     assert {**ours.globals, **clock} == {**theirs.globals, **clock}
     assert list(ours.extensions) == list(theirs.extensions)
-    assert ours.globals["strftime_now"]("%Y-%m-%d") == "2026-03-04"
+    assert ours.globals["strftime_now"]("%Y-%m-%d") == "2026-03-04"  # type: ignore[operator]
     assert theirs.globals["strftime_now"].__module__ == chat_template_utils.__name__
 
 

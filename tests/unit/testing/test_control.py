@@ -79,7 +79,7 @@ async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
         {"role": "user", "content": "Hello."},
     ]
     async with (
-        wired(tokenizer, lambda request: seen.append(request) or "I want a refund.") as (engine, _),
+        wired(tokenizer, lambda request: seen.append(request) or "I want a refund.") as (engine, _),  # type: ignore[func-returns-value]
         openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client,
     ):
         answer = await client.chat.completions.create(

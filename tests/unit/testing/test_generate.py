@@ -94,7 +94,7 @@ async def test_rescoring_agrees_with_what_was_recorded(tokenizer: Any) -> None:
 
 async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
     seen: list[PolicyRequest] = []
-    async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):
+    async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):  # type: ignore[func-returns-value]
         answer = await wire.post("/generate", {"text": "<|turn|>user\nHello there.<|end|>"})
     assert answer.meta["prompt_tokens"] == len(
         tokenizer.encode("<|turn|>user\nHello there.<|end|>")

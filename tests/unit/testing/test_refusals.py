@@ -47,7 +47,7 @@ async def test_an_overflow_is_a_400(
 ) -> None:
     params = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     async with wired(tokenizer, context_length=CONTEXT, max_total_tokens=pool) as (engine, wire):
-        answer = await wire.generate([300] * length, **params)
+        answer = await wire.generate([300] * length, **params)  # type: ignore[arg-type]
     assert answer.status == 400
     assert list(answer.body) == ["error"] and list(answer.body["error"]) == ["message"]
     assert answer.message.startswith(words)
