@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,9 @@ from typing import Any
 
 import pytest
 from support.episodes import call, judge, serving
-from support.tau_mini.types import EnvInfo, EnvResetResponse, EnvResponse
-from support.tau_mini.types import Task as TauTask
 
 from toolroll.agents.environments.tau_actions import TauAction
+from toolroll.agents.environments.tau_bench.package import import_module
 from toolroll.agents.trainable_agents import (
     TrainableAgentMixin,
     TrainableToolCallingAgent,
@@ -24,6 +24,8 @@ from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason
+
+types: Any = import_module("support.tau_mini.types")  # without litellm
 
 TOOLS = [
     {
@@ -50,21 +52,23 @@ class Shop:
         self.actions: list[Any] = []
         self.threads: list[threading.Thread] = []
 
-    def reset(self, task_index: int | None = None) -> EnvResetResponse:
+    def reset(self, task_index: int | None = None) -> Any:
         self.threads.append(threading.current_thread())
-        task = TauTask(user_id="u", actions=[], instruction="", outputs=[])
-        return EnvResetResponse(observation=f"Task {task_index}.", info=EnvInfo(task=task))
+        task = types.Task(user_id="u", actions=[], instruction="", outputs=[])
+        return types.EnvResetResponse(
+            observation=f"Task {task_index}.", info=types.EnvInfo(task=task)
+        )
 
-    def step(self, action: Any) -> EnvResponse:
+    def step(self, action: Any) -> Any:
         self.threads.append(threading.current_thread())
         self.actions.append(action)
         done = action.name == "buy"
-        task = TauTask(user_id="u", actions=[], instruction="", outputs=[])
-        return EnvResponse(
+        task = types.Task(user_id="u", actions=[], instruction="", outputs=[])
+        return types.EnvResponse(
             observation=f"{action.name}!",
             reward=float(done),
             done=done,
-            info=EnvInfo(task=task, source=action.name),
+            info=types.EnvInfo(task=task, source=action.name),
         )
 
 
@@ -315,15 +319,14 @@ def test_an_abort_is_an_abort_unless_resuming_is_asked_for() -> None:
     assert RolloutArgs(max_resumes=2).max_resumes == 2
 
 
-def test_an_action_is_tau_benchs_own_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_is_tau_benchs_own_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Action(SimpleNamespace):
         pass
 
     assert isinstance(call_to_action_sglang([], "Hi."), TauAction)
-    types = ModuleType("tau_bench.types")
-    vars(types)["Action"] = Action
-    monkeypatch.setitem(__import__("sys").modules, "tau_bench", ModuleType("tau_bench"))
-    monkeypatch.setitem(__import__("sys").modules, "tau_bench.types", types)
+    module = ModuleType("tau_bench.types")
+    vars(module)["Action"] = Action
+    monkeypatch.setitem(sys.modules, "tau_bench.types", module)
     found = call_to_action_sglang([{"name": "look", "parameters": '{"a": 1}'}], "")
     assert isinstance(found, Action)
     assert (found.name, found.kwargs) == ("look", {"a": 1})

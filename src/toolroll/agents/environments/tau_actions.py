@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
     arguments are not an object: the published rule.
 
     `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
-    `ToolCall`. The action is tau-bench's own `Action` if tau-bench is installed, otherwise a
+    `ToolCall`. The action is tau-bench's own `Action` if tau-bench is imported, otherwise a
     `TauAction`. Never raises.
     """
     kind = _action_type()
@@ -49,10 +49,8 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
 
 
 def _action_type() -> Any:
-    try:
-        return importlib.import_module("tau_bench.types").Action
-    except ImportError:
-        return TauAction
+    # It is not imported here: that would import litellm, which downloads its price list.
+    return getattr(sys.modules.get("tau_bench.types"), "Action", TauAction)
 
 
 def _read(call: Any) -> tuple[str, Any]:

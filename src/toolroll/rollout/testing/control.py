@@ -61,6 +61,12 @@ class _Control:
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self._engine.healthy else 503)
 
+    async def workers(self, request: web.Request) -> web.StreamResponse:
+        """Return this engine as the only worker, as a router would: trainers ask for the list."""
+        url = f"{request.scheme}://{request.host}"
+        worker = {"id": "embedded", "url": url, "worker_type": "regular", "is_healthy": True}
+        return json_response({"workers": [worker], "total": 1})
+
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the ids of a text, or of each text in a list."""
         body = await read_json(request)
@@ -122,6 +128,7 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         "/server_info": control.server_info,
         "/get_server_info": control.server_info,
         "/v1/models": control.models,
+        "/workers": control.workers,
     }
     posts = {
         "/tokenize": control.tokenize,

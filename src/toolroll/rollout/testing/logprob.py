@@ -28,10 +28,41 @@ def reference_logprobs(
     """Return the logprobs of `ids` after `prefix_ids`. O(prefix + ids), because the hash is
     incremental.
     """
-    state = blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
+    state = _state(prefix_ids)
     values = []
     for token_id in ids:
-        state.update(int(token_id).to_bytes(4, "little", signed=True))
-        share = int.from_bytes(state.copy().digest(), "big") / 2**64
-        values.append(float(np.float32(-_SPREAD * share - 2.0**-20)))
+        state.update(_bytes(token_id))
+        values.append(_value(state))
     return values
+
+
+def top_logprobs(
+    prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int], most: int
+) -> list[list[tuple[float, int]]]:
+    """Return for each of `ids` the `most` likeliest (logprob, id) at its position: of the id itself
+    and the ids below it, each with its `reference_logprob`.
+    """
+    state = _state(prefix_ids)
+    found = []
+    for token_id in ids:
+        ranked = []
+        for other in range(int(token_id), max(-1, int(token_id) - most - 1), -1):
+            with_other = state.copy()
+            with_other.update(_bytes(other))
+            ranked.append((_value(with_other), other))
+        found.append(sorted(ranked, reverse=True)[:most])
+        state.update(_bytes(token_id))
+    return found
+
+
+def _state(prefix_ids: Sequence[int] | npt.NDArray[Any]) -> blake2b:
+    return blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
+
+
+def _bytes(token_id: int) -> bytes:
+    return int(token_id).to_bytes(4, "little", signed=True)
+
+
+def _value(state: blake2b) -> float:
+    share = int.from_bytes(state.copy().digest(), "big") / 2**64
+    return float(np.float32(-_SPREAD * share - 2.0**-20))

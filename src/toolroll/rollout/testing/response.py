@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import Generation
 from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.logprob import reference_logprobs
+from toolroll.rollout.testing.logprob import reference_logprobs, top_logprobs
 from toolroll.rollout.testing.wire import EngineRequest
 
 
@@ -50,6 +50,12 @@ def answer_body(
             [value, index, None] for value, index in zip(logprobs, ids, strict=True)
         ]
         meta["output_token_logprobs_length"] = len(ids)
+    if request.return_logprob and request.top_logprobs_num:
+        meta["input_top_logprobs"] = []
+        meta["output_top_logprobs"] = [
+            [[value, index, None] for value, index in best]
+            for best in top_logprobs(entry.input_ids, ids, request.top_logprobs_num)
+        ]
     meta |= {
         "reasoning_tokens": 0,
         "completion_tokens": len(ids),
