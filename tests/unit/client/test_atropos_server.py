@@ -18,9 +18,9 @@ from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import TOOL
 
 from toolroll.rollout.server.in_process import (
+    DummyManagedServer,
     ManagedSession,
     SequenceNode,
-    TextOnlySession,
     ToolrollClient,
     managed_session,
 )
@@ -278,7 +278,7 @@ async def test_a_managed_session_of_its_own_and_its_end() -> None:
 
 async def test_without_token_ids_nothing_can_be_trained() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        plain = TextOnlySession(bench.client(None), model="m", tokenizer=load_embedded_tokenizer())
+        plain = DummyManagedServer(bench.client(None), load_embedded_tokenizer(), model="m")
         await plain.chat_completion(messages=[USER])
         await plain.completion(prompt="One two", max_tokens=3)
         for node in plain.get_state()["nodes"]:

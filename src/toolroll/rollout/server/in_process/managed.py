@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Self
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -23,6 +23,9 @@ from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
 from toolroll.rollout.template import ChatTemplate
+
+ATROPOS_ONLY = ("skip_reasoning",)
+"""Arguments of Atropos' calls that say how its own servers change a request."""
 
 
 class ManagedSession:
@@ -37,23 +40,29 @@ class ManagedSession:
         self.track_tree = track_tree
         self.client = ToolrollClient(endpoint, session=session)
 
-    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+    async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
         """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
-        field that the endpoint knows.
+        field that the endpoint knows. `split`: Atropos' "train" or "eval"; the tokens are the same.
         """
         create = self.client.chat.completions.create
-        reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
+        async with self._slot(split):
+            reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
 
-    async def completion(self, **kwargs: Any) -> Completion:
+    async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
         """Return a text completion. `prompt` continues an earlier one if it begins with its text
-        or ids.
+        or ids. `split`: as in `chat_completion`.
         """
         create = self.client.completions.create
-        reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
+        async with self._slot(split):
+            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
+
+    def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
+        """Return what a request of `split` holds while it is in flight."""
+        return nullcontext()
 
     async def _settled(self) -> None:
         live = self.endpoint.sessions.get(self.client.session)
@@ -91,6 +100,12 @@ class ManagedSession:
         """Drop the session."""
         self.reset()
         await self.client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
 
 @asynccontextmanager
@@ -152,4 +167,6 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     named = {name: value for name, value in kwargs.items() if name in known}
     extra = {name: value for name, value in kwargs.items() if name not in known}
     extra |= named.pop("extra_body", None) or {}
+    for name in ATROPOS_ONLY:
+        extra.pop(name, None)
     return {"model": model, **named, **({"extra_body": extra} if extra else {})}
