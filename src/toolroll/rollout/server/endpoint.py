@@ -225,7 +225,12 @@ class Endpoint:
                 choices.append(Choice(completion, text))
             result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             result.commit = lambda: self._commit_text(live, plan, result)
-            result.render = lambda: text_body(result, encoder, logprobs=request.logprobs)
+            result.render = lambda: text_body(
+                result,
+                encoder,
+                logprobs=request.logprobs,
+                prompt_ids=bool(request.return_token_ids),
+            )
             logprobs = request.logprobs is not None
             if not request.stream and is_long(completions, logprobs=logprobs, top=top):
                 await asyncio.to_thread(result.write)

@@ -39,9 +39,12 @@ def chat_body(
 
 
 def text_body(
-    served: CompletionResult, encoder: Encoder, *, logprobs: int | None
+    served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """A `text_completion`, without the prompt's ids."""
+    """A `text_completion`, without the prompt's ids; with `prompt_ids`, they are in each choice, as
+    vLLM writes them.
+    """
+    repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
         {
             "index": index,
@@ -51,6 +54,7 @@ def text_body(
             if logprobs is not None
             else None,
             **exact(choice),
+            **repeated,
         }
         for index, choice in enumerate(served.choices)
     ]
@@ -75,10 +79,12 @@ def head(served: CompletionResult, kind: str) -> dict[str, Any]:
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
     """The exact prompt, and by what the sampling was constrained."""
-    return {
-        "prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"),
-        **constraint(served),
-    }
+    return {**prompt_token_ids(served), **constraint(served)}
+
+
+def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
+    """The exact prompt."""
+    return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
