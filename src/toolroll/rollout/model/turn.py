@@ -8,7 +8,7 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.parsers.openai import to_openai
@@ -43,9 +43,9 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What one completion says: `sampled` as the template needs it for what comes next, `said` the
-    text without the stop token (and without a stop string), `message` in OpenAI's format with every
-    attempted call."""
+    """What one turn says, prefill included: `sampled` as the template needs it for what comes next,
+    `said` the text without the stop token (and without a stop string), `message` in OpenAI's format
+    with every attempted call."""
 
     sampled: SampledText
     said: str
@@ -64,6 +64,8 @@ def parse_turn(
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
     streamed: bool = False,
+    prefill: str = "",
+    prefill_ids: Sequence[int] = (),
 ) -> ParsedTurn:
     """Parse `completion` as a turn.
 
@@ -78,6 +80,8 @@ def parse_turn(
         parse: Reads the text instead of the parser (a published hook).
         stop_strings: Text from one of these on is not read.
         streamed: Read the text as it is read in pieces (`parse_options`).
+        prefill: Text of the turn that was given, before what was sampled.
+        prefill_ids: Its ids.
     """
     ids = completion.output_ids
     sampled = template.sampled(
@@ -86,10 +90,14 @@ def parse_turn(
         stop_token_ids=stop_ids(completion, sampling_params),
     )
     said = before_stop(sampled.body, completion, stop_strings)
+    if prefill:
+        last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
+        sampled = replace(sampled, text=prefill + sampled.text, last_id=last)
+        said = prefill + said
     if parse is not None:
         parsed = parse(said)
     else:
-        plain = ids[: len(ids) - bool(sampled.stop)].tolist()
+        plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
         offsets = template.encoder.offsets(plain, sampled.body)
         parsed = served.parser.parse(
             said,

@@ -27,6 +27,12 @@ from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest, request_key
+from toolroll.rollout.server.prefill import (
+    check_continued,
+    sampled_part,
+    split_prefill,
+    with_prefill,
+)
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
@@ -135,16 +141,17 @@ class Endpoint:
         use = apply_tool_choice(
             request, tools, self.served.parser.name, params, routed=self.capabilities.behind_router
         )
+        check_continued(request, use)
         top = top_logprobs(request)
         switches, effort = request.chat_template_kwargs, request.reasoning_effort
         template = self.templates.get(self.templates.with_effort(switches, effort))
-        plan = partial(self._plan, live, given, use.tools, template)
+        plan = partial(self._plan, live, request, given, use.tools, template)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
             given.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
-            prompt_json = _prompt_json(prompt, answered)
+            prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
                 live.pending.forget(answered)  # its client has the answer: it continues it
             first = live.answers[prompt.digest]
@@ -179,9 +186,18 @@ class Endpoint:
         return parsed, live.pending.start(key, request.n, run)
 
     def _plan(
-        self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
+        self,
+        live: LiveSession,
+        request: ChatRequest,
+        given: Sequence[Any],
+        tools: list[Tool],
+        template: ChatTemplate,
     ) -> Prompt:
-        return live.tree.plan(read_messages(given, developer=self._developer), tools, template)
+        continued = bool(request.continue_final_message)
+        messages = read_messages(given, developer=self._developer, answer=not continued)
+        before, prefill = split_prefill(messages) if continued else (messages, "")
+        prompt = live.tree.plan(before, tools, template)
+        return with_prefill(prompt, prefill) if prefill else prompt
 
     async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
@@ -344,9 +360,12 @@ class Endpoint:
             place=seed,
             stop_strings=request.stop_strings,
             streamed=True,
+            prefill=prompt.prefill,
+            prefill_ids=prompt.prefill_ids.tolist(),
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
-        return Choice(completion, reading.said, reading)
+        shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
+        return Choice(completion, reading.said, reading, shown)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
@@ -478,10 +497,3 @@ def retry_number(header: str | None) -> int:
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
     """Return the seed of the ids of the calls in the `nth` answer to a prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
-
-
-def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
-    """Return the prompt's ids as JSON text, made from that of the turn before if it is cached."""
-    if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
-        return joined_ids(prompt.input_ids)
-    return joined_ids(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

@@ -105,7 +105,7 @@ def exact(choice: Choice) -> dict[str, Any]:
 def wire_message(choice: Choice) -> dict[str, Any]:
     """The message as a client gets it."""
     assert choice.reading is not None
-    return {**choice.reading.message, "refusal": None}
+    return {**(choice.shown or choice.reading.message), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:

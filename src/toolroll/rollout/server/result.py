@@ -10,16 +10,19 @@ import orjson
 
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.types import Completion, IdArray
+from toolroll.rollout.types import Completion, IdArray, Message
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `reading` is None for a text completion; then `text` is what the client gets."""
+    """One answer. `reading` is None for a text completion; then `text` is what the client gets.
+    `shown`: what the client gets if that is not the message of `reading`, the whole turn.
+    """
 
     completion: Completion
     text: str
     reading: ParsedTurn | None = None
+    shown: Message | None = None
 
 
 @dataclass(slots=True, eq=False)

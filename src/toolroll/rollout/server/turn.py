@@ -42,6 +42,10 @@ class TurnNode:
     """True if its tokens directly follow those of `parent`."""
     preserved: bool = False
     """True if its prompt keeps tokens that the template would have rewritten."""
+    prefill: str = ""
+    prefill_size: int = 0
+    """The text, and the number of tokens before `node`, of the reply that were given to the model.
+    """
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
@@ -98,7 +102,10 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
     spans: list[TurnSpan] = []
     for turn in chain:
         stopped = turn.sampled.stop is not None
-        spans.append(TurnSpan(turn.node.start, turn.node.stop, at - 1, stopped))
+        start = turn.node.start - turn.prefill_size
+        spans.append(
+            TurnSpan(start, turn.node.stop, at - 1, stopped, turn.prefill, turn.node.start)
+        )
         at -= len(turn.added) + 1
     return ServedSequence(
         session.path_ids(last.node),

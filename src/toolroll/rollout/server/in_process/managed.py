@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Self
 
@@ -43,7 +43,10 @@ class ManagedSession:
     async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
         """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
         field that the endpoint knows. `split`: Atropos' "train" or "eval"; the tokens are the same.
+        A last message of the assistant is continued; the reply is what follows it.
         """
+        if _continues(kwargs.get("messages") or ()):
+            kwargs = {"continue_final_message": True, **kwargs}
         create = self.client.chat.completions.create
         async with self._slot(split):
             reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
@@ -157,6 +160,13 @@ async def managed_session(
             await served.aclose()
         elif served is not engine:
             served.release()
+
+
+def _continues(messages: Sequence[Any]) -> bool:
+    """Return whether the last message is the assistant's: a mapping, or an object of the SDK."""
+    last = messages[-1] if messages else None
+    role = last.get("role") if isinstance(last, Mapping) else getattr(last, "role", None)
+    return role == "assistant"
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
