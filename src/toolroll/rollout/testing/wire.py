@@ -68,6 +68,7 @@ class EngineRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     return_logprob: bool = False
     logprob_start_len: int = -1
+    top_logprobs_num: int = 0
     extra_key: str = ""
     return_routed_experts: bool = False
 
@@ -199,6 +200,7 @@ def read_generate(
         headers=lower,
         return_logprob=bool(body.get("return_logprob")),
         logprob_start_len=-1 if start is None else int(start),
+        top_logprobs_num=int(body.get("top_logprobs_num") or 0),
         extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )

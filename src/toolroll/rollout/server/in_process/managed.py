@@ -17,11 +17,14 @@ from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
+from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
+from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
@@ -62,6 +65,35 @@ class ManagedSession:
             reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
+
+    async def get_logprobs(
+        self,
+        *,
+        prompt: str | None = None,
+        messages: Sequence[Any] | None = None,
+        input_ids: Sequence[int] | None = None,
+        top_k: int = 1,
+        top_logprobs: int | None = None,
+        split: str = "train",
+        **sampling: Any,
+    ) -> dict[str, Any]:
+        """Return the logprobs of a prompt as `prompt_logprobs` does. Nothing is sampled, so that
+        `sampling` (`max_tokens`, `temperature`, `model`) has no effect.
+
+        Give one of `prompt` (text), `messages` (as they would be served; a last message of the
+        assistant is closed as the template closes it) and `input_ids` (a node's `tokens`, say).
+        """
+        if [prompt, messages, input_ids].count(None) != 2:
+            raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
+        template = self.endpoint.served.template
+        if messages is not None:
+            read = read_messages(messages, answer=False)
+            generate = read[-1]["role"] != "assistant"
+            ids: Sequence[int] = template.encode_conversation(read, None, generate=generate)
+        else:
+            ids = input_ids if input_ids is not None else template.encoder.encode(prompt or "")
+        async with self._slot(split):
+            return await prompt_logprobs(self.endpoint, ids, top_logprobs or top_k)
 
     def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
         """Return what a request of `split` holds while it is in flight."""
