@@ -9,7 +9,7 @@ import pytest
 from support.endpoints import endpoint
 
 from toolroll.rollout.server.in_process import managed_session
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.testing import embedded_tokenizer_path, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 
@@ -52,3 +52,49 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
         ):
             assert tokens == [*entry.input_ids.tolist(), *entry.output_ids]
             assert masks == [-100] * len(entry.input_ids) + entry.output_ids
+
+
+def test_the_constructors_take_what_atropos_classes_take() -> None:
+    from atroposlib.envs.server_handling import managed_server as theirs
+
+    from toolroll.rollout.server import in_process as ours
+
+    for name in ("ManagedServer", "DummyManagedServer"):
+        published = inspect.signature(getattr(theirs, name)).parameters
+        assert list(inspect.signature(getattr(ours, name)).parameters)[: len(published)] == list(
+            published
+        )
+
+
+async def test_an_environment_runs_a_group_with_only_its_import_changed() -> None:
+    """An environment of the shape of Atropos' regex_env.py (commit 296a0bc): one import names this
+    package, and the rest is as its authors write it.
+    """
+    pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
+    from support.atropos_env import CountingEnv
+
+    from toolroll.rollout.adapters.atropos import APIServerConfig
+
+    policy = lambda request: f"<answer>{'o' * (request.index % 2 + 1)}</answer>"
+    path = str(embedded_tokenizer_path())
+    async with endpoint(load_embedded_tokenizer(), policy, split="random") as bench:
+        server = APIServerConfig(
+            model_name=path, base_url=f"{bench.engine.url}/v1", api_key="x", server_type="sglang"
+        )
+        env = CountingEnv(CountingEnv.config_init()[0], [server], slurm=False)
+        env.config.tokenizer_name = path
+        await env.setup()
+        group, _ = await env.collect_trajectories(await env.get_next_item())
+        assert group is not None
+        assert sorted(group["scores"]) == [0.0, 0.0, 1.0, 1.0]
+        left = list(bench.engine.log)
+        rows = zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True)
+        for tokens, masks, logprobs in rows:
+            entry = next(it for it in left if [*it.input_ids.tolist(), *it.output_ids] == tokens)
+            left.remove(entry)
+            size = len(entry.input_ids)
+            assert masks == [-100] * size + entry.output_ids
+            assert logprobs[:size] == [1.0] * size
+            assert logprobs[size:] == pytest.approx(entry.logprobs)
+        assert left == []
+        assert await env.evaluate() == 1.0

@@ -99,14 +99,15 @@ async def test_what_cannot_be_scored_is_not_sent() -> None:
         endpoint(load_embedded_tokenizer(), lambda request: "", context_length=64) as bench,
         ManagedServer(bench.engine.url, "embedded") as m,
     ):
-        for given, kind in (
+        refused: list[tuple[dict[str, Any], type[Exception]]] = [
             ({}, UsageError),
             ({"prompt": "x", "input_ids": [1]}, UsageError),
             ({"input_ids": []}, UsageError),
             ({"input_ids": [10**6]}, UsageError),
             ({"prompt": "x", "top_k": 0}, UsageError),
             ({"input_ids": [5] * 64}, ContextOverflowError),
-        ):
+        ]
+        for given, kind in refused:
             with pytest.raises(kind):
                 await m.get_logprobs(**given)
         assert bench.engine.log == []

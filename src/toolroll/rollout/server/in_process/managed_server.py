@@ -51,6 +51,7 @@ class ManagedServer(ManagedSession):
             in a second node.
         chat_template: Jinja text that replaces the tokenizer's own template.
         settings: Of the endpoint.
+        served: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
     """
@@ -66,15 +67,13 @@ class ManagedServer(ManagedSession):
         history: HistoryPolicy = "preserve",
         chat_template: str | None = None,
         settings: EndpointSettings | None = None,
+        served: Model | None = None,
     ) -> None:
         self.server = server
-        self._borrowed = isinstance(server, Model)
-        self._served = (
-            server
-            if isinstance(server, Model)
-            else open_model(
-                server, tokenizer, tool_parser, history=history, chat_template=chat_template
-            )
+        given = server if isinstance(server, Model) else served
+        self._borrowed = given is not None
+        self._served = given or open_model(
+            server, tokenizer, tool_parser, history=history, chat_template=chat_template
         )
         self._reads_calls = isinstance(server, Model) or tool_parser is not None
         super().__init__(Endpoint(self._served, settings), track_tree=bool(track_tree))
