@@ -27,6 +27,9 @@ from toolroll.rollout.template.chat_template import HistoryPolicy
 _UNNAMED = frozenset({"", "none", "default"})
 """What Atropos' configurations hold if nothing is named."""
 
+_MAX_CHOICES = 1024
+"""Atropos has no limit of `n`."""
+
 
 class ManagedServer(ManagedSession):
     """Chat and text completions of one rollout, and its tokens, as Atropos' class of this name.
@@ -50,7 +53,7 @@ class ManagedServer(ManagedSession):
         history: "fork" lets the chat template rewrite the history; the conversation continues then
             in a second node.
         chat_template: Jinja text that replaces the tokenizer's own template.
-        settings: Of the endpoint.
+        settings: Of the endpoint. Default: its own, with `n` up to 1024.
         served: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
@@ -76,6 +79,7 @@ class ManagedServer(ManagedSession):
             server, tokenizer, tool_parser, history=history, chat_template=chat_template
         )
         self._reads_calls = isinstance(server, Model) or tool_parser is not None
+        settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
         super().__init__(Endpoint(self._served, settings), track_tree=bool(track_tree))
         self.tokenizer = self._served.template.tokenizer
 
