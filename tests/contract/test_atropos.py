@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from support.endpoints import endpoint
 
 from toolroll.rollout.server.in_process import managed_session
-from toolroll.rollout.testing import embedded_tokenizer_path, load_embedded_tokenizer
+from toolroll.rollout.testing import Reply, embedded_tokenizer_path, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 
@@ -98,3 +99,39 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
             assert logprobs[size:] == pytest.approx(entry.logprobs)
         assert left == []
         assert await env.evaluate() == 1.0
+
+
+async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() -> None:
+    """Two engines behind atroposlib's `ServerManager`: its own semaphores count our requests."""
+    pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
+    from toolroll.rollout.adapters.atropos import APIServerConfig, ServerManager
+
+    release = asyncio.Event()
+    hold = lambda request: Reply("Hello.", hold=release, hold_after=1)
+    tokenizer, path = load_embedded_tokenizer(), str(embedded_tokenizer_path())
+    async with endpoint(tokenizer, hold) as one, endpoint(tokenizer, hold) as two:
+        configs = [
+            APIServerConfig(
+                model_name=path,
+                base_url=f"{bench.engine.url}/v1",
+                api_key="x",
+                server_type="sglang",
+                num_max_requests_at_once=2,
+            )
+            for bench in (one, two)
+        ]
+        manager = ServerManager(configs)
+
+        async def ask() -> int:
+            async with manager.managed_server() as managed:
+                await managed.chat_completion(messages=[USER], split="train")
+                return len(managed.get_state()["nodes"])
+
+        asking = []
+        for bench, held in ((one, 1), (two, 1), (one, 2), (two, 2)):
+            asking.append(asyncio.ensure_future(ask()))
+            await bench.engine.until(lambda engine, held=held: engine.held == held)
+        assert [server.sem._value for server in manager.servers] == [0, 0]
+        release.set()
+        assert await asyncio.gather(*asking) == [1] * 4
+        assert [server.sem._value for server in manager.servers] == [2, 2]

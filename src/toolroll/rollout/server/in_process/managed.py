@@ -157,16 +157,14 @@ async def managed_session(
     settings: EndpointSettings | None = None,
 ) -> AsyncIterator[ManagedSession]:
     """A `ManagedSession` over `engine`: an address or a configuration (a connection of its own), an
-    `Engine` or a `Model` (which stay open). `tokenizer`: an object or a name; not used with a
-    `Model`, nor are the parser and the template."""
+    `Engine` or a `Model` (which stay open). `tokenizer`: an object or a name; default: that of the
+    model that the engine serves. Not used with a `Model`, nor are the parser and the template."""
     if isinstance(engine, Model):
         served, owned = engine, False
     else:
-        found = (
-            load_tokenizer(tokenizer)
-            if tokenizer is None or isinstance(tokenizer, str)
-            else tokenizer
-        )
+        found = tokenizer if tokenizer is not None else await _served_model(engine)
+        if found is None or isinstance(found, str):
+            found = load_tokenizer(found)
         template = ChatTemplate(
             found,
             chat_template=chat_template,
@@ -192,6 +190,14 @@ async def managed_session(
             await served.aclose()
         elif served is not engine:
             served.release()
+
+
+async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None:
+    """Return the name or folder of the model that `engine` serves, if it says so."""
+    if isinstance(engine, str | EngineConfig):
+        async with Engine(engine) as client:
+            return (await client.model_info()).model_path
+    return (await engine.model_info()).model_path
 
 
 def _continues(messages: Sequence[Any]) -> bool:

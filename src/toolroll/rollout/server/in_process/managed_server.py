@@ -124,7 +124,12 @@ def open_model(
     if found is None:
         names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
         found = next((name for name in names if name and name not in _UNNAMED), None)
-    if found is None or isinstance(found, str):
+    if found is None:
+        raise UsageError(
+            "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
+            "(tokenizer_name or model_name)"
+        )
+    if isinstance(found, str):
         found = load_tokenizer(found)
     template = ChatTemplate(found, chat_template=chat_template, history=history)
     name = getattr(config, "model_name", "")
