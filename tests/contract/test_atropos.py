@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,14 +38,15 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
                 messages=[USER], n=4, max_tokens=64, temperature=1.0, top_p=0.9
             )
             state = m.get_state()
+            nothing: Any = None
             assert set(state) == set(
-                ManagedServer(None, tokenizer=object(), track_tree=tree).get_state()
+                ManagedServer(nothing, tokenizer=object(), track_tree=tree).get_state()
             )
             nodes = [
                 TheirNode.model_validate(it.model_dump())
                 for it in (state["tree"].values() if tree else state["nodes"])
             ]
-        assert [node.metadata["finish_reason"] for node in nodes] == [
+        assert [(node.metadata or {})["finish_reason"] for node in nodes] == [
             choice.finish_reason for choice in reply.choices
         ]
         group = {"tokens": [it.tokens for it in nodes], "masks": [it.masked_tokens for it in nodes]}
@@ -101,6 +103,10 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
         assert await env.evaluate() == 1.0
 
 
+def _holds(engine: Any, *, count: int) -> bool:
+    return bool(engine.held == count)
+
+
 async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() -> None:
     """Two engines behind atroposlib's `ServerManager`: its own semaphores count our requests."""
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
@@ -130,7 +136,7 @@ async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() ->
         asking = []
         for bench, held in ((one, 1), (two, 1), (one, 2), (two, 2)):
             asking.append(asyncio.ensure_future(ask()))
-            await bench.engine.until(lambda engine, held=held: engine.held == held)
+            await bench.engine.until(partial(_holds, count=held))
         assert [server.sem._value for server in manager.servers] == [0, 0]
         release.set()
         assert await asyncio.gather(*asking) == [1] * 4
