@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, BaseModel, NotFoundError, OpenAI
 from support.endpoints import endpoint
 
 from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
@@ -154,3 +154,104 @@ async def test_c7_replies_are_pydantic_and_the_rest_of_the_api_is_there_or_says_
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:
             ask = lambda: plain.chat.completions.create(model="m", messages=[USER])
             assert (await asyncio.to_thread(ask)).choices[0].message.content == "Reply 2."
+
+
+# --- code that reads a reply as verifiers does ----------------------------------------------------
+
+
+def response_tokens(response: Any, message_type: str) -> dict[str, list[Any]] | None:
+    """What verifiers 0.1.9 reads (`utils/response_utils.py`, `parse_response_tokens`): None,
+    without a word, if one of the fields is missing.
+    """
+    choice = response.choices[0]
+    holder = response if message_type == "chat" else choice
+    field = "content" if message_type == "chat" else "token_logprobs"
+    prompt_ids = getattr(holder, "prompt_token_ids", None)
+    ids = getattr(choice, "token_ids", None)
+    logprobs = getattr(getattr(choice, "logprobs", None), field, None)
+    if prompt_ids is None or ids is None or logprobs is None:
+        return None
+    values = [it.logprob for it in logprobs] if message_type == "chat" else logprobs
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "completion_logprobs": values}
+
+
+async def test_verifiers_reads_the_tokens_of_a_reply_that_asked_for_none() -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        replies: list[tuple[Any, str]] = [
+            (await client.chat.completions.create(model="m", messages=[USER]), "chat"),
+            (await client.completions.create(model="m", prompt="One", max_tokens=4), "completion"),
+        ]
+        for (reply, kind), entry in zip(replies, bench.engine.log, strict=True):
+            found = response_tokens(reply, kind)
+            assert found is not None
+            assert found["prompt_ids"] == entry.input_ids.tolist()
+            assert found["completion_ids"] == entry.output_ids
+            assert found["completion_logprobs"] == pytest.approx(entry.logprobs)
+
+
+async def test_logprobs_are_left_out_if_they_are_declined_and_over_http() -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        reply = await client.chat.completions.create(model="m", messages=[USER], logprobs=False)
+        assert reply.choices[0].logprobs is None
+        plain = bench.client()
+        reply = await plain.chat.completions.create(model="m", messages=[USER])
+        assert reply.choices[0].logprobs is None
+        text: Any = await plain.completions.create(model="m", prompt="One", max_tokens=4)
+        assert text.choices[0].logprobs is None
+        assert not hasattr(text.choices[0], "prompt_token_ids")
+        asked: Any = await plain.completions.create(
+            model="m", prompt="One", max_tokens=4, n=2, extra_body={"return_token_ids": True}
+        )
+        assert [choice.prompt_token_ids for choice in asked.choices] == [asked.prompt_token_ids] * 2
+
+
+async def test_a_streamed_text_has_the_prompt_in_its_last_choice_if_ids_are_asked_for() -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        stream = await client.completions.create(prompt="One", max_tokens=4, stream=True)  # type: ignore[call-overload]
+        last = [chunk async for chunk in stream][-1].choices[0]
+        assert last.prompt_token_ids == bench.engine.log[0].input_ids.tolist()
+        assert last.logprobs.token_logprobs == pytest.approx(bench.engine.log[0].logprobs)
+
+
+async def test_create_needs_no_model() -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        create: Any = client.chat.completions.create
+        for named in ({}, {"model": None}, {"model": "other"}):
+            reply = await create(messages=[USER], **named)
+            assert reply.model == bench.endpoint.model
+        text: Any = client.completions.create
+        assert (await text(prompt="One", max_tokens=2)).model == bench.endpoint.model
+        raw: Any = client.copy().chat.completions.with_raw_response.create
+        assert (await raw(messages=[USER])).parse().choices[0].message.content == "Reply 4."
+
+
+async def test_tokenize_in_process_as_verifiers_asks_for_it() -> None:
+    class TokenizeResponse(BaseModel):
+        count: int
+        max_model_len: int
+        tokens: list[int]
+
+    async with (
+        endpoint(load_embedded_tokenizer(), said) as bench,
+        ToolrollClient(bench.endpoint) as client,
+    ):
+        # verifiers removes the /v1 from the address, as vLLM wants it
+        plain = client.copy(base_url=str(client.base_url).replace("/v1/", ""))
+        body = {"model": "m", "messages": [USER], "tools": None}
+        found = await plain.post("/tokenize", body=body, cast_to=TokenizeResponse)
+        await client.chat.completions.create(model="m", messages=[USER])
+        assert found.tokens == bench.engine.log[0].input_ids.tolist()
+        with pytest.raises(BadRequestError, match="either messages or prompt"):
+            await plain.post("/tokenize", body={"model": "m"}, cast_to=TokenizeResponse)

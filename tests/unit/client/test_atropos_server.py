@@ -18,13 +18,18 @@ from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.worlds import TOOL
 
 from toolroll.rollout.server.in_process import (
+    DummyManagedServer,
     ManagedSession,
     SequenceNode,
-    TextOnlySession,
     ToolrollClient,
     managed_session,
 )
-from toolroll.rollout.testing import Fault, Reply, drop_logprob, load_embedded_tokenizer
+from toolroll.rollout.testing import (
+    Fault,
+    Reply,
+    drop_logprob,
+    load_embedded_tokenizer,
+)
 
 qwen = qwen3_tokenizer
 USER: Any = {"role": "user", "content": "Hi"}
@@ -278,7 +283,7 @@ async def test_a_managed_session_of_its_own_and_its_end() -> None:
 
 async def test_without_token_ids_nothing_can_be_trained() -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        plain = TextOnlySession(bench.client(None), model="m", tokenizer=load_embedded_tokenizer())
+        plain = DummyManagedServer(bench.client(None), load_embedded_tokenizer(), model="m")
         await plain.chat_completion(messages=[USER])
         await plain.completion(prompt="One two", max_tokens=3)
         for node in plain.get_state()["nodes"]:
@@ -287,3 +292,13 @@ async def test_without_token_ids_nothing_can_be_trained() -> None:
             assert (node.metadata["trainable"], node.metadata["source"]) == (False, "transcript")
         plain.reset()
         assert plain.get_state() == {"nodes": []}
+
+
+async def test_a_tokenizer_is_found_from_the_model_that_the_engine_serves() -> None:
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
+        assert bench.engine.model_name == "embedded"
+        for engine in (bench.engine.url, bench.served.engine):
+            async with managed_session(engine) as m:
+                await m.chat_completion(messages=[USER])
+                [node] = m.get_state()["nodes"]
+                assert unmasked(node) == bench.engine.log[-1].output_ids

@@ -7,7 +7,7 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.parsers.openai import to_openai
@@ -43,7 +43,7 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One parsed completion.
+    """One parsed completion, prefill included.
 
     `sampled`: the text in the form that the template needs for the next delta. `text`: the text
     without the stop token or stop string. `message`: the message in OpenAI's format, with every
@@ -67,6 +67,8 @@ def parse_turn(
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
     streamed: bool = False,
+    prefill: str = "",
+    prefill_ids: Sequence[int] = (),
 ) -> ParsedTurn:
     """Parse `completion` as a turn.
 
@@ -81,6 +83,8 @@ def parse_turn(
         parse: Reads the text instead of the parser (a published hook).
         stop_strings: The text ends before the first of these.
         streamed: Parse the text like a stream (see `parse_options`).
+        prefill: Text of the turn that was given, before the sampled text.
+        prefill_ids: The ids of `prefill`.
     """
     ids = completion.output_ids
     sampled = template.sampled(
@@ -89,10 +93,14 @@ def parse_turn(
         stop_token_ids=stop_ids(completion, sampling_params),
     )
     text = before_stop(sampled.body, completion, stop_strings)
+    if prefill:
+        last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
+        sampled = replace(sampled, text=prefill + sampled.text, last_id=last)
+        text = prefill + text
     if parse is not None:
         parsed = parse(text)
     else:
-        plain = ids[: len(ids) - bool(sampled.stop)].tolist()
+        plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
         offsets = template.encoder.offsets(plain, sampled.body)
         parsed = served.parser.parse(
             text,

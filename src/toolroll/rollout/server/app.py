@@ -30,18 +30,16 @@ from toolroll.rollout.server.endpoint import (
     retry_number,
 )
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest
-from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, TokenizeRequest, read
+from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.responses import Traced
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.tokenizing import tokenize
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Tool
 
 logger = logging.getLogger(__name__)
 
@@ -312,22 +310,7 @@ class EndpointServer:
         return _json(model_card(self.endpoint))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await receive(request, self.settings)
-        parsed = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
-        if (parsed.prompt is None) == (parsed.messages is None):
-            raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
-        template = self.endpoint.templates.get(parsed.chat_template_kwargs)
-        ids = await call_of_size(
-            _tokens, parsed, template, body.data.get("tools") or [], large=body.large
-        )
-        await self.endpoint.refresh()
-        return _json(
-            {
-                "tokens": ids,
-                "count": len(ids),
-                "max_model_len": self.endpoint.capabilities.context_length,
-            }
-        )
+        return _json(await tokenize(self.endpoint, await receive(request, self.settings)))
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         return (await receive(request, self.settings)).data
@@ -395,17 +378,6 @@ class EndpointServer:
         session_id = request.match_info["session"]
         await self.endpoint.sessions.drop(session_id)
         return _json({"session_id": session_id, "deleted": True})
-
-
-def _tokens(parsed: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
-    """Return the tokens that `parsed` would be prompted with."""
-    if parsed.messages is None:
-        return template.encoder.encode(parsed.prompt or "")
-    developer = "developer" in template.renderer.source
-    messages = read_messages(
-        parsed.messages, developer=developer, answer=parsed.add_generation_prompt
-    )
-    return template.encode_conversation(messages, tools, generate=parsed.add_generation_prompt)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:

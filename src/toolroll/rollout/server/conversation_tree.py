@@ -10,13 +10,15 @@ nothing: a turn exists once it is committed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
+from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
@@ -33,8 +35,9 @@ class Prompt:
     """A planned prompt.
 
     `input_ids` is the whole prompt: the path to the shared node `parent`, then `delta`. `messages`
-    and `tools` are as served; `digest` is of the messages. `fork_reason` is None if the prompt
-    simply continues a turn, or is the session's first.
+    and `tools` are as served; `digest` is of the messages. `prefill` is the text, and `prefill_ids`
+    the last ids of the prompt, of a turn that the model continues. `fork_reason` is None if the
+    prompt simply continues a turn, or is the session's first.
     """
 
     template: ChatTemplate
@@ -52,6 +55,8 @@ class Prompt:
     preserved: bool = False
     dropped: IdArray | None = None
     """Ids before `input_ids` that the first prompt lost."""
+    prefill: str = ""
+    prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def cut(self, room: int) -> Prompt:
         """Return the prompt with its last `room` tokens only, if it is the first of a conversation
@@ -67,6 +72,14 @@ class Prompt:
     def turn(self) -> TurnNode | None:
         """The turn that it continues or forks from."""
         return self.repeated.turn if self.repeated is not None else None
+
+    def ids_json(self, before: bytes | None) -> bytes:
+        """Return the ids as JSON text, made from `before`, that of the prompt of `turn`, if it is
+        still known.
+        """
+        if before is None or self.turn is None or self.parent != self.turn.node:
+            return joined_ids(self.input_ids)
+        return joined_ids(before, self.turn.node.ids, self.delta)
 
 
 class ConversationTree:
@@ -243,6 +256,8 @@ class ConversationTree:
             prompt.continues,
             prompt.preserved,
             prompt.dropped,
+            prefill=prompt.prefill,
+            prefill_size=len(prompt.prefill_ids),
         )
         self._turns.setdefault(digest, []).append(turn)
         return turn

@@ -27,6 +27,12 @@ from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest, request_key
+from toolroll.rollout.server.prefill import (
+    check_continued,
+    sampled_part,
+    split_prefill,
+    with_prefill,
+)
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.responses import chat_body, is_long, text_body
@@ -133,16 +139,17 @@ class Endpoint:
         use = apply_tool_choice(
             request, tools, self.served.parser.name, params, routed=self.capabilities.behind_router
         )
+        check_continued(request, use)
         top = top_logprobs(request)
         switches, effort = request.chat_template_kwargs, request.reasoning_effort
         template = self.templates.get(self.templates.with_effort(switches, effort))
-        plan = partial(self._plan, live, given, use.tools, template)
+        plan = partial(self._plan, live, request, given, use.tools, template)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = await call_of_size(plan, large=large)
             given.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
-            prompt_json = _prompt_json(prompt, answered)
+            prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
                 live.pending.forget(answered)  # its client has the answer, since it continues it
             first = live.answers[prompt.digest]
@@ -164,7 +171,10 @@ class Endpoint:
                 "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
             )
             result.commit = lambda: self._commit_chat(live, prompt, result, pending)
-            result.render = lambda: self._chat_body(result, request, top)
+            encoder, token_ids = self.served.template.encoder, self.settings.openrlhf_token_ids
+            result.render = lambda: chat_body(
+                result, encoder, logprobs=bool(request.logprobs), top=top, token_ids=token_ids
+            )
             if not request.stream and is_long(
                 completions, logprobs=bool(request.logprobs), top=top
             ):
@@ -173,23 +183,20 @@ class Endpoint:
 
         return parsed, live.pending.start(key, request.n, run)
 
-    def _chat_body(
-        self, result: CompletionResult, request: ChatRequest, top: int
-    ) -> dict[str, Any]:
-        encoder = self.served.template.encoder
-        body = chat_body(result, encoder, logprobs=bool(request.logprobs), top=top)
-        if self.settings.openrlhf_token_ids:
-            body["token_ids"] = {
-                "prompt_token_ids": result.prompt_ids.tolist(),
-                "completion_token_ids": result.choices[0].completion.output_ids.tolist(),
-            }
-        return body
-
     def _plan(
-        self, live: LiveSession, given: Sequence[Any], tools: list[Tool], template: ChatTemplate
+        self,
+        live: LiveSession,
+        request: ChatRequest,
+        given: Sequence[Any],
+        tools: list[Tool],
+        template: ChatTemplate,
     ) -> Prompt:
-        messages = read_messages(given, developer=self._developer)
-        prompt = live.tree.plan(messages, tools, template)
+        continued = bool(request.continue_final_message)
+        messages = read_messages(given, developer=self._developer, answer=not continued)
+        before, prefill = split_prefill(messages) if continued else (messages, "")
+        prompt = live.tree.plan(before, tools, template)
+        if prefill:
+            return with_prefill(prompt, prefill)
         room = self.capabilities.context_length
         if not self.settings.cut_first_prompt or room is None:
             return prompt
@@ -237,7 +244,12 @@ class Endpoint:
                 choices.append(Choice(completion, text))
             result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
             result.commit = lambda: self._commit_text(live, plan, result)
-            result.render = lambda: text_body(result, encoder, logprobs=request.logprobs)
+            result.render = lambda: text_body(
+                result,
+                encoder,
+                logprobs=request.logprobs,
+                prompt_ids=bool(request.return_token_ids),
+            )
             logprobs = request.logprobs is not None
             if not request.stream and is_long(completions, logprobs=logprobs, top=top):
                 await asyncio.to_thread(result.write)
@@ -351,9 +363,12 @@ class Endpoint:
             seed=seed,
             stop_strings=request.stop_strings,
             streamed=True,
+            prefill=prompt.prefill,
+            prefill_ids=prompt.prefill_ids.tolist(),
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
-        return Choice(completion, reading.text, reading)
+        shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
+        return Choice(completion, reading.text, reading, shown)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
@@ -487,10 +502,3 @@ def retry_number(header: str | None) -> int:
 def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
     """Return the seed of the call ids in the `nth` answer to a prompt."""
     return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")
-
-
-def _prompt_json(prompt: Prompt, answered: PendingRequest[CompletionResult] | None) -> bytes:
-    """Return the prompt's ids as JSON text, made from that of the turn before if it is cached."""
-    if answered is None or prompt.turn is None or prompt.parent != prompt.turn.node:
-        return joined_ids(prompt.input_ids)
-    return joined_ids(answered.task.result().prompt_json, prompt.turn.node.ids, prompt.delta)

@@ -50,7 +50,7 @@ def read_messages(
     if answer and messages[-1]["role"] == "assistant":
         raise refused(
             "messages",
-            "the last message is from the assistant: continuing a message is not supported",
+            "the last message is from the assistant: continue_final_message: true continues it",
             code="invalid_messages",
         )
     return messages

@@ -132,6 +132,8 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    continue_final_message: bool | None = None
+    """The last message is the assistant's, and the model continues it (`prefill`)."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )

@@ -18,7 +18,12 @@ from toolroll.rollout.types import Completion, IdArray
 
 
 def chat_body(
-    served: CompletionResult, encoder: Encoder, *, logprobs: bool, top: int
+    served: CompletionResult,
+    encoder: Encoder,
+    *,
+    logprobs: bool,
+    top: int,
+    token_ids: bool = False,
 ) -> dict[str, Any]:
     """Return a `chat.completion` without the ids of the prompt."""
     choices = []
@@ -36,13 +41,24 @@ def chat_body(
         "choices": choices,
         "usage": served.usage,
         **constraint(served),
+        **(_openrlhf_token_ids(served) if token_ids else {}),
     }
 
 
+def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
+    """Return the ids of the prompt and the first answer, as OpenRLHF's example names them."""
+    ids = served.choices[0].completion.output_ids.tolist()
+    prompt = served.prompt_ids.tolist()
+    return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
+
+
 def text_body(
-    served: CompletionResult, encoder: Encoder, *, logprobs: int | None
+    served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion` without the ids of the prompt."""
+    """Return a `text_completion` without the ids of the prompt; with `prompt_ids`, they are in each
+    choice, as vLLM writes them.
+    """
+    repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
         {
             "index": index,
@@ -52,6 +68,7 @@ def text_body(
             if logprobs is not None
             else None,
             **exact(choice),
+            **repeated,
         }
         for index, choice in enumerate(served.choices)
     ]
@@ -76,10 +93,12 @@ def head(served: CompletionResult, kind: str) -> dict[str, Any]:
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
     """Return the exact prompt, and the constraint of the sampling."""
-    return {
-        "prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]"),
-        **constraint(served),
-    }
+    return {**prompt_token_ids(served), **constraint(served)}
+
+
+def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
+    """Return the exact prompt."""
+    return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
@@ -100,7 +119,7 @@ def exact(choice: Choice) -> dict[str, Any]:
 def wire_message(choice: Choice) -> dict[str, Any]:
     """Return the message for the client."""
     assert choice.reading is not None
-    return {**choice.reading.message, "refusal": None}
+    return {**(choice.shown or choice.reading.message), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:

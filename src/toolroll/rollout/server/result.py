@@ -10,16 +10,20 @@ import orjson
 
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.types import Completion, IdArray
+from toolroll.rollout.types import Completion, IdArray, Message
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `text` is the text for the client; `reading` is None for a text completion."""
+    """One answer. `text` is the text for the client; `reading` is None for a text completion.
+
+    `shown`: the message for the client if it is not that of `reading`, which is the whole turn.
+    """
 
     completion: Completion
     text: str
     reading: ParsedTurn | None = None
+    shown: Message | None = None
 
 
 @dataclass(slots=True, eq=False)

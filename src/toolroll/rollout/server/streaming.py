@@ -24,6 +24,7 @@ from toolroll.rollout.server.responses import (
     exact,
     finish_reason,
     is_long,
+    prompt_token_ids,
     text_logprobs,
     tokens,
 )
@@ -180,6 +181,7 @@ async def text_events(
             logprobs=logprobs,
             finish_reason=finish_reason(choice),
             **exact(choice),
+            **(prompt_token_ids(result) if request.return_token_ids else {}),
         )
         yield {**last, **tokens(result)}
     if request.stream_options is not None and request.stream_options.include_usage:

@@ -44,6 +44,10 @@ class TurnNode:
     """True if its prompt keeps tokens that the template would have rewritten."""
     dropped: IdArray | None = None
     """Ids of the template before its first prompt, which were not served."""
+    prefill: str = ""
+    prefill_size: int = 0
+    """The text, and the number of tokens before `node`, of the reply that were given to the model.
+    """
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
@@ -104,7 +108,9 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
     shift = 0 if dropped is None else len(dropped)
     for turn in chain:
         stopped = turn.sampled.stop is not None
-        spans.append(TurnSpan(turn.node.start + shift, turn.node.stop + shift, at - 1, stopped))
+        start, stop = turn.node.start + shift, turn.node.stop + shift
+        begin = start - turn.prefill_size
+        spans.append(TurnSpan(begin, stop, at - 1, stopped, turn.prefill, start))
         at -= len(turn.added) + 1
     return ServedSequence(
         np.concatenate([dropped, ids]) if dropped is not None else ids,

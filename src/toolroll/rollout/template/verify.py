@@ -47,12 +47,15 @@ class TurnSpan:
     its message.
 
     `stopped`: it ended with a stop token. Else it was cut, even if its last token is a stop token.
+    `prefill`: the text that its first tokens, up to `sampled_from`, gave the model to continue.
     """
 
     start: int
     stop: int
     message: int
     stopped: bool = True
+    prefill: str = ""
+    sampled_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class Verifier:
         try:
             messages = served.messages[: served.turns[-1].message]
             talk = ShownConversation(self._reference, self._pattern, messages, served.tools)
+            for turn in served.turns:
+                self._check_prefill(served, turn)
             if served.preserved:
                 self._check_preserved(served, talk)
             else:
@@ -177,6 +182,17 @@ class Verifier:
         others = talk.prompt(first, assistant=True).neutral
         if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
             raise _Mismatch("prompt: control tokens")
+
+    def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
+        """Check that what the model continued is the text that was given, and nothing else."""
+        if not turn.prefill:
+            return
+        before = served.input_ids[: turn.start].tolist()
+        given = served.input_ids[turn.start : turn.sampled_from].tolist()
+        if self._continuation(before, given) != turn.prefill:
+            raise _Mismatch("prefill")
+        if self._controls(given) != self._controls(self._encode(turn.prefill)):
+            raise _Mismatch("prefill: control tokens")
 
     def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
         """Check the delta after the turn that starts at `at` in the render. Return the start of the

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import Generation
 from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.logprob import reference_logprobs, top_logprobs
+from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs, top_logprobs
 from toolroll.rollout.testing.wire import EngineRequest
 
 
@@ -46,12 +46,15 @@ def answer_body(
     }
     if request.return_logprob:
         meta["input_token_logprobs"] = _input_logprobs(entry.input_ids, request.logprob_start_len)
+        if request.top_logprobs_num and request.logprob_start_len >= 0:
+            meta["input_top_logprobs"] = _input_top_logprobs(
+                entry.input_ids, request.logprob_start_len, request.top_logprobs_num
+            )
         meta["output_token_logprobs"] = [
             [value, index, None] for value, index in zip(logprobs, ids, strict=True)
         ]
         meta["output_token_logprobs_length"] = len(ids)
     if request.return_logprob and request.top_logprobs_num:
-        meta["input_top_logprobs"] = []
         meta["output_top_logprobs"] = [
             [[value, index, None] for value, index in best]
             for best in top_logprobs(entry.input_ids, ids, request.top_logprobs_num)
@@ -99,6 +102,20 @@ def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
             "output_token_logprobs_length": 0,
         }
     return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+def _input_top_logprobs(
+    prompt: npt.NDArray[np.int32], start: int, top: int
+) -> list[list[list[Any]] | None]:
+    """`top` entries `[logprob, id, null]` a place from `start` on, the likeliest first: those of
+    the prompt's id and the ids after it. The first place has none.
+    """
+    found: list[list[list[Any]] | None] = [None]
+    for at in range(start + 1, len(prompt)):
+        ids = range(int(prompt[at]), int(prompt[at]) + top)
+        entries = [[reference_logprob(prompt[:at], index), index, None] for index in ids]
+        found.append(sorted(entries, key=lambda entry: -entry[0]))
+    return found
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:

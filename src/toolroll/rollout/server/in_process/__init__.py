@@ -6,8 +6,16 @@ library imports it.
 """
 
 from toolroll.rollout.server.in_process.client import ToolrollClient
+from toolroll.rollout.server.in_process.dummy import DummyManagedServer
 from toolroll.rollout.server.in_process.managed import ManagedSession, managed_session
+from toolroll.rollout.server.in_process.managed_server import ManagedServer
 from toolroll.rollout.server.in_process.nodes import SequenceNode
-from toolroll.rollout.server.in_process.texts_only import TextOnlySession
 
-__all__ = ["ManagedSession", "SequenceNode", "TextOnlySession", "ToolrollClient", "managed_session"]
+__all__ = [
+    "DummyManagedServer",
+    "ManagedServer",
+    "ManagedSession",
+    "SequenceNode",
+    "ToolrollClient",
+    "managed_session",
+]

@@ -8,11 +8,15 @@ delete tokens.
 from __future__ import annotations
 
 import uuid
+from functools import cached_property
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.resources.chat import AsyncChat
+from openai.resources.completions import AsyncCompletions as AsyncTextCompletions
 
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.in_process.resources import Chat, TextCompletions
 from toolroll.rollout.server.in_process.transport import BASE, InProcessTransport
 from toolroll.rollout.server.sessions import check_id
 from toolroll.rollout.types import Trajectory
@@ -22,9 +26,11 @@ class ToolrollClient(AsyncOpenAI):
     """An `AsyncOpenAI` over `endpoint`, which must be started, for the session `session` (default:
     a new one).
 
-    Replies have the extra fields `prompt_token_ids`, `choices[i].token_ids` and
-    `choices[i].logprobs.content[j].token_id`. `options` are `AsyncOpenAI`'s. Sampling parameters
-    that the SDK does not know go into `extra_body`.
+    Replies have logprobs unless `logprobs=False`, and the extra fields `prompt_token_ids` (of text
+    completions also in each choice), `choices[i].token_ids` and
+    `choices[i].logprobs.content[j].token_id`. `model` is optional; `post("/tokenize")` is answered.
+    `options` are `AsyncOpenAI`'s. Sampling parameters that the SDK does not know go into
+    `extra_body`.
     """
 
     def __init__(self, endpoint: Endpoint, *, session: str | None = None, **options: Any) -> None:
@@ -36,6 +42,18 @@ class ToolrollClient(AsyncOpenAI):
             # trust_env: a proxy in the environment would be used instead of the transport
             options["http_client"] = DefaultAsyncHttpxClient(transport=transport, trust_env=False)
         super().__init__(**{"api_key": "in-process", **options, "base_url": _address(self.session)})
+
+    @cached_property
+    def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Chat completions; `model` is optional."""
+        return Chat(self, self.endpoint.model)
+
+    @cached_property
+    def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> AsyncTextCompletions:
+        """Text completions; `model` is optional."""
+        return TextCompletions(self, self.endpoint.model)
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
         """Return the same client with other `options`, for the same session or for `session`."""

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Self
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
+from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
+from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
+
+ATROPOS_ONLY = ("skip_reasoning",)
+"""Arguments of Atropos' calls that say how its own servers change a request."""
 
 
 class ManagedSession:
@@ -37,23 +43,61 @@ class ManagedSession:
         self.track_tree = track_tree
         self.client = ToolrollClient(endpoint, session=session)
 
-    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+    async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
         """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
-        field that the endpoint knows.
+        field that the endpoint knows. `split`: Atropos' "train" or "eval"; the tokens are the same.
+        A last message of the assistant is continued; the reply is what follows it.
         """
+        if _continues(kwargs.get("messages") or ()):
+            kwargs = {"continue_final_message": True, **kwargs}
         create = self.client.chat.completions.create
-        reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
+        async with self._slot(split):
+            reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
 
-    async def completion(self, **kwargs: Any) -> Completion:
+    async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
         """Return a text completion. `prompt` continues an earlier one if it starts with its text or
-        ids.
+        ids. `split`: as in `chat_completion`.
         """
         create = self.client.completions.create
-        reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
+        async with self._slot(split):
+            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
         await self._settled()
         return reply
+
+    async def get_logprobs(
+        self,
+        *,
+        prompt: str | None = None,
+        messages: Sequence[Any] | None = None,
+        input_ids: Sequence[int] | None = None,
+        top_k: int = 1,
+        top_logprobs: int | None = None,
+        split: str = "train",
+        **sampling: Any,
+    ) -> dict[str, Any]:
+        """Return the logprobs of a prompt as `prompt_logprobs` does. Nothing is sampled, so that
+        `sampling` (`max_tokens`, `temperature`, `model`) has no effect.
+
+        Give one of `prompt` (text), `messages` (as they would be served; a last message of the
+        assistant is closed as the template closes it) and `input_ids` (a node's `tokens`, say).
+        """
+        if [prompt, messages, input_ids].count(None) != 2:
+            raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
+        template = self.endpoint.served.template
+        if messages is not None:
+            read = read_messages(messages, answer=False)
+            generate = read[-1]["role"] != "assistant"
+            ids: Sequence[int] = template.encode_conversation(read, None, generate=generate)
+        else:
+            ids = input_ids if input_ids is not None else template.encoder.encode(prompt or "")
+        async with self._slot(split):
+            return await prompt_logprobs(self.endpoint, ids, top_logprobs or top_k)
+
+    def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
+        """Return what a request of `split` holds while it is in flight."""
+        return nullcontext()
 
     async def _settled(self) -> None:
         live = self.endpoint.sessions.get(self.client.session)
@@ -95,6 +139,12 @@ class ManagedSession:
         self.reset()
         await self.client.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
 
 @asynccontextmanager
 async def managed_session(
@@ -112,17 +162,15 @@ async def managed_session(
     """Yield a `ManagedSession` over `engine`.
 
     `engine` is an address or a configuration (then a connection is opened), or an `Engine` or a
-    `Model`, which stay open. `tokenizer` is an object or a name. Tokenizer, parser and template are
-    ignored with a `Model`.
+    `Model`, which stay open. `tokenizer` is an object or a name; default: that of the model that
+    the engine serves. Tokenizer, parser and template are ignored with a `Model`.
     """
     if isinstance(engine, Model):
         served, owned = engine, False
     else:
-        found = (
-            load_tokenizer(tokenizer)
-            if tokenizer is None or isinstance(tokenizer, str)
-            else tokenizer
-        )
+        found = tokenizer if tokenizer is not None else await _served_model(engine)
+        if found is None or isinstance(found, str):
+            found = load_tokenizer(found)
         template = ChatTemplate(
             found,
             chat_template=chat_template,
@@ -150,6 +198,21 @@ async def managed_session(
             served.release()
 
 
+async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None:
+    """Return the name or folder of the model that `engine` serves, if it says so."""
+    if isinstance(engine, str | EngineConfig):
+        async with Engine(engine) as client:
+            return (await client.model_info()).model_path
+    return (await engine.model_info()).model_path
+
+
+def _continues(messages: Sequence[Any]) -> bool:
+    """Return whether the last message is the assistant's: a mapping, or an object of the SDK."""
+    last = messages[-1] if messages else None
+    role = last.get("role") if isinstance(last, Mapping) else getattr(last, "role", None)
+    return role == "assistant"
+
+
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return `kwargs` for `create`. Names that the SDK does not know go into `extra_body`, which
     the endpoint honors or refuses.
@@ -158,4 +221,6 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     named = {name: value for name, value in kwargs.items() if name in known}
     extra = {name: value for name, value in kwargs.items() if name not in known}
     extra |= named.pop("extra_body", None) or {}
+    for name in ATROPOS_ONLY:
+        extra.pop(name, None)
     return {"model": model, **named, **({"extra_body": extra} if extra else {})}

@@ -1,8 +1,9 @@
 """`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: paths, refusals and streams are the same as over HTTP, from the same code; a cancelled
-call has the effect of a closed connection (the grace time starts); no network is used.
+Invariants: paths, refusals and streams are the same as over HTTP, from the same code; an answer has
+its logprobs unless they are declined; a cancelled call has the effect of a closed connection (the
+grace time starts); no network is used.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from toolroll.rollout.server.received import decoded
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.tokenizing import tokenize
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,9 @@ class InProcessTransport:
             return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
         if request.method == "GET" and what == f"models/{self._endpoint.model}":
             return _json(http, model_card(self._endpoint))
+        if request.method == "POST" and what == "tokenize":
+            body = await decoded(await request.aread(), settings=self._endpoint.settings)
+            return _json(http, await tokenize(self._endpoint, body))
         ask = {
             "chat/completions": self._endpoint.start_chat,
             "completions": self._endpoint.start_text,
@@ -81,6 +86,7 @@ class InProcessTransport:
                 404, "not_found", f"{request.method} {request.url.path} is not served in process"
             )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
+        _ask_for_tokens(body.data, chat=what == "chat/completions")
         live = self._live(match["session"])
         parsed, pending = await ask(
             live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
@@ -121,6 +127,14 @@ class InProcessTransport:
         return http.Response(
             200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines)
         )
+
+
+def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
+    """Ask for logprobs and all ids if `data` does not say whether: code written for Atropos and
+    verifiers reads them without asking. `logprobs: false` is kept.
+    """
+    wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
+    data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
 class _Lines:

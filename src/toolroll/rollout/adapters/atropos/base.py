@@ -1,0 +1,54 @@
+"""Atropos' `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
+
+Every other name of `atroposlib.envs.base` is here as well, so that an environment changes one
+import. The two classes are made when they are first asked for: only then is atroposlib imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+from toolroll.rollout.adapters.atropos.managed import ManagedServers
+from toolroll.rollout.errors import UsageError
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = {"BaseEnv": _base_env, "ServerManager": _server_manager}.get(name)
+    return made() if made is not None else getattr(_theirs(), name)
+
+
+def _theirs() -> Any:
+    try:
+        return importlib.import_module("atroposlib.envs.base")
+    except ImportError as error:
+        raise UsageError(
+            f"atroposlib cannot be imported ({error}): pip install atroposlib"
+        ) from error
+
+
+@cache
+def _server_manager() -> type[Any]:
+    class ServerManager(_theirs().ServerManager):  # type: ignore[misc]
+        """Atropos' `ServerManager` whose `managed_server` gives exact tokens."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.managed_server = ManagedServers(self).managed_server
+
+    return ServerManager
+
+
+@cache
+def _base_env() -> type[Any]:
+    class BaseEnv(_theirs().BaseEnv):  # type: ignore[misc]
+        """Atropos' `BaseEnv` whose `self.server.managed_server` gives exact tokens."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.server.managed_server = ManagedServers(self.server).managed_server
+
+    return BaseEnv

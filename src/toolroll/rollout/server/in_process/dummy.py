@@ -1,0 +1,106 @@
+"""`DummyManagedServer`: the calls of a `ManagedServer` against a server without token ids. Nothing
+of it can be trained, and its state says so.
+
+Invariants: every token is masked and `metadata["trainable"]` is False; tokens, if there is a
+tokenizer, are made from text (`source` "transcript") and do not record what was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openai import AsyncOpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, SequenceNode
+
+
+class DummyManagedServer:
+    """Passes calls on to `server` and keeps their texts.
+
+    `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
+    `completion`, such as Atropos' servers. `model`: for calls that name none; an `AsyncOpenAI`
+    needs one. `track_tree` selects the form of `get_state`.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        tokenizer: Any = None,
+        track_tree: bool | None = None,  # noqa: FBT001 - as published
+        *,
+        model: str | None = None,
+    ) -> None:
+        self.server = server
+        self.track_tree = track_tree
+        self._named = {"model": model} if model is not None else {}
+        self._tokenizer = tokenizer
+        self._nodes: dict[str, SequenceNode] = {}
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """Return a chat completion of `server`."""
+        asked = {**self._named, **kwargs}
+        if isinstance(self.server, AsyncOpenAI):
+            asked.pop("split", None)
+            reply: ChatCompletion = await self.server.chat.completions.create(**asked)
+        else:
+            reply = await self.server.chat_completion(**asked)
+        before = _written(kwargs.get("messages") or ())
+        for choice in reply.choices:
+            self._keep(f"{before}assistant:{choice.message.content or ''}", choice.finish_reason)
+        return reply
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """Return a text completion of `server`."""
+        asked = {**self._named, **kwargs}
+        if isinstance(self.server, AsyncOpenAI):
+            asked.pop("split", None)
+            reply: Completion = await self.server.completions.create(**asked)
+        else:
+            reply = await self.server.completion(**asked)
+        for choice in reply.choices:
+            self._keep(f"{kwargs.get('prompt') or ''}{choice.text}", choice.finish_reason)
+        return reply
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """Raise `UsageError`: a server without token ids has no logprobs of prompts."""
+        raise UsageError(
+            "a DummyManagedServer has no logprobs: use a ManagedServer, whose engine is SGLang"
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """`{"nodes": [...]}`; with `track_tree`, `{"sequences": {...}, "tree": {...}}` by text."""
+        if self.track_tree:
+            return {"sequences": dict(self._nodes), "tree": dict(self._nodes)}
+        return {"nodes": list(self._nodes.values())}
+
+    def reset(self) -> None:
+        """Drop the nodes."""
+        self._nodes.clear()
+
+    def _keep(self, text: str, finish_reason: str | None) -> None:
+        encode = self._tokenizer.encode if self._tokenizer is not None else None
+        tokens = list(encode(text, add_special_tokens=False)) if encode is not None else []
+        metadata = {
+            "trainable": False,
+            "dummy_tokens": True,
+            "source": "transcript",
+            "finish_reason": finish_reason,
+        }
+        names = (text, *(f"{text}#{at}" for at in range(2, len(self._nodes) + 2)))
+        self._nodes[next(name for name in names if name not in self._nodes)] = SequenceNode(
+            full_text=text,
+            tokens=tokens,
+            masked_tokens=[MASKED] * len(tokens),
+            logprobs=[PROMPT_LOGPROB] * len(tokens),
+            metadata=metadata,
+        )
+
+
+def _written(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(
+        f"{message.get('role')}:{message.get('content') or ''}\n\n" for message in messages
+    )

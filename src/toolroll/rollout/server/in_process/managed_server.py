@@ -1,0 +1,184 @@
+"""`ManagedServer`: a `ManagedSession` with the constructor that Atropos' environments call.
+
+Invariants: the tokenizer is the one that is given, else the server's, else the one that the
+server's configuration names; without one nothing is sent. Requests hold the server's semaphores,
+if it has any, so that its limits and the choice among servers count them.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from openai.types.chat import ChatCompletion
+from pydantic import SecretStr
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.in_process.managed import ManagedSession
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.chat_template import HistoryPolicy
+
+_UNNAMED = frozenset({"", "none", "default"})
+"""What Atropos' configurations hold if nothing is named."""
+
+_MAX_CHOICES = 1024
+"""Atropos has no limit of `n`."""
+
+
+class ManagedServer(ManagedSession):
+    """Chat and text completions of one rollout, and its tokens, as Atropos' class of this name.
+
+    Example::
+
+        managed = ManagedServer(server, tokenizer=tokenizer)
+        reply = await managed.chat_completion(messages=messages, n=8, max_tokens=512)
+        nodes = managed.get_state()["nodes"]
+        await managed.aclose()
+
+    Args:
+        server: One of Atropos' servers (or any object whose `config` has a `base_url`), the address
+            of an SGLang server, an `EngineConfig`, an `EngineClient` or a `Model`. The last two
+            stay open.
+        tokenizer: An object or a name. Default: the server's; else the one that its configuration
+            names (`tokenizer_name`, then `model_name`). Not used with a `Model`.
+        track_tree: Selects the form of `get_state`.
+        tool_parser: The name of the format of tool calls. Default: replies are not parsed.
+        preserve_think_blocks: Accepted. Reasoning stays in the history with either value.
+        history: "fork" lets the chat template rewrite the history; the conversation continues then
+            in a second node.
+        chat_template: Jinja text that replaces the tokenizer's own template.
+        settings: Of the endpoint. Default: its own, with `n` up to 1024.
+        served: The model at `server`, if it is open already (`open_model`). It stays open.
+
+    Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        tokenizer: Any = None,
+        track_tree: bool | None = None,  # noqa: FBT001 - as published
+        tool_parser: str | None = None,
+        preserve_think_blocks: bool | None = None,  # noqa: FBT001
+        *,
+        history: HistoryPolicy = "preserve",
+        chat_template: str | None = None,
+        settings: EndpointSettings | None = None,
+        served: Model | None = None,
+    ) -> None:
+        self.server = server
+        given = server if isinstance(server, Model) else served
+        self._borrowed = given is not None
+        self._served = given or open_model(
+            server, tokenizer, tool_parser, history=history, chat_template=chat_template
+        )
+        self._reads_calls = isinstance(server, Model) or tool_parser is not None
+        settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
+        super().__init__(Endpoint(self._served, settings), track_tree=bool(track_tree))
+        self.tokenizer = self._served.template.tokenizer
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """Return a chat completion, as `ManagedSession.chat_completion` does.
+
+        Raise `UsageError` if `kwargs` has tools and no parser was named to read their calls.
+        """
+        if kwargs.get("tools") and not self._reads_calls:
+            raise UsageError(
+                "tools are offered, but no format of tool calls is named: give tool_parser=... "
+                "(for example, 'hermes'); Atropos would leave the tools out of the prompt"
+            )
+        return await super().chat_completion(**kwargs)
+
+    def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
+        found = getattr(self.server, "sem" if split == "train" else "eval_sem", None)
+        return found if found is not None else nullcontext()
+
+    async def aclose(self) -> None:
+        """Drop the session, and close the connections that were opened for it."""
+        await super().aclose()
+        if self._borrowed:
+            return
+        if isinstance(self._served.engine, Engine) and self._served.engine is not self.server:
+            await self._served.aclose()
+        else:
+            self._served.release()
+
+
+def open_model(
+    server: Any,
+    tokenizer: Any = None,
+    tool_parser: str | None = None,
+    *,
+    history: HistoryPolicy = "preserve",
+    chat_template: str | None = None,
+) -> Model:
+    """Return the model that `server` serves; the arguments are those of `ManagedServer`."""
+    config = getattr(server, "config", None)
+    found = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
+    if found is None:
+        names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
+        found = next((name for name in names if name and name not in _UNNAMED), None)
+    if found is None:
+        raise UsageError(
+            "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
+            "(tokenizer_name or model_name)"
+        )
+    if isinstance(found, str):
+        found = load_tokenizer(found)
+    template = ChatTemplate(found, chat_template=chat_template, history=history)
+    name = getattr(config, "model_name", "")
+    return Model(
+        _engine(server, vocab_size=len(found)),
+        template,
+        _raw_parser(tool_parser, template),
+        name="" if name in _UNNAMED else name,
+    )
+
+
+def _raw_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
+    """Return a parser that leaves reasoning in the content, as Atropos does."""
+    parser = get_parser(name or "plain", template.encoder.control)
+    parser.reasoning = None
+    return parser
+
+
+def _engine(server: Any, *, vocab_size: int) -> Any:
+    if isinstance(server, str):
+        return Engine(EngineConfig(url=_root(server), vocab_size=vocab_size))
+    if isinstance(server, EngineConfig):
+        return Engine(server)
+    config = getattr(server, "config", None)
+    address = getattr(config, "base_url", None)
+    if not address and callable(getattr(server, "generate", None)):
+        return server
+    if not address:
+        raise UsageError(
+            f"a ManagedServer needs the address of an SGLang server, not {type(server).__name__}: "
+            "give an address, or an object whose config has a base_url"
+        )
+    kind = getattr(config, "server_type", None)
+    if kind in ("vllm", "trl"):
+        raise UsageError(
+            f"the server at {address} is of type {kind!r}: only SGLang's /generate gives exact "
+            "tokens here (server_type='sglang')"
+        )
+    key, timeout = getattr(config, "api_key", None), getattr(config, "timeout", None)
+    return Engine(
+        EngineConfig(
+            url=_root(address),
+            authorization=SecretStr(f"Bearer {key}") if key else None,
+            vocab_size=vocab_size,
+            **({"attempt_timeout": timeout} if timeout else {}),
+        )
+    )
+
+
+def _root(address: str) -> str:
+    """Return `address` without the /v1 that OpenAI's clients want."""
+    return address.rstrip("/").removesuffix("/v1")

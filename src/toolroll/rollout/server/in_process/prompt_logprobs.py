@@ -1,0 +1,61 @@
+"""`prompt_logprobs`: the logprobs of a prompt's tokens, and of the likeliest ones at each place, in
+the form in which Atropos hands them out.
+
+Invariant: the ids are those that were sent; what the engine leaves out is an error, never padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.server.endpoint import Endpoint
+
+
+async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> dict[str, Any]:
+    """Return `{"prompt_tokens": ids, "prompt_topk_token_ids": [...], "prompt_topk_logprobs":
+    [...]}`, one list a place: the prompt's own token, then the others of the `top` likeliest. The
+    first place has none: its two lists are empty.
+
+    Raise `UsageError` for an id outside the vocabulary, `ContextOverflowError` for a prompt that is
+    too long, and `EngineError` if the engine answers without logprobs.
+    """
+    await endpoint.refresh()
+    limits, engine = endpoint.capabilities, endpoint.served.engine
+    sent = [int(index) for index in ids]
+    if not sent or top < 1:
+        raise UsageError("get_logprobs needs a prompt that is not empty, and top_k of at least 1")
+    if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
+        raise UsageError(f"input_ids holds an id outside the vocabulary of {limits.vocab_size}")
+    if limits.context_length is not None and len(sent) >= limits.context_length:
+        words = f"the prompt has {len(sent)} tokens; the context is {limits.context_length} long"
+        raise ContextOverflowError(words)
+    payload = {
+        "input_ids": sent,
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": top,
+    }
+    answer = await endpoint.served.post(f"{engine.url}/generate", payload)
+    meta = answer.get("meta_info") or {}
+    own, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
+    if not own or not others or not len(own) == len(others) == len(sent):
+        raise EngineError(f"the engine at {engine.url} returned no logprobs of the prompt")
+    if [entry[1] for entry in own] != sent:
+        raise EngineError(f"the engine at {engine.url} returned logprobs of other tokens")
+    places = [_place(*pair) for pair in zip(own[1:], others[1:], strict=True)]
+    return {
+        "prompt_tokens": sent,
+        "prompt_topk_token_ids": [[], *map(list, places)],
+        "prompt_topk_logprobs": [[], *(list(place.values()) for place in places)],
+    }
+
+
+def _place(own: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
+    """Return id -> logprob. Raise `EngineError` if a value is missing."""
+    found = {int(entry[1]): entry[0] for entry in (own, *(others or ()))}
+    if not others or not all(isinstance(value, float) for value in found.values()):
+        raise EngineError("the engine returned a place of the prompt without its logprobs")
+    return found

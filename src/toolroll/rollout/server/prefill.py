@@ -1,0 +1,111 @@
+"""A last message of the assistant that the model continues (`continue_final_message`).
+
+Invariants: the prompt is that of the messages before it, then the ids of its text, so that the
+served prompt is a prefix of the trained sequence; those ids are never trained. What cannot be
+encoded by itself is refused: a text that begins in the middle of the template's last token, and one
+that holds a special token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import ParsedTurn, parse_options
+from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.protocol import ChatRequest
+from toolroll.rollout.server.sampling import ToolUse
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.encode import as_ids
+from toolroll.rollout.types import Message, Tool
+
+_SEAM = 8
+"""Tokens on the left of a seam that are encoded again to check it."""
+
+
+def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """Return the messages before the last one, and its text. Raise `ApiError` if it is not a text
+    of the assistant.
+    """
+    place, last = f"messages[{len(messages) - 1}]", messages[-1]
+    text = last.get("content")
+    if last["role"] != "assistant":
+        words = f"continue_final_message needs a last message of the assistant: {place} is not"
+        raise refused("continue_final_message", words, code="invalid_messages")
+    if not text or last.get("tool_calls") or last.get("reasoning_content"):
+        words = f"{place} cannot be continued: only a text can be, without calls or reasoning"
+        raise refused(place, words, code="invalid_messages")
+    if len(messages) == 1:
+        raise refused(place, f"{place} has no message before it", code="invalid_messages")
+    return list(messages[:-1]), str(text)
+
+
+def with_prefill(prompt: Prompt, text: str) -> Prompt:
+    """Return `prompt` with `text` after its generation prompt. Raise `ApiError` if the tokens of
+    `text` depend on what is before it.
+    """
+    encoder = prompt.template.encoder
+    if held := _special(prompt.template, text):
+        raise _refused(f"it holds the special token {held!r}")
+    before = prompt.input_ids[-_SEAM:].tolist()
+    previous = int(prompt.input_ids[-_SEAM - 1]) if len(prompt.input_ids) > _SEAM else None
+    left = encoder.decode(before)
+    ids = encoder.encode(text, previous=before[-1])
+    if (
+        encoder.encode(left + text, previous=previous) != [*before, *ids]
+        or encoder.decode([*before, *ids]) != left + text
+    ):
+        raise _refused("its beginning becomes one token with the end of the generation prompt")
+    added = as_ids(ids)
+    return replace(
+        prompt,
+        input_ids=np.concatenate([prompt.input_ids, added]),
+        delta=np.concatenate([prompt.delta, added]),
+        prefill=text,
+        prefill_ids=added,
+    )
+
+
+def check_continued(request: ChatRequest, use: ToolUse) -> None:
+    """Raise `ApiError` if `request` asks for what a continued message cannot have."""
+    if not request.continue_final_message:
+        return
+    if request.stream:
+        what = "stream"
+    elif use.constrained is not None:
+        what = "tool_choice" if use.forced else "response_format"
+    else:
+        return
+    words = f"continue_final_message and {what} exclude each other"
+    raise refused(what, words, code="invalid_value")
+
+
+def _special(template: ChatTemplate, text: str) -> str | None:
+    special = {*template.encoder.special, *template.stop_texts}
+    found = (match.group() for match in template.encoder.pattern.finditer(text))
+    return next((token for token in found if token in special), None)
+
+
+def _refused(why: str) -> ApiError:
+    words = f"the last message cannot be continued token by token: {why}"
+    return refused("messages", words, code="invalid_messages")
+
+
+def sampled_part(
+    served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
+) -> Message:
+    """Return what was sampled of the turn `reading`, which continues the prefill of `prompt`."""
+    message, prefill = reading.message, prompt.prefill
+    content, reasoning = message.get("content") or "", message.get("reasoning_content")
+    if content.startswith(prefill):
+        return {**message, "content": content.removeprefix(prefill)}
+    options = parse_options(served, prompt.template, tools, streamed=True)
+    given = served.parser.parse(prefill, **options)
+    rest = {**message, "content": content.removeprefix(given.content) or None}
+    if reasoning:
+        rest["reasoning_content"] = reasoning.removeprefix(given.reasoning or "")
+    return rest

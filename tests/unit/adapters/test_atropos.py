@@ -1,0 +1,150 @@
+"""Managed sessions of Atropos' `ServerManager`: which server they use, and what they share. The
+mirror types have the fields of atroposlib 0.4.0 that are read; tests/contract/test_atropos.py has
+the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.endpoints import Bench, endpoint
+
+from toolroll.rollout.adapters.atropos import ManagedServers
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.server.in_process import DummyManagedServer
+from toolroll.rollout.testing import Reply, load_embedded_tokenizer
+
+USER: Any = {"role": "user", "content": "Hi"}
+
+
+def api_server(bench: Bench, *, slots: int = 4) -> Any:
+    config = SimpleNamespace(
+        base_url=f"{bench.engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
+        model_name="embedded", tokenizer_name="none",
+    )  # fmt: skip
+    return SimpleNamespace(
+        config=config,
+        sem=asyncio.Semaphore(slots),
+        eval_sem=asyncio.Semaphore(slots),
+        server_healthy=True,
+    )
+
+
+def manager(*servers: Any, **more: Any) -> Any:
+    """What is read of a `ServerManager`."""
+    given = {"use_proxy": False, "tool_parser": None, **more}
+    made = SimpleNamespace(servers=list(servers), **given)
+    made.managed_server = ManagedServers(made).managed_server
+    return made
+
+
+@asynccontextmanager
+async def benches(count: int, policy: Any = lambda request: "Hello.") -> AsyncIterator[list[Bench]]:
+    async with AsyncExitStack() as stack:
+        opened = [endpoint(load_embedded_tokenizer(), policy) for _ in range(count)]
+        yield [await stack.enter_async_context(it) for it in opened]
+
+
+async def held(benches: Sequence[Bench], *, total: int) -> list[int]:
+    """How many requests each engine holds, once there are `total`."""
+    while (found := [bench.engine.held for bench in benches]) and sum(found) < total:
+        await asyncio.sleep(0.01)
+    return found
+
+
+def sampled(node: Any) -> list[int]:
+    return [token for token in node.masked_tokens if token != -100]
+
+
+async def test_the_first_server_with_the_most_free_slots_is_used() -> None:
+    release = asyncio.Event()
+    hold = lambda request: Reply("Hello.", hold=release, hold_after=1)
+    async with benches(3, hold) as (one, two, three):
+        servers = manager(api_server(one, slots=1), api_server(two), api_server(three))
+
+        async def ask() -> None:
+            async with servers.managed_server() as managed:
+                await managed.chat_completion(messages=[USER])
+
+        asking = []
+        for busy in ([0, 1, 0], [0, 1, 1], [0, 2, 1], [0, 2, 2]):
+            asking.append(asyncio.ensure_future(ask()))
+            assert await held((one, two, three), total=sum(busy)) == busy
+        release.set()
+        await asyncio.gather(*asking)
+
+
+async def test_an_unhealthy_server_is_left_out_and_an_address_pins_one() -> None:
+    async with benches(2) as (one, two):
+        servers = manager(api_server(one, slots=8), api_server(two))
+        servers.servers[0].server_healthy = False
+        async with servers.managed_server() as managed:
+            await managed.chat_completion(messages=[USER])
+        assert (len(one.engine.log), len(two.engine.log)) == (0, 1)
+        async with servers.managed_server(base_url=f"{one.engine.url}/v1") as managed:
+            await managed.chat_completion(messages=[USER])
+        assert (len(one.engine.log), len(two.engine.log)) == (1, 1)
+        servers.servers[1].server_healthy = False  # none is healthy: the first, as published
+        async with servers.managed_server() as managed:
+            assert managed.server is servers.servers[0]
+        with pytest.raises(UsageError, match="no server of this manager"):
+            async with servers.managed_server(base_url="http://elsewhere/v1"):
+                pass
+
+
+async def test_sessions_share_a_connection_and_keep_their_own_tokens() -> None:
+    async with benches(1, lambda request: f"Reply {request.index}.") as (bench,):
+        servers = manager(api_server(bench))
+        tokenizer = load_embedded_tokenizer()
+        async with servers.managed_server(tokenizer=tokenizer) as first:
+            async with servers.managed_server(tokenizer=tokenizer) as second:
+                assert first.endpoint.served is second.endpoint.served
+                await second.chat_completion(messages=[USER])
+            await first.chat_completion(messages=[USER])  # still open
+            [node] = first.get_state()["nodes"]
+            assert sampled(node) == bench.engine.log[1].output_ids
+        async with servers.managed_server(tokenizer=tokenizer) as third:  # opened again
+            assert third.endpoint.served is not first.endpoint.served
+            await third.chat_completion(messages=[USER])
+
+
+class OpenAIServer:
+    """A server of OpenAI's type, by its name."""
+
+    server_healthy = True
+
+    def __init__(self, bench: Bench) -> None:
+        self.sem = asyncio.Semaphore(1)
+        self._client = bench.client(None)
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        return await self._client.chat.completions.create(**{"model": "m", **kwargs})
+
+
+async def test_a_server_without_token_ids_is_refused_unless_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with benches(1) as (bench,):
+        servers = manager(OpenAIServer(bench))
+        monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
+        with pytest.raises(NotImplementedError, match="no token ids"):
+            async with servers.managed_server():
+                pass
+        monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "true")
+        async with servers.managed_server() as managed:
+            assert isinstance(managed, DummyManagedServer)
+            await managed.chat_completion(messages=[USER])
+            [node] = managed.get_state()["nodes"]
+            assert sampled(node) == []
+
+
+async def test_the_proxy_is_refused() -> None:
+    async with benches(1) as (bench,):
+        with pytest.raises(UsageError, match="proxy"):
+            async with manager(api_server(bench), use_proxy=True).managed_server():
+                pass
