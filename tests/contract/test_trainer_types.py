@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
-
-_STUBS = """
-import importlib.util, sys, types
-from pathlib import Path
-
-def bare(top, *names):
-    "Make packages importable without their __init__, which draws engines and CUDA."
-    folder = Path(importlib.util.find_spec(top).submodule_search_locations[0])
-    for name in (top, *names):
-        module = types.ModuleType(name)
-        module.__path__ = [str(folder.parent.joinpath(*name.split(".")))]
-        sys.modules[name] = module
-"""
+from support.bare import run_apart
 
 _SKYRL = """
 bare("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.train",
@@ -60,5 +46,4 @@ assert not issubclass(dict, RolloutWorkflow)
 def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) -> None:
     if find_spec(package) is None or find_spec("torch") is None:
         pytest.skip(f"pip install --no-deps {package}=={version}, and torch for the CPU")
-    paths = f"import sys; sys.path[:] = {sys.path!r}\n"
-    subprocess.run([sys.executable, "-c", paths + _STUBS + code], check=True)
+    run_apart(code)
