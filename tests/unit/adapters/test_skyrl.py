@@ -6,14 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
+from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.sequences import training_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.skyrl.generator import token_rewards
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn
 
 SETTINGS = EpisodeSettings(
     env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
@@ -132,3 +137,41 @@ async def test_what_cannot_be_done_is_refused() -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await own.generate(ask)
     assert caught.group_contains(UsageError, match="'best_of' is unknown")
+
+
+def thinks(request: PolicyRequest) -> str:
+    """The reference of task 0, each turn with a thought, which Qwen3's template takes out later."""
+    said = reference_lines(0)
+    turn = request.text.count("<|im_start|>assistant") - 1
+    return "<think>Hm.</think>" + (said[turn] if turn < len(said) else "Goodbye.")
+
+
+async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() -> None:
+    tokenizer: Any = tokenizer_for(trl_template("qwen3"))
+    async with EmbeddedEngine(tokenizer, thinks) as engine:
+        own = ToolrollGenerator(GeneratorConfig(), tokenizer, SkyrlClient(engine.url), SETTINGS)
+        output = await own.generate(batch(1))
+        await own.aclose()
+        sampled = sum(len(entry.output_ids) for entry in engine.log)
+    left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
+    assert 0 < left_out == sampled - sum(output["loss_masks"][0])
+    assert output["rewards"][0][-1] == sum(output["rewards"][0])
+
+
+def test_step_rewards_are_at_the_last_tokens_of_their_turns() -> None:
+    turns = (Turn(2, 4, "stop"), Turn(5, 7, "stop"))
+    mask = np.array([0, 0, 1, 1, 0, 1, 1], np.uint8)
+    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
+    made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, 2)
+
+    def rewards(*steps: float, reward: float) -> list[float]:
+        result = InteractionResult.of(
+            [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={},
+            reward=reward, step_rewards=steps,
+        )  # fmt: skip
+        (sequence,) = training_sequences(result)
+        return token_rewards(sequence, steps, reward)
+
+    assert rewards(0.25, 0.5, reward=0.75) == [0.0, 0.25, 0.0, 0.0, 0.5]
+    assert rewards(0.25, 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
+    assert rewards(1.0, reward=1.0) == [0.0, 0.0, 0.0, 0.0, 1.0]

@@ -157,7 +157,8 @@ class ToolrollGenerator:
             "prompt_token_ids": [one.sequence.prompt_ids for one in played],
             "response_ids": [one.sequence.response_ids for one in played],
             "rewards": [
-                _token_rewards(one, reward) for one, reward in zip(played, rewards, strict=True)
+                token_rewards(one.sequence, one.result.step_rewards, reward)
+                for one, reward in zip(played, rewards, strict=True)
             ],
             "loss_masks": masks,
             "stop_reasons": reasons,
@@ -194,9 +195,10 @@ def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -
     ]
 
 
-def _token_rewards(played: _Played, reward: float) -> list[float]:
-    """Return one reward for each token of the response; they add up to `reward`."""
-    sequence, steps = played.sequence, played.result.step_rewards
+def token_rewards(sequence: TrainingSequence, steps: Sequence[float], reward: float) -> list[float]:
+    """Return one reward for each token of the response; they add up to `reward`. `steps` are the
+    rewards of the episode's steps.
+    """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
     ends = [turn.stop - cut - 1 for turn in turns if turn.excluded is None and turn.stop > cut]
