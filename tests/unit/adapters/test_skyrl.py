@@ -134,9 +134,8 @@ async def test_what_cannot_be_done_is_refused() -> None:
     async with generator() as (own, _):
         ask = batch(1)
         ask["sampling_params"]["best_of"] = 2
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(UsageError, match="'best_of' is unknown"):
             await own.generate(ask)
-    assert caught.group_contains(UsageError, match="'best_of' is unknown")
 
 
 def thinks(request: PolicyRequest) -> str:

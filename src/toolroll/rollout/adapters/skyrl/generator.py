@@ -98,8 +98,15 @@ class ToolrollGenerator:
             async with limit:
                 return await self._play(input_batch, at, params)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(at)) for at in range(count)]
+        tasks: list[asyncio.Task[_Played]] = []
+        wrong: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(one(at)) for at in range(count)]
+        except* UsageError as errors:
+            wrong = errors.exceptions[0]
+        if wrong is not None:
+            raise wrong
         played = [task.result() for task in tasks]
         return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
 
