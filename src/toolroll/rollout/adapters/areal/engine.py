@@ -34,11 +34,12 @@ class ArealEngine(FrameworkEngine):
 
         All turns of an episode have one `rid`: AReaL sends them to the same server by it.
         """
+        params = _known(request.sampling_params)
         answer = await self._engine.agenerate(
             import_module("areal.api").ModelRequest(
                 rid=request.session_id,
                 input_ids=request.input_ids.tolist(),
-                gconfig=self._gconfig.new(n_samples=1, **_known(request.sampling_params)),
+                gconfig=self._gconfig.new(n_samples=1, **params),
                 tokenizer=self._tokenizer,
             )
         )
