@@ -13,25 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from toolroll.rollout.adapters.framework_engine import to_vllm
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray
-
-_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    **{
-        name: name
-        for name in (
-            "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-            "stop stop_token_ids ignore_eos "
-        ).split()
-    },
-}
-"""SGLang's name -> vLLM's."""
-_IGNORED = frozenset({"no_stop_trim"})
-"""Ignored: it only changes the text, and vLLM's text is not used."""
 
 
 class LlmEngine(Protocol):
@@ -111,14 +96,9 @@ class VllmEngine(EngineClient):
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
-        for name, value in request.sampling_params.items():
-            if name in _IGNORED:
-                continue
-            if name not in _NAMES:
-                raise UsageError(
-                    f"OpenRLHF's vLLM engine has no sampling parameter {name!r}: leave it out"
-                )
-            setattr(params, _NAMES[name], value)
+        given = to_vllm(request.sampling_params, name="OpenRLHF's vLLM engine")
+        for name, value in given.items():
+            setattr(params, name, value)
         params.n = 1
         # 0: only the logprob of the sampled token
         params.logprobs = max(params.logprobs or 0, int(request.extra.get("top_logprobs_num") or 0))

@@ -47,11 +47,28 @@ async def aclose() -> None:
 async def generate(
     args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
 ) -> Any:
-    """Play the task whose index is `sample.prompt`; slime's and miles' custom generate function.
+    """Play the task whose index is `sample.prompt`; slime's custom generate function, and miles'
+    older form of it.
 
     Return a sample, or a list of samples that share one `rollout_id` if the chat template made
     the episode fork. An episode that failed for a reason that the model did not cause is ABORTED:
     no reward, a zero mask, `remove_sample`. Raise `UsageError` for invalid settings.
+    """
+    return await play_sample(
+        args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
+    )
+
+
+async def play_sample(
+    args: Any,
+    sample: Any,
+    sampling_params: Mapping[str, Any],
+    *,
+    evaluation: bool,
+    stopped: Callable[[], bool],
+) -> Any:
+    """Return what `generate` does. `stopped` is called before each turn; once it returns True, no
+    further turn is started.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)
@@ -61,7 +78,7 @@ async def generate(
             f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
             "episode cannot be continued; pass the sample without a response"
         )
-    playing.stopped = _slime_stops(args)
+    playing.stopped = stopped
     samples = await playing.play(sample, sampling_params)
     if restart and any(made.status is type(sample).Status.ABORTED for made in samples):
         return unplayed(sample)

@@ -30,6 +30,11 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest
 
 
+def session_field(sample: Any) -> str:
+    """Return the field of `sample` that names its session: slime's, or miles' name for it."""
+    return "routing_key" if "routing_key" in vars(sample) else "session_id"
+
+
 class StoppableEngine(Engine):
     """An `Engine` that sends no request once `stopped()` is True. Each further turn, or part of a
     resumed one, is an abort without tokens.
@@ -77,7 +82,8 @@ class Player:
         """Play the sample's episode. Return one sample, or one for each sequence if the episode
         forked.
         """
-        session = sample.session_id or uuid.uuid4().hex
+        field = session_field(sample)
+        session = vars(sample)[field] or uuid.uuid4().hex
         result = await self._episodes.play(
             task_index(sample.prompt),
             clean_sampling_params(sampling_params),
@@ -88,7 +94,7 @@ class Player:
         filler = next(iter(self.served.template.stop_token_ids), 0)
         samples = to_samples(sample, result, filler=filler, reward_key=self._reward_key)
         for made in samples:
-            made.session_id = session
+            setattr(made, field, session)
         return samples
 
     async def aclose(self) -> None:

@@ -1,0 +1,127 @@
+"""`ToolrollWorkflow`: AReaL's `RolloutWorkflow`, with toolroll's episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from toolroll.rollout.adapters.areal.engine import NAMES, ArealEngine
+from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index
+from toolroll.rollout.adapters.framework_engine import LoopPlayers
+from toolroll.rollout.adapters.sequences import (
+    TrainingSequence,
+    most_trained,
+    training_sequences,
+)
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Status
+
+
+class ToolrollWorkflow:
+    """`gconfig` is AReaL's `GenerationHyperparameters`; its `max_new_tokens` limits one turn, and
+    its `max_tokens` prompt and response together, unless `settings` has a `context_length`.
+
+    Raise `UsageError` for a setting of AReaL that episodes do not have.
+
+    Example:
+        workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
+        tensors = await workflow.arun_episode(engine, {"index": 0})
+    """
+
+    def __init__(
+        self,
+        gconfig: Any,
+        tokenizer: Any,
+        settings: EpisodeSettings,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if gconfig.use_beam_search:
+            raise UsageError("gconfig.use_beam_search is not supported: set it to false")
+        room = settings.context_length or gconfig.max_tokens
+        self._params = _sampling_params(gconfig)
+        self._played: Counter[str] = Counter()
+        self._players = LoopPlayers(
+            lambda engine: ArealEngine(engine, gconfig, tokenizer, context_length=room),
+            tokenizer,
+            settings,
+            name="EpisodeSettings",
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Play the task `data["index"]` on `engine`.
+
+        Return tensors: `input_ids`, `loss_mask`, `versions` int32, `logprobs` float32 and
+        `attention_mask` bool, each [1, n], and `rewards` float32 [1]. Return None if nothing of the
+        episode may be trained. Raise `UsageError` for invalid settings and tasks.
+        """
+        if "index" not in data:
+            raise UsageError(
+                "a row has no key 'index': write the tasks with `toolroll tasks ENV`, and keep "
+                "its columns"
+            )
+        index, metadata = task_index(data["index"]), data.get("metadata") or {}
+        player = self._players.get(engine)
+        task = f"{metadata.get('env')}/{metadata.get('split')}/{index}"
+        self._played[task] += 1
+        result = await player.play(
+            index, self._params, metadata=metadata, number=self._played[task] - 1
+        )
+        if result.status is Status.ABORTED or result.reward is None:
+            return None
+        sequences = training_sequences(result)
+        chosen = most_trained(sequences)
+        if chosen.trajectory is None or not chosen.trained_tokens:
+            return None
+        every = sum(sequence.trained_tokens for sequence in sequences)
+        _record(
+            reward=result.reward,
+            num_turns=result.metrics.get("turns", 0.0),
+            left_out_tokens=every - chosen.trained_tokens,
+        )
+        return _tensors(chosen, result.reward)
+
+    async def aclose(self) -> None:
+        """Close the players of the running loop."""
+        await self._players.aclose()
+
+
+def _sampling_params(gconfig: Any) -> dict[str, Any]:
+    params = {name: getattr(gconfig, name) for name in NAMES}
+    if gconfig.greedy:
+        params["temperature"] = 0.0
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _record(**values: float) -> None:
+    """Add to AReaL's statistics of the workflow that is running."""
+    scope = importlib.import_module("areal.workflow_context").stat_scope()
+    importlib.import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
+
+
+def _tensors(sequence: TrainingSequence, reward: float) -> dict[str, Any]:
+    torch = importlib.import_module("torch")
+    assert sequence.trajectory is not None
+    ids = sequence.prompt_ids + sequence.response_ids
+    before = len(sequence.prompt_ids)
+    versions = [-1] * len(ids)
+    for span in sequence.trajectory.weight_versions:
+        versions[span.start : span.stop] = [int(span.version)] * (span.stop - span.start)
+    rows = {
+        "input_ids": torch.tensor(ids, dtype=torch.int32),
+        "logprobs": torch.tensor([0.0] * before + sequence.logprobs, dtype=torch.float32),
+        "loss_mask": torch.tensor([0] * before + sequence.loss_mask, dtype=torch.int32),
+        "versions": torch.tensor(versions, dtype=torch.int32),
+        "rewards": torch.tensor(reward, dtype=torch.float32),
+        "attention_mask": torch.ones(len(ids), dtype=torch.bool),
+    }
+    return {name: row.unsqueeze(0) for name, row in rows.items()}
+
+
+# AReaL asks for a subclass of its own class, and is there only inside a trainer
+with contextlib.suppress(ImportError):
+    importlib.import_module("areal.api.workflow_api").RolloutWorkflow.register(ToolrollWorkflow)

@@ -1,0 +1,196 @@
+"""`FrameworkEngine`: the engine object that a training framework passes to its rollouts, as the
+engine of a `Model`; and `LoopPlayers`, the players on it.
+
+Invariants: the object is called in the caller's event loop only; an answer without one finite
+logprob for each sampled id is refused; there is no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
+from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
+from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.model.config import ModelSettings, RolloutArgs
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+
+VLLM_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    **{
+        name: name
+        for name in (
+            "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+            "stop stop_token_ids ignore_eos "
+        ).split()
+    },
+}
+"""SGLang's name of a sampling parameter -> vLLM's."""
+
+TEXT_ONLY = frozenset(
+    "no_stop_trim skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
+    "detokenize".split()
+)
+"""Parameters that only change an engine's text, which is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort"."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    finish_reason: str
+    weight_versions: tuple[WeightVersion, ...] = ()
+
+
+class FrameworkEngine(EngineClient):
+    """`name` is the framework's, for error messages. `vocab_size` is the tokenizer's."""
+
+    def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
+        self._name = name
+        self._model_info = ModelInfo(context_length=context_length, vocab_size=vocab_size)
+
+    @abstractmethod
+    async def sample(self, request: GenerateRequest) -> Sampled:
+        """Return one turn."""
+
+    @property
+    def url(self) -> str:
+        """A name: there is no address."""
+        return self._name
+
+    async def model_info(self) -> ModelInfo:
+        """Return what the trainer's settings say about the model."""
+        return self._model_info
+
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Return one turn. Raise `CompletionError` if a logprob is missing."""
+        began = perf_counter()
+        turn = await self.sample(request)
+        ids = np.array(turn.ids, dtype=np.int32)
+        logprobs = np.array(turn.logprobs or (), dtype=np.float32)
+        if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
+            raise CompletionError(
+                f"{self._name}'s engine gave {int(np.isfinite(logprobs).sum())} logprobs for "
+                f"{len(ids)} sampled ids: logprobs must be on"
+            )
+        if turn.finish_reason not in ("stop", "length", "abort"):
+            raise CompletionError(
+                f"{self._name}'s engine gave the stop reason {turn.finish_reason!r}, which is "
+                "unknown: it must be stop, length or abort"
+            )
+        if progress is not None:
+            progress(ids.tolist())
+        last = int(ids[-1]) if turn.finish_reason == "stop" and len(ids) else None
+        stops = request.sampling_params.get("stop_token_ids") or ()
+        return Completion(
+            output_ids=ids,
+            logprobs=logprobs,
+            finish_reason=turn.finish_reason,
+            matched=last if last in stops else None,
+            weight_versions=turn.weight_versions,
+            prompt_tokens=len(request.input_ids),
+            latency=perf_counter() - began,
+        )
+
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Raise `UsageError`: there is no HTTP."""
+        raise UsageError(f"{self._name}'s engine has no HTTP address: call generate, not post")
+
+    async def aclose(self) -> None:
+        """Do nothing: the engine is the trainer's."""
+
+
+class LoopPlayers:
+    """One `EpisodePlayer` for each event loop and engine object, since connections belong to a
+    loop. `make` returns the engine client of one engine object.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], EngineClient],
+        tokenizer: Any,
+        settings: EpisodeSettings,
+        *,
+        name: str,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        threads: int = 64,
+    ) -> None:
+        self._make = make
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._name = name
+        own = {field: getattr(settings, field) for field in ModelSettings.model_fields}
+        self._args = RolloutArgs(
+            hf_checkpoint=str(vars(tokenizer).get("name_or_path") or ""),
+            apply_chat_template_kwargs=dict(chat_template_kwargs or {}),
+            concurrency=threads,
+            **own,
+        )
+        self._players: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[int, tuple[Any, EpisodePlayer]]
+        ] = WeakKeyDictionary()
+
+    def get(self, engine: Any) -> EpisodePlayer:
+        """Return the running loop's player on `engine`."""
+        players = self._players.setdefault(asyncio.get_running_loop(), {})
+        if id(engine) not in players:
+            model = Model.from_args(
+                self._args, tokenizer=self._tokenizer, engine=lambda _: self._make(engine)
+            )
+            player = EpisodePlayer(
+                model, self._settings, name=lambda field: f"{self._name}'s {field}"
+            )
+            players[id(engine)] = (engine, player)
+        return players[id(engine)][1]
+
+    async def aclose(self) -> None:
+        """Close the players of the running loop."""
+        for _, player in self._players.pop(asyncio.get_running_loop(), {}).values():
+            await player.aclose()
+
+
+def from_vllm(
+    params: Mapping[str, Any], *, ignored: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return vLLM's sampling parameters by SGLang's names, without unset ones.
+
+    Raise `UsageError` for a parameter that is neither known nor `ignored`.
+    """
+    names = {theirs: ours for ours, theirs in VLLM_NAMES.items()}
+    found = {}
+    for name, value in params.items():
+        if value is None or name in TEXT_ONLY or name in ignored:
+            continue
+        if name not in names:
+            raise UsageError(f"the sampling parameter {name!r} is unknown: leave it out")
+        found[names[name]] = value
+    return found
+
+
+def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """Return SGLang's sampling parameters by vLLM's names. Raise `UsageError`, with the engine's
+    `name`, for one that vLLM does not have.
+    """
+    found = {}
+    for ours, value in params.items():
+        if ours in TEXT_ONLY:
+            continue
+        if ours not in VLLM_NAMES:
+            raise UsageError(f"{name} has no sampling parameter {ours!r}: leave it out")
+        found[VLLM_NAMES[ours]] = value
+    return found

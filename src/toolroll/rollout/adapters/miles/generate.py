@@ -1,0 +1,43 @@
+"""`generate`: one sample's episode in miles' own form of a generate function."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib import import_module
+from typing import Any, get_args
+
+from toolroll.rollout.adapters.slime.generate import play_sample
+from toolroll.rollout.adapters.slime.settings import PREFIX, SlimeSettings
+
+
+async def generate(input: Any) -> Any:
+    """Play the task whose index is `input.sample.prompt`. Return miles' `GenerateFnOutput`.
+
+    No turn is started once miles aborts the rollout (`input.state.aborted`). Raise `UsageError` for
+    invalid settings.
+    """
+    # Miles tells its own form from the older one by the parameter's name, `input`.
+    samples = await play_sample(
+        input.args,
+        input.sample,
+        input.sampling_params,
+        evaluation=input.evaluation,
+        stopped=lambda: bool(input.state.aborted),
+    )
+    return import_module("miles.rollout.base_types").GenerateFnOutput(samples=samples)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a flag `--toolroll-*` for each setting; a dict is given as JSON."""
+    group = parser.add_argument_group("toolroll")
+    for name, field in SlimeSettings.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        group.add_argument(
+            "--" + (PREFIX + name).replace("_", "-"),
+            type=json.loads if any("dict[" in str(kind) for kind in kinds) else str,
+            help=(field.description or "").replace("%", "%%"),
+        )
+
+
+generate.add_arguments = _add_arguments  # type: ignore[attr-defined]

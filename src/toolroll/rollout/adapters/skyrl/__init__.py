@@ -1,0 +1,26 @@
+"""SkyRL: `ToolrollGenerator`, to return from `BasePPOExp.get_generator`.
+
+    def get_generator(self, cfg, tokenizer, inference_engine_client):
+        settings = EpisodeSettings(env="desk")
+        return ToolrollGenerator(cfg.generator, tokenizer, inference_engine_client, settings)
+
+Written for skyrl 0.3.0. A row of the data set names its task by the columns `index` and `metadata`,
+as `toolroll tasks ENV` writes them; `prompt` may hold anything that SkyRL accepts, and `env_class`
+is not read.
+
+- Forks: SkyRL takes one sequence for each prompt, so the one with the most trained tokens is given.
+  `rollout_metrics["toolroll/left_out_tokens"]` counts the trained tokens of the others.
+- Aborted episodes have the stop reason "abort" and a zero loss mask. SkyRL insists on a number as
+  their reward and counts it in the group's baseline: it gets the mean reward of the prompt's graded
+  samples in the batch, which leaves the baseline as it is without them (0.0 if there are none).
+- A first prompt that is too long is a sample with a zero mask, as is any without a sampled token.
+- Rewards are given per token. If the environment's step rewards add up to the episode's reward,
+  each is at the last token of its turn, otherwise the reward is at the last sampled token.
+- Weight versions are recorded with the episode if the engine did not change during the turn. SkyRL
+  has no field for them.
+"""
+
+from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine
+from toolroll.rollout.adapters.skyrl.generator import ToolrollGenerator
+
+__all__ = ["SkyrlEngine", "ToolrollGenerator"]

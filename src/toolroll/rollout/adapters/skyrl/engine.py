@@ -1,0 +1,48 @@
+"""`SkyrlEngine`: SkyRL's inference engine client as the engine of a `Model`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled, to_vllm
+from toolroll.rollout.types import GenerateRequest, WeightVersion
+
+
+class SkyrlEngine(FrameworkEngine):
+    """`client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: keep the prefix cache of one
+    weight version apart from the next, as SkyRL's `use_cache_salt` does.
+    """
+
+    def __init__(
+        self, client: Any, *, context_length: int | None, vocab_size: int, cache_salt: bool = True
+    ) -> None:
+        super().__init__("SkyRL", context_length=context_length, vocab_size=vocab_size)
+        self._client = client
+        self._cache_salt = cache_salt
+
+    async def sample(self, request: GenerateRequest) -> Sampled:
+        """Return one turn. Raise `UsageError` for a sampling parameter that vLLM does not have."""
+        params = to_vllm(request.sampling_params, name="SkyRL's engine")
+        before = self._version()
+        batch: dict[str, Any] = {
+            "prompts": None,
+            "prompt_token_ids": [request.input_ids.tolist()],
+            "sampling_params": {**params, "logprobs": 1},
+            "session_ids": [request.session_id],
+        }
+        if self._cache_salt and before is not None:
+            batch["cache_salt"] = f"toolroll-{before}"
+        answer = await self._client.generate(batch)
+        ids = answer["response_ids"][0]
+        logprobs = answer.get("response_logprobs")
+        versions: tuple[WeightVersion, ...] = ()
+        if before is not None and before == self._version() and ids:
+            versions = (WeightVersion(before, 0, len(ids)),)
+        return Sampled(
+            ids, logprobs[0] if logprobs else None, str(answer["stop_reasons"][0]), versions
+        )
+
+    def _version(self) -> str | None:
+        """Return the engine's weight version; older clients have none."""
+        version = getattr(self._client, "weight_version", None)
+        return None if version is None else str(version)

@@ -1,0 +1,241 @@
+"""`ToolrollGenerator`: SkyRL's `GeneratorInterface`, with toolroll's episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index
+from toolroll.rollout.adapters.framework_engine import LoopPlayers, from_vllm
+from toolroll.rollout.adapters.sequences import (
+    TrainingSequence,
+    most_trained,
+    training_sequences,
+)
+from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, Status
+
+_STOP_REASONS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
+_NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
+_REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_generator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One episode and the sequence of it that is trained."""
+
+    result: InteractionResult
+    sequence: TrainingSequence
+    left_out: int
+
+
+class ToolrollGenerator:
+    """`generator_cfg` is SkyRL's `cfg.generator`. Of it are used: `sampling_params`, `max_turns`
+    (unless `settings` has its own), `max_input_length`, `chat_template_kwargs`, `use_cache_salt`,
+    `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+
+    Raise `UsageError` for a setting of SkyRL that episodes do not have.
+
+    Example:
+        settings = EpisodeSettings(env="desk")
+        generator = ToolrollGenerator(cfg.generator, tokenizer, client, settings)
+        output = await generator.generate(batch)
+    """
+
+    def __init__(
+        self,
+        generator_cfg: Any,
+        tokenizer: Any,
+        inference_engine_client: Any,
+        settings: EpisodeSettings,
+        *,
+        concurrency: int = 256,
+    ) -> None:
+        for name in _REFUSED:
+            if getattr(generator_cfg, name, False):
+                raise UsageError(f"generator.{name} is not supported: set it to false")
+        self._cfg = generator_cfg
+        self._client = inference_engine_client
+        self._limit = concurrency
+        if "max_turns" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"max_turns": generator_cfg.max_turns})
+        room: int | None = settings.context_length
+        if room is None and generator_cfg.max_input_length is not None:
+            room = (
+                generator_cfg.max_input_length + generator_cfg.sampling_params.max_generate_length
+            )
+        self._players = LoopPlayers(
+            lambda client: SkyrlEngine(
+                client,
+                context_length=room,
+                vocab_size=len(tokenizer),
+                cache_salt=bool(generator_cfg.use_cache_salt),
+            ),
+            tokenizer,
+            settings,
+            name="EpisodeSettings",
+            chat_template_kwargs=generator_cfg.chat_template_kwargs,
+            threads=concurrency,
+        )
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Play one episode for each prompt. Return SkyRL's `GeneratorOutput`, in the same order.
+
+        Raise `UsageError` for invalid settings and tasks.
+        """
+        count = len(input_batch["prompts"])
+        given = input_batch.get("sampling_params")
+        params = self._default_params() if given is None else dict(given)
+        limit = asyncio.Semaphore(self._limit)
+
+        async def one(at: int) -> _Played:
+            async with limit:
+                return await self._play(input_batch, at, params)
+
+        tasks: list[asyncio.Task[_Played]] = []
+        wrong: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(one(at)) for at in range(count)]
+        except* UsageError as errors:
+            wrong = errors.exceptions[0]
+        if wrong is not None:
+            raise wrong
+        played = [task.result() for task in tasks]
+        return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
+
+    async def aclose(self) -> None:
+        """Close the players of the running loop."""
+        await self._players.aclose()
+
+    async def _play(self, batch: Mapping[str, Any], at: int, params: Mapping[str, Any]) -> _Played:
+        extras = (batch.get("env_extras") or [{}] * (at + 1))[at] or {}
+        ids = batch.get("trajectory_ids")
+        player = self._players.get(self._client)
+        result = await player.play(
+            task_index(extras.get("index", _text(batch["prompts"][at]))),
+            from_vllm(params, ignored=_NOT_SAMPLED),
+            metadata=extras.get("metadata"),
+            number=ids[at].repetition_id if ids else at,
+        )
+        filler = next(iter(player.model.template.stop_token_ids), 0)
+        sequences = training_sequences(result, filler=filler)
+        chosen = most_trained(sequences)
+        every = sum(sequence.trained_tokens for sequence in sequences)
+        return _Played(result, chosen, every - chosen.trained_tokens)
+
+    def _default_params(self) -> dict[str, Any]:
+        """Return `generator.sampling_params` by vLLM's names."""
+        own = self._cfg.sampling_params
+        names = "repetition_penalty temperature top_p min_p top_k logprobs stop".split()
+        return {
+            "max_tokens": own.max_generate_length,
+            **{name: getattr(own, name) for name in names},
+            **(own.additional_kwargs or {}),
+        }
+
+    def _output(
+        self, played: Sequence[_Played], batch: Mapping[str, Any], *, with_logprobs: bool
+    ) -> dict[str, Any]:
+        ids = batch.get("trajectory_ids")
+        reasons = [_STOP_REASONS[one.result.status] for one in played]
+        rewards = _filled_rewards(
+            [one.result.reward for one in played],
+            [each.instance_id for each in ids] if ids else [str(at) for at in range(len(played))],
+        )
+        masks = [one.sequence.loss_mask for one in played]
+        if self._cfg.zero_reward_on_non_stop:
+            rewards = [
+                0.0 if reason == "length" else reward
+                for reward, reason in zip(rewards, reasons, strict=True)
+            ]
+        if self._cfg.apply_overlong_filtering:
+            masks = [
+                mask if reason == "stop" else [0] * len(mask)
+                for mask, reason in zip(masks, reasons, strict=True)
+            ]
+        return {
+            "prompt_token_ids": [one.sequence.prompt_ids for one in played],
+            "response_ids": [one.sequence.response_ids for one in played],
+            "rewards": [
+                token_rewards(one.sequence, one.result.step_rewards, reward)
+                for one, reward in zip(played, rewards, strict=True)
+            ],
+            "loss_masks": masks,
+            "stop_reasons": reasons,
+            "rollout_metrics": _metrics(played),
+            "rollout_logprobs": [one.sequence.logprobs for one in played]
+            if with_logprobs
+            else None,
+            "trajectory_ids": ids,
+            "trajectory_generation_times": [
+                one.result.metrics.get("seconds", 0.0) for one in played
+            ],
+            "rollout_expert_indices": None,
+            "is_last_step": None,
+            "env_metrics": [dict(one.result.metrics) for one in played],
+            "pixel_values": None,
+            "image_grid_thw": None,
+        }
+
+
+def _text(prompt: Any) -> Any:
+    """Return the text of a prompt's last message: the task's index, if no column holds it."""
+    return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
+
+
+def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
+    """Return `rewards` with the mean of the same instance for each that is None."""
+    graded: dict[str, list[float]] = {}
+    for reward, instance in zip(rewards, instances, strict=True):
+        if reward is not None:
+            graded.setdefault(instance, []).append(reward)
+    return [
+        fmean(graded.get(instance, [0.0])) if reward is None else float(reward)
+        for reward, instance in zip(rewards, instances, strict=True)
+    ]
+
+
+def token_rewards(sequence: TrainingSequence, steps: Sequence[float], reward: float) -> list[float]:
+    """Return one reward for each token of the response; they add up to `reward`. `steps` are the
+    rewards of the episode's steps.
+    """
+    cut = len(sequence.prompt_ids)
+    turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
+    ends = [turn.stop - cut - 1 for turn in turns if turn.excluded is None and turn.stop > cut]
+    values = [0.0] * len(sequence.response_ids)
+    if len(ends) != len(steps) or abs(sum(steps) - reward) > 1e-9:
+        ends, steps = [ends[-1] if ends else len(values) - 1], (reward,)
+    for end, value in zip(ends, steps, strict=True):
+        values[end] += value
+    return values
+
+
+def _metrics(played: Sequence[_Played]) -> dict[str, float]:
+    lengths = [len(one.sequence.response_ids) for one in played] or [0]
+    graded = [one.result for one in played if one.result.status is not Status.ABORTED]
+    names = sorted({name for result in graded for name in result.metrics})
+    return {
+        "generate/min_num_tokens": float(min(lengths)),
+        "generate/max_num_tokens": float(max(lengths)),
+        "generate/avg_num_tokens": fmean(lengths),
+        "toolroll/aborted": float(len(played) - len(graded)),
+        "toolroll/left_out_tokens": float(sum(one.left_out for one in played)),
+        **{
+            f"toolroll/{name}": fmean(result.metrics.get(name, 0.0) for result in graded)
+            for name in names
+        },
+    }
+
+
+# SkyRL asks for a subclass of its own class, and is there only inside a trainer
+with contextlib.suppress(ImportError):
+    importlib.import_module("skyrl.train.generators.base").GeneratorInterface.register(
+        ToolrollGenerator
+    )

@@ -1,0 +1,116 @@
+"""`EndpointClient`: a client of verifiers for `toolroll serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+
+_CHAT = "/chat/completions"
+_STREAM = ("stream", "stream_options")
+
+
+class EndpointClient:
+    """A `Client` of verifiers. Its answers have `Response.tokens`: the prompt's and the sampled
+    ids, and the logprobs.
+
+    `config` is verifiers' `TrainClientConfig` with the address of `toolroll serve` as `base_url`;
+    the renderer's settings in it are not used. It is that one because verifiers then gets each turn
+    as a whole, also for a harness that streams. Raise `UsageError` if verifiers is not installed.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._inner: Any = _module("clients.eval").EvalClient(config)
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: Mapping[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return verifiers' `Response` of one chat completion, in the session `session_id`.
+
+        Raise `ProviderError` for another dialect than chat completions, and if the answer has no
+        token ids.
+        """
+        if dialect.upstream_path != _CHAT:
+            raise _error(
+                f"only chat completions have token ids here, not {dialect.upstream_path}: use a "
+                "harness that calls /v1/chat/completions",
+                400,
+            )
+        asked = {name: value for name, value in body.items() if name not in _STREAM}
+        response = await self._inner.get_response(
+            dialect, {**asked, "logprobs": True}, sampling, session_id, turn, headers
+        )
+        response.tokens = _tokens(response.raw)
+        return response
+
+    async def relay(self, *given: Any, **named: Any) -> Any:
+        """Raise `NotImplementedError`: a streamed answer would have no tokens."""
+        raise NotImplementedError("use a TrainClientConfig: a streamed answer has no token ids")
+
+    async def relay_aux(self, *given: Any, **named: Any) -> Any:
+        """Return the answer to a request that is not a turn of the model."""
+        return await self._inner.relay_aux(*given, **named)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._inner.close()
+
+
+def register(server: Any, config: Any) -> EndpointClient:
+    """Make verifiers' interception `server` (started) use an `EndpointClient` for `config`.
+
+    verifiers itself makes clients of its own classes only. The server closes the client.
+    """
+    client = EndpointClient(config)
+    server.clients[config.model_dump_json()] = client
+    server.stack.push_async_callback(client.close)
+    return client
+
+
+def _tokens(raw: Mapping[str, Any]) -> Any:
+    """Return verifiers' `TurnTokens` of a chat completion."""
+    (choice,) = raw["choices"]
+    prompt, ids = raw.get("prompt_token_ids"), choice.get("token_ids")
+    content = (choice.get("logprobs") or {}).get("content") or []
+    if not prompt or ids is None or [place.get("token_id") for place in content] != ids:
+        raise _error(
+            "the answer has no token ids, or their logprobs do not match: base_url must be that "
+            "of `toolroll serve`",
+            422,
+        )
+    if choice.get("finish_reason") not in ("stop", "length", "tool_calls"):
+        raise _error(f"the engine ended the turn with {choice.get('finish_reason')!r}", 503)
+    return _module("types").TurnTokens(
+        prompt_ids=prompt,
+        completion_ids=ids,
+        completion_logprobs=[place["logprob"] for place in content],
+    )
+
+
+def _error(text: str, status_code: int) -> Exception:
+    error: Exception = _module("errors").model_error(text, status_code=status_code)
+    return error
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"verifiers.v1.{name}")
+    except ImportError as error:
+        raise UsageError(
+            f"EndpointClient needs verifiers with its dependencies ({error}): "
+            "pip install verifiers==0.4.0"
+        ) from error
+
+
+# A subclass for those who ask; verifiers itself does not
+with contextlib.suppress(ImportError):
+    importlib.import_module("verifiers.v1.clients.client").Client.register(EndpointClient)

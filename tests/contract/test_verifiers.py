@@ -1,0 +1,87 @@
+"""verifiers' own client class, dialect and trace, with `toolroll serve` behind them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from support.bare import run_apart
+
+_NEEDED = ("verifiers", "anthropic", "docstring_parser", "renderers", "pydantic_config")
+
+_CODE = """
+import asyncio, types
+
+for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["prime_sandboxes.models"].validate_egress_lists = None
+bare("verifiers", "verifiers.v1")
+sys.modules["verifiers"].__version__ = "0.4.0"
+from support.endpoints import endpoint
+from support.worlds import TOOL
+from toolroll.rollout.adapters.verifiers import EndpointClient
+from toolroll.rollout.testing import load_embedded_tokenizer
+from verifiers.v1 import graph
+from verifiers.v1.clients import Client, TrainClientConfig
+from verifiers.v1.dialects.anthropic import AnthropicDialect
+from verifiers.v1.dialects.chat import ChatDialect
+from verifiers.v1.errors import ProviderError
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import SamplingConfig
+
+USER = {"role": "user", "content": "Hi"}
+
+
+async def refused(call, words):
+    try:
+        await call
+    except ProviderError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
+async def main():
+    said = ["I look.", "Found it.", "Bye."]
+    async with endpoint(load_embedded_tokenizer(), lambda it: said[it.index % 3]) as bench:
+        client = EndpointClient(TrainClientConfig(base_url=bench.url + "/v1"))
+        assert isinstance(client, Client)
+        dialect, sampling, messages = ChatDialect(), SamplingConfig(), [USER]
+        trace = Trace.model_construct(id="trace", nodes=[], calls=[], tools=[])
+        for _ in said:
+            body = {
+                "model": "default", "messages": messages, "tools": [TOOL], "stream": True,
+                "max_tokens": 64,
+            }
+            request = dialect.parse_request(body)
+            turn = graph.prepare_turn(trace, request.messages, request.tools)
+            response = await client.get_response(dialect, body, sampling, trace.id, turn)
+            assert len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs)
+            turn.commit(response)
+            reply = response.raw["choices"][0]["message"]
+            messages = [*messages, {"role": "assistant", "content": reply["content"]}, USER]
+        (branch,) = trace.branches
+        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()
+        assert branch.token_ids == ours.input_ids.tolist()
+        masks = [value for node in branch.nodes for value in node.mask]
+        assert masks == ours.loss_mask.astype(bool).tolist() and sum(masks)
+        logprobs = [value for node in branch.nodes for value in node.logprobs]
+        assert logprobs == [float(value) for value in ours.logprobs[ours.loss_mask == 1]]
+
+        await refused(
+            client.get_response(AnthropicDialect(), {}, sampling), "only chat completions"
+        )
+        await client.close()
+
+
+asyncio.run(main())
+"""
+
+
+def test_verifiers_trace_is_the_endpoint_s_trajectory() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        pytest.skip(
+            f"pip install --no-deps verifiers==0.4.0 anthropic docstring-parser (no {missing[0]})"
+        )
+    run_apart(_CODE)

@@ -1,0 +1,82 @@
+"""A trainer's engine object as the engine of a model: what is taken and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toolroll.rollout.adapters.areal import ArealEngine
+from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled, from_vllm, to_vllm
+from toolroll.rollout.adapters.skyrl import SkyrlEngine
+from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.types import GenerateRequest, WeightVersion
+
+REQUEST = GenerateRequest(
+    np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8, "stop_token_ids": [9]}, "session"
+)
+
+
+class Fixed(FrameworkEngine):
+    """Answers with `sampled`."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        super().__init__("Trainer", context_length=64, vocab_size=10)
+        self.sampled = sampled
+
+    async def sample(self, request: GenerateRequest) -> Sampled:
+        return self.sampled
+
+
+@pytest.mark.parametrize(("ids", "reason", "matched"), [
+    ([3, 9], "stop", 9), ([3, 4], "stop", None), ([3, 9], "length", None), ([], "abort", None),
+])  # fmt: skip
+async def test_a_turn_is_taken_as_it_is(ids: list[int], reason: str, matched: int | None) -> None:
+    seen: list[list[int]] = []
+    answer = await Fixed(Sampled(ids, [-1.0] * len(ids), reason)).generate(
+        REQUEST, progress=lambda sampled: seen.append(list(sampled))
+    )
+    assert answer.output_ids.tolist() == ids and seen == [ids]
+    assert (answer.finish_reason, answer.matched) == (reason, matched)
+    assert answer.logprobs is not None and answer.logprobs.tolist() == [-1.0] * len(ids)
+
+
+@pytest.mark.parametrize(("sampled", "words"), [
+    (Sampled([3], None, "stop"), "0 logprobs for 1 sampled ids"),
+    (Sampled([3, 4], [-1.0], "stop"), "1 logprobs for 2 sampled ids"),
+    (Sampled([3], [float("nan")], "stop"), "0 logprobs for 1 sampled ids"),
+    (Sampled([3], [-1.0], "error"), "stop reason 'error', which is unknown"),
+])  # fmt: skip
+async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
+    with pytest.raises(CompletionError, match=words):
+        await Fixed(sampled).generate(REQUEST)
+
+
+def test_sampling_parameters_have_one_name_on_each_side() -> None:
+    ours = {"max_new_tokens": 8, "sampling_seed": 1, "top_p": 0.5}
+    theirs = {"max_tokens": 8, "seed": 1, "top_p": 0.5}
+    assert to_vllm(ours | {"no_stop_trim": True}, name="X") == theirs
+    assert from_vllm(theirs | {"stop": None, "skip_special_tokens": False}) == ours
+    with pytest.raises(UsageError, match="X has no sampling parameter 'regex'"):
+        to_vllm({"regex": "a"}, name="X")
+
+
+@pytest.mark.parametrize("changes", [False, True])
+async def test_skyrl_s_turn_has_a_version_only_if_it_did_not_change(changes: bool) -> None:
+    class Client:
+        weight_version = 4
+
+        async def generate(self, batch: Any) -> Any:
+            self.weight_version += changes
+            return {"response_ids": [[3]], "response_logprobs": [[-1.0]], "stop_reasons": ["stop"]}
+
+    answer = await SkyrlEngine(Client(), context_length=64, vocab_size=10).generate(REQUEST)
+    assert answer.weight_versions == (() if changes else (WeightVersion("4", 0, 1),))
+
+
+async def test_areal_refuses_a_parameter_that_it_does_not_have() -> None:
+    engine = ArealEngine(object(), object(), [0] * 10, context_length=64)
+    request = GenerateRequest(REQUEST.input_ids, {"min_p": 0.1}, "session")
+    with pytest.raises(UsageError, match="AReaL's engine has no sampling parameter 'min_p'"):
+        await engine.generate(request)

@@ -1,0 +1,102 @@
+"""The miles adapter, and the slime adapter's older form, with miles' types."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support import miles_mirror
+from support.miles_mirror import GenerateFnInput, GenerateState, Sample
+from support.slime_mirror import train_data
+from support.slime_trainer import SAMPLING, serving
+
+from toolroll.rollout.adapters import slime
+from toolroll.rollout.adapters.miles import generate
+from toolroll.rollout.adapters.slime import SlimeSettings, read_settings
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing import EmbeddedEngine
+
+
+@pytest.fixture(autouse=True)
+def _miles(monkeypatch: pytest.MonkeyPatch) -> None:
+    miles_mirror.install(monkeypatch)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+    async with serving() as (engine, args):
+        yield engine, args
+
+
+async def test_the_older_form_takes_a_sample_without_session_id(
+    served: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    engine, args = served
+    made = await slime.generate(args, Sample(prompt=0, routing_key="key"), dict(SAMPLING))
+    assert made.reward == 1.0 and made.routing_key == "key" and "session_id" not in vars(made)
+    assert {entry.routing_key for entry in engine.log if entry.output_ids} == {"key"}
+
+
+async def test_its_own_form_returns_the_same_sample(
+    served: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    engine, args = served
+    asked = Sample(index=3, prompt="0", label="L")
+    output = await generate(GenerateFnInput(GenerateState(args), asked, dict(SAMPLING), False))
+    older = await slime.generate(args, Sample(index=3, prompt="0", label="L"), dict(SAMPLING))
+    made = output.samples
+    assert isinstance(output, miles_mirror.GenerateFnOutput) and type(made) is Sample
+    assert made.status is Sample.Status.COMPLETED and (made.reward, made.label) == (1.0, "L")
+    train_data([made])
+    assert (made.tokens, made.loss_mask) == (older.tokens, older.loss_mask)
+    assert made.routing_key and made.routing_key != older.routing_key
+    sent = [entry.routing_key for entry in engine.log if entry.output_ids]
+    assert set(sent) == {made.routing_key, older.routing_key}
+    assert asked.tokens == [] and asked.routing_key is None, "the given sample was changed"
+
+
+async def test_no_turn_is_started_once_miles_aborts(
+    served: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    engine, args = served
+    state = GenerateState(args, aborted=True)
+    output = await generate(GenerateFnInput(state, Sample(prompt=0), dict(SAMPLING), False))
+    assert output.samples.status is Sample.Status.ABORTED and output.samples.reward is None
+    assert output.samples.remove_sample and not any(output.samples.loss_mask)
+    assert not any(entry.output_ids for entry in engine.log)
+
+
+def test_miles_takes_it_for_its_own_form() -> None:
+    """miles calls a function with three parameters, or another first one, in the older form."""
+    assert list(inspect.signature(generate).parameters) == ["input"]
+
+
+def test_flags_are_the_settings() -> None:
+    parser = argparse.ArgumentParser()
+    vars(generate)["add_arguments"](parser)
+    assert read_settings(parser.parse_args([])) == SlimeSettings()
+    given = "--toolroll-env desk --toolroll-max-turns 4 --toolroll-pace-gc false"
+    settings = read_settings(
+        parser.parse_args([*given.split(), "--toolroll-env-settings", '{"a": 1}'])
+    )
+    assert (settings.env, settings.max_turns, settings.pace_gc) == ("desk", 4, False)
+    assert settings.env_settings == {"a": 1}
+    with pytest.raises(UsageError, match="toolroll_max_turns"):
+        read_settings(parser.parse_args(["--toolroll-max-turns", "many"]))
+
+
+@pytest.mark.peers
+def test_the_mirror_has_the_fields_of_miles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    real: Any = pytest.importorskip(
+        "miles.utils.types",
+        reason=f"miles is on GitHub only: github.com/radixark/miles at {miles_mirror.COMMIT[:8]}",
+    )
+    names = [found.name for found in dataclasses.fields(real.Sample)]
+    assert names == [found.name for found in dataclasses.fields(Sample)]
+    assert real.Sample().to_dict().keys() == vars(Sample()).keys()

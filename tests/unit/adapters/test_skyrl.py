@@ -1,0 +1,176 @@
+"""The SkyRL adapter with SkyRL's types (0.3.0)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
+from support.qwen import tokenizer_for, trl_template
+from support.slime_trainer import reference_lines
+
+from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.sequences import training_sequences
+from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.skyrl.generator import token_rewards
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn
+
+SETTINGS = EpisodeSettings(
+    env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
+)
+
+
+def plays(request: PolicyRequest) -> str | Reply:
+    """The reference of task 0."""
+    said = reference_lines(0)
+    turn = request.text.count("<|turn|>assistant") - 1
+    return said[turn] if turn < len(said) else "Goodbye."
+
+
+@asynccontextmanager
+async def generator(
+    policy: Any = plays, *, settings: EpisodeSettings = SETTINGS, **config: Any
+) -> AsyncIterator[tuple[ToolrollGenerator, SkyrlClient]]:
+    async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
+        client = SkyrlClient(engine.url)
+        own = ToolrollGenerator(
+            GeneratorConfig(**config), load_embedded_tokenizer(), client, settings
+        )
+        yield own, client
+        await own.aclose()
+
+
+def batch(count: int = 2, **extras: Any) -> dict[str, Any]:
+    return {
+        "prompts": [[{"role": "user", "content": "A task."}]] * count,
+        "env_classes": ["desk"] * count,
+        "env_extras": [{"index": 0, **extras}] * count,
+        "sampling_params": {
+            "max_tokens": 256, "temperature": 1.0, "logprobs": 1, "skip_special_tokens": True,
+        },
+        "trajectory_ids": [TrajectoryID("0", at) for at in range(count)],
+        "batch_metadata": None,
+    }  # fmt: skip
+
+
+async def test_all_fields_of_the_output_are_filled() -> None:
+    async with generator() as (own, client):
+        output = await own.generate(batch())
+    rows = zip(
+        output["response_ids"], output["loss_masks"], output["rollout_logprobs"], output["rewards"],
+        strict=True,
+    )  # fmt: skip
+    for ids, mask, logprobs, rewards in rows:
+        assert len(ids) == len(mask) == len(logprobs) == len(rewards) > sum(mask) > 0
+        assert rewards[-1] == sum(rewards) == 1.0
+    assert output["stop_reasons"] == ["stop", "stop"]
+    assert [each.repetition_id for each in output["trajectory_ids"]] == [0, 1]
+    assert output["rollout_metrics"]["toolroll/aborted"] == 0.0
+    assert len(output["env_metrics"]) == len(output["trajectory_generation_times"]) == 2
+    assert {seen["sampling_params"]["logprobs"] for seen in client.seen} == {1}
+    assert {seen["cache_salt"] for seen in client.seen} == {"toolroll-0"}
+    assert len({seen["session_ids"][0] for seen in client.seen}) == 2
+
+
+async def test_a_first_prompt_that_is_too_long_is_masked() -> None:
+    settings = SETTINGS.model_copy(update={"context_length": 16})
+    async with generator(settings=settings) as (own, client):
+        output = await own.generate(batch())
+    assert output["stop_reasons"] == ["length", "length"] and not client.seen
+    assert [sum(mask) for mask in output["loss_masks"]] == [0, 0]
+    assert all(len(ids) >= 1 for ids in output["response_ids"] + output["prompt_token_ids"])
+
+
+async def test_an_aborted_episode_is_masked_and_leaves_the_group_s_mean() -> None:
+    """SkyRL's baseline is the mean of the group: 0.0 for an aborted episode would lower it."""
+    async with generator() as (own, client):
+        ask = batch(3)
+        ask["trajectory_ids"] = [TrajectoryID(name, 0) for name in ("a", "a", "b")]
+        answers = client.generate
+
+        async def failing(given: dict[str, Any]) -> Any:
+            answer = await answers(given)
+            if given["session_ids"] == client.seen[0]["session_ids"]:
+                answer["response_logprobs"] = None
+            return answer
+
+        client.generate = failing  # type: ignore[method-assign, assignment]
+        output = await own.generate(ask)
+    assert output["stop_reasons"] == ["abort", "stop", "stop"]
+    assert sum(output["loss_masks"][0]) == 0 and sum(output["rewards"][0]) == 1.0
+    assert output["rollout_metrics"]["toolroll/aborted"] == 1.0
+
+
+async def test_the_trainer_s_filters_are_applied() -> None:
+    settings = SETTINGS.model_copy(update={"max_turns": 1})
+    own: Any
+    async with generator(
+        settings=settings, apply_overlong_filtering=True, zero_reward_on_non_stop=True
+    ) as (own, _):
+        output = await own.generate(batch(1))
+    assert output["stop_reasons"] == ["length"] and not any(output["loss_masks"][0])
+    assert not any(output["rewards"][0])
+
+
+async def test_max_turns_and_limits_are_skyrl_s() -> None:
+    settings = EpisodeSettings(env="desk", tool_call_parser="hermes")
+    async with generator(settings=settings, max_turns=2) as (own, client):
+        ask = batch(1)
+        ask["sampling_params"] = None
+        output = await own.generate(ask)
+    assert output["stop_reasons"] == ["length"] and len(client.seen) == 2
+    assert client.seen[0]["sampling_params"]["max_tokens"] == 1024
+
+
+async def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"generator\.step_wise_trajectories is not supported"):
+        async with generator(step_wise_trajectories=True):
+            pass
+    async with generator() as (own, _):
+        ask = batch(1)
+        ask["sampling_params"]["best_of"] = 2
+        with pytest.raises(UsageError, match="'best_of' is unknown"):
+            await own.generate(ask)
+
+
+def thinks(request: PolicyRequest) -> str:
+    """The reference of task 0, each turn with a thought, which Qwen3's template takes out later."""
+    said = reference_lines(0)
+    turn = request.text.count("<|im_start|>assistant") - 1
+    return "<think>Hm.</think>" + (said[turn] if turn < len(said) else "Goodbye.")
+
+
+async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() -> None:
+    tokenizer: Any = tokenizer_for(trl_template("qwen3"))
+    async with EmbeddedEngine(tokenizer, thinks) as engine:
+        own = ToolrollGenerator(GeneratorConfig(), tokenizer, SkyrlClient(engine.url), SETTINGS)
+        output = await own.generate(batch(1))
+        await own.aclose()
+        sampled = sum(len(entry.output_ids) for entry in engine.log)
+    left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
+    assert 0 < left_out == sampled - sum(output["loss_masks"][0])
+    assert output["rewards"][0][-1] == sum(output["rewards"][0])
+
+
+def test_step_rewards_are_at_the_last_tokens_of_their_turns() -> None:
+    turns = (Turn(2, 4, "stop"), Turn(5, 7, "stop"))
+    mask = np.array([0, 0, 1, 1, 0, 1, 1], np.uint8)
+    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
+    made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, 2)
+
+    def rewards(*steps: float, reward: float) -> list[float]:
+        result = InteractionResult.of(
+            [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={},
+            reward=reward, step_rewards=steps,
+        )  # fmt: skip
+        (sequence,) = training_sequences(result)
+        return token_rewards(sequence, steps, reward)
+
+    assert rewards(0.25, 0.5, reward=0.75) == [0.0, 0.25, 0.0, 0.0, 0.5]
+    assert rewards(0.25, 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
+    assert rewards(1.0, reward=1.0) == [0.0, 0.0, 0.0, 0.0, 1.0]

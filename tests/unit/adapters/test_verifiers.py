@@ -1,0 +1,126 @@
+"""The verifiers adapter with a mirror of the classes that it extends (verifiers 0.4.0);
+tests/contract/test_verifiers.py has the real ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toolroll.rollout.adapters.verifiers import EndpointClient, register
+from toolroll.rollout.errors import UsageError
+
+RAW: dict[str, Any] = {
+    "prompt_token_ids": [1, 2],
+    "choices": [
+        {
+            "token_ids": [3],
+            "logprobs": {"content": [{"token_id": 3, "logprob": -0.5}]},
+            "finish_reason": "stop",
+        }
+    ],
+}
+
+
+class ProviderError(Exception):
+    pass
+
+
+@dataclass
+class TrainClientConfig:
+    base_url: str
+
+    def model_dump_json(self) -> str:
+        return self.base_url
+
+
+CONFIG = TrainClientConfig("http://e/v1")
+
+
+class EvalClient:
+    def __init__(self, config: Any) -> None:
+        self.raw = RAW
+        self.asked: list[Any] = []
+
+    async def get_response(self, *given: Any) -> Any:
+        self.asked.append(given)
+        return SimpleNamespace(raw=self.raw, tokens=None)
+
+    async def close(self) -> None:
+        self.raw = {}
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> EndpointClient:
+    """A client over the mirror."""
+    mirror: dict[str, dict[str, Any]] = {
+        "verifiers": {},
+        "verifiers.v1": {},
+        "verifiers.v1.clients": {},
+        "verifiers.v1.clients.eval": {"EvalClient": EvalClient},
+        "verifiers.v1.errors": {
+            "model_error": lambda text, status_code: ProviderError(f"{status_code}: {text}")
+        },
+        "verifiers.v1.types": {"TurnTokens": SimpleNamespace},
+    }
+    for name, contents in mirror.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    return EndpointClient(CONFIG)
+
+
+CHAT = SimpleNamespace(upstream_path="/chat/completions")
+
+
+async def test_the_tokens_of_a_turn_are_filled(client: Any) -> None:
+    body = {"messages": [], "stream": True, "stream_options": {}}
+    response = await client.get_response(CHAT, body, None, "session")
+    assert vars(response.tokens) == {
+        "prompt_ids": [1, 2],
+        "completion_ids": [3],
+        "completion_logprobs": [-0.5],
+    }
+    (_, asked, _, session, *_), *_ = client._inner.asked
+    assert asked == {"messages": [], "logprobs": True} and session == "session"
+    assert body["stream"], "the given body was changed"
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"prompt_token_ids": None}, "422: the answer has no token ids"),
+    ({"choices": [{**RAW["choices"][0], "token_ids": [4]}]}, "422: the answer has no token ids"),
+    ({"choices": [{**RAW["choices"][0], "logprobs": None}]}, "422: the answer has no token ids"),
+    ({"choices": [{**RAW["choices"][0], "finish_reason": "abort"}]}, "503: .* 'abort'"),
+])  # fmt: skip
+async def test_an_answer_that_cannot_be_trained_is_an_error(
+    client: Any, change: dict[str, Any], words: str
+) -> None:
+    client._inner.raw = {**RAW, **change}
+    with pytest.raises(ProviderError, match=words):
+        await client.get_response(CHAT, {}, None)
+
+
+async def test_other_dialects_and_streams_are_refused(client: Any) -> None:
+    with pytest.raises(ProviderError, match="400: only chat completions"):
+        await client.get_response(SimpleNamespace(upstream_path="/messages"), {}, None)
+    with pytest.raises(NotImplementedError, match="TrainClientConfig"):
+        await client.relay(CHAT, {})
+
+
+async def test_a_server_uses_and_closes_the_client(client: Any) -> None:
+    async with AsyncExitStack() as stack:
+        server = SimpleNamespace(clients={}, stack=stack)
+        made: Any = register(server, CONFIG)
+        assert server.clients == {CONFIG.model_dump_json(): made}
+    assert made._inner.raw == {}
+
+
+def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
+        EndpointClient(CONFIG)
