@@ -21,7 +21,8 @@ from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, se
 def trainer(folder: Path, rollout: Callable[..., Any], prompts: list[Any], **config: Any) -> Any:
     """TRL's trainer of a small model, with `rollout` as its rollout function."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     tokenizer = load_embedded_tokenizer()
     settings: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from toolroll.rollout.runs.registry import load_environment
@@ -29,7 +30,8 @@ def openings() -> dict[str, str]:
             found[task.id] = str(observation.messages[-1]["content"])
         return found
 
-    found = asyncio.run(read())
+    with ThreadPoolExecutor(1) as threads:  # the caller's may run an event loop
+        found = threads.submit(asyncio.run, read()).result()
     every = "\n".join(found.values())
     return {one: text for one, text in found.items() if every.count(text) == 1}
 

@@ -76,7 +76,9 @@ class InProcess(EngineClient):
 
         assert request.sampling_params.get("temperature", 1.0) == 1.0
         stops = set(request.sampling_params.get("stop_token_ids") or ())
-        ids, logprobs, reason, matched = [], [], "length", None
+        ids: list[int] = []
+        logprobs: list[float] = []
+        reason, matched = "length", None
         for _ in range(int(request.sampling_params["max_new_tokens"])):
             prompt = torch.tensor([[*request.input_ids.tolist(), *ids]])
             with torch.no_grad():

@@ -98,7 +98,7 @@ def test_an_aborted_episode_has_no_reward_and_a_zero_mask() -> None:
     def faults(request: PolicyRequest) -> Fault | None:
         return Fault(status=400, body=b"no") if request.call == 1 else None
 
-    logged = {}
+    logged: dict[str, float] = {}
     with rollouts(faults, retries=0) as (_, rollout):
         output = rollout([known_tasks()[0]], a_trainer())
     assert output["toolroll_status"] == ["aborted"] and sum(output["env_mask"][0]) == 0

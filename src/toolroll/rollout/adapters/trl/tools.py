@@ -25,7 +25,13 @@ _TYPES: Mapping[str, Any] = {
     "object": dict[str, Any],
     "array": list[Any],
 }
-_ITEMS: Mapping[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool}
+_LISTS: Mapping[Any, Any] = {
+    "string": list[str],
+    "integer": list[int],
+    "number": list[float],
+    "boolean": list[bool],
+}
+"""By the type of their items."""
 _MISSING: Any = None
 """The default of a parameter that is not required: it is not passed on."""
 
@@ -82,8 +88,7 @@ def tool_method(tool: Tool) -> Callable[..., str]:
 def _hint(schema: Mapping[str, Any]) -> Any:
     kind = schema.get("type")
     if kind == "array":
-        item = (schema.get("items") or {}).get("type")
-        return list[_ITEMS[item]] if item in _ITEMS else list[Any]
+        return _LISTS.get((schema.get("items") or {}).get("type"), list[Any])
     return _TYPES.get(kind, str) if isinstance(kind, str) else str
 
 
