@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from abc import ABC
 from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 
 _VLLM = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
@@ -65,3 +69,40 @@ class Servers:
             stop_reason=reason,
             extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
         )
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the mirror importable as verl's agent loop, whether or not verl is installed."""
+    module = ModuleType("agent_loop")
+    vars(module).update(
+        AgentLoopBase=type("AgentLoopBase", (ABC,), {}),
+        AgentLoopMetrics=SimpleNamespace,
+        AgentLoopOutput=SimpleNamespace,
+    )
+    parts = "verl.experimental.agent_loop.agent_loop".split(".")
+    for at in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:at]), ModuleType(parts[at - 1]))
+    monkeypatch.setitem(sys.modules, ".".join(parts), module)
+
+
+def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str, Any]:
+    """What verl's worker makes an agent loop with, as far as ours reads it."""
+    settings = {"name": "sglang", "prompt_length": 4096, "response_length": 4096}
+    return {
+        "trainer_config": SimpleNamespace(
+            config=SimpleNamespace(
+                actor_rollout_ref=SimpleNamespace(rollout=_Keys({**settings, **rollout}))
+            )
+        ),
+        "server_manager": servers,
+        "tokenizer": tokenizer,
+        "data_config": SimpleNamespace(config=_Keys()),
+        "processor": None,
+    }
+
+
+class _Keys(dict[str, Any]):
+    """A mapping whose keys are attributes too, as a configuration's are."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]

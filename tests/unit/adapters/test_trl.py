@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.desk_episodes import ByTask, known_tasks
+from support.trl_mirror import a_trainer
 
 from toolroll.rollout.adapters.trl import (
     TrlSettings,
@@ -33,23 +33,6 @@ from toolroll.rollout.testing import (
     load_embedded_tokenizer,
     serve_in_thread,
 )
-
-
-def a_trainer(**config: Any) -> Any:
-    """What the adapter reads of a `GRPOTrainer`."""
-    settings = {
-        "max_completion_length": 4096, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None,
-        "repetition_penalty": 1.0, "generation_kwargs": None, "chat_template_kwargs": None,
-        "seed": 42,
-    }  # fmt: skip
-    return SimpleNamespace(
-        args=SimpleNamespace(**{**settings, **config}),
-        processing_class=load_embedded_tokenizer(),
-        accelerator=SimpleNamespace(
-            num_processes=1, process_index=0, is_main_process=True, wait_for_everyone=lambda: None
-        ),
-        state=SimpleNamespace(global_step=0),
-    )
 
 
 @contextmanager
