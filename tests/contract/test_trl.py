@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from support.desk_episodes import ByTask, known_tasks
@@ -88,3 +89,15 @@ def test_the_mean_reward_of_a_two_armed_task_rises(tmp_path: Path) -> None:
     rewards = [entry["reward"] for entry in training.state.log_history if "reward" in entry]
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
     assert last > first + 0.2, rewards
+
+
+def test_the_example_is_what_trl_takes(tmp_path: Path) -> None:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    example = run_path(str(Path(__file__).parents[2] / "examples" / "trl_desk" / "train.py"))
+    config = GRPOConfig(
+        **{**example["CONFIG"], "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    )
+    assert config.num_generations == 8
+    assert [row["prompt"] for row in example["rows"]()] == [str(at) for at in range(33)]
+    assert example["rollout_func"]().settings.env == "desk"

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import aiohttp
@@ -14,6 +17,7 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers
 
+from toolroll.rollout.adapters.verl.settings import read_settings
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
@@ -22,6 +26,7 @@ from toolroll.rollout.testing import (
 
 pytest.importorskip("verl", reason="the peer `verl` is not installed")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_desk"
 PROMPT, RESPONSE = 4096, 4096
 MODULE = "toolroll.rollout.adapters.verl.agent_loop"
 LOOP = f"""
@@ -102,3 +107,28 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
         assert [value for value, one in zip(logprobs, mask, strict=True) if one] == pytest.approx(
             [value for one in turns for value in one.logprobs]
         )
+
+
+def test_the_example_is_what_verl_takes() -> None:
+    import verl
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    environment = {**os.environ, "ARGUMENTS_ONLY": "1"}
+    printed = subprocess.run(
+        ["bash", str(EXAMPLE / "run.sh")],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+    with initialize_config_dir(folder, version_base=None):
+        config = compose("ppo_trainer", overrides=printed.splitlines())  # refuses unknown keys
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.prompt_length, rollout.response_length) == (4096, 4096)
+    (entry,) = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
+    assert entry["name"] == rollout.agent.default_agent_loop
+    assert read_settings(entry["settings"]).env == "desk"
+    rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
+    assert [row["extra_info"]["index"] for row in rows] == list(range(33))
