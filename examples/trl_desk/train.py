@@ -1,0 +1,65 @@
+"""GRPO on the desk benchmark with TRL 1.16.0, sampled by an SGLang server.
+
+MODEL, ENGINE_URL and WEIGHTS (a folder that this process and the server both see) are read from
+the environment.
+"""
+
+import os
+from typing import Any
+
+from toolroll.rollout.adapters.trl import (
+    RolloutFunc,
+    TrlSettings,
+    make_rollout_func,
+    reward,
+    weights_from_disk,
+)
+from toolroll.rollout.runs.registry import load_environment
+
+MODEL = os.environ.get("MODEL", "Qwen/Qwen3-0.6B")
+ENGINE_URL = os.environ.get("ENGINE_URL", "http://127.0.0.1:30000")
+WEIGHTS = os.environ.get("WEIGHTS", "/dev/shm/toolroll-weights")
+
+CONFIG: dict[str, Any] = {
+    "output_dir": "out/trl-desk",
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "max_completion_length": 4096,  # of a turn, and of the whole completion
+    "learning_rate": 1e-6,
+    "max_steps": 200,
+    "logging_steps": 1,
+    "report_to": [],
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    """One row per task. A prompt is the task's index."""
+    return [{"prompt": str(task.index)} for task in load_environment("desk").tasks("test")]
+
+
+def rollout_func() -> RolloutFunc:
+    """The episodes. The server gets the weights before the first rollout of each step."""
+    return make_rollout_func(
+        TrlSettings(env="desk", max_turns=12),
+        engine_url=ENGINE_URL,
+        sync_weights=weights_from_disk([ENGINE_URL], WEIGHTS),
+    )
+
+
+def main() -> None:
+    """Train."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    GRPOTrainer(
+        MODEL,
+        reward_funcs=reward,
+        args=GRPOConfig(**CONFIG),
+        train_dataset=Dataset.from_list(rows()),
+        rollout_func=rollout_func(),
+    ).train()
+
+
+if __name__ == "__main__":
+    main()

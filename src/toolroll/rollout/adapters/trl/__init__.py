@@ -1,0 +1,44 @@
+"""TRL's `GRPOTrainer` (1.16.0): a `rollout_func`, and environments for `environment_factory`.
+
+    rollout = make_rollout_func(TrlSettings(env="desk"), engine_url="http://127.0.0.1:30000")
+    trainer = GRPOTrainer(model, reward_funcs=reward, rollout_func=rollout, train_dataset=...)
+
+Rules:
+
+- A prompt is a task's index, or a line of `toolroll tasks ENV`. TRL gives each prompt as often as
+  it wants completions of it, so that each prompt of a call is one episode.
+- Sampling parameters are `GRPOConfig`'s. `max_completion_length` limits a turn and the whole
+  completion, which is cut there.
+- `env_mask` is the loss mask. TRL trains the tokens with 1.
+- If an episode forked, its sequence with the most trained tokens is the completion. The metric
+  `toolroll/left_out_tokens` counts the others, and tokens after the cut.
+- An aborted episode has a zero mask, and its reward is None: TRL leaves it out of its group's
+  mean and gives it the advantage 0.
+- TRL updates no SGLang server: `sync_weights` does it, before the first rollout of each step.
+- The weight versions of a completion are in the field `toolroll_weight_versions`, for reward
+  functions. TRL itself reads none.
+
+TRL is not imported: its trainer is passed in.
+"""
+
+from toolroll.rollout.adapters.trl.environments import (
+    environment_class,
+    environment_rows,
+    finish_episodes,
+)
+from toolroll.rollout.adapters.trl.rollout_func import RolloutFunc, make_rollout_func
+from toolroll.rollout.adapters.trl.samples import reward, to_output
+from toolroll.rollout.adapters.trl.settings import TrlSettings
+from toolroll.rollout.adapters.trl.weights import weights_from_disk
+
+__all__ = [
+    "RolloutFunc",
+    "TrlSettings",
+    "environment_class",
+    "environment_rows",
+    "finish_episodes",
+    "make_rollout_func",
+    "reward",
+    "to_output",
+    "weights_from_disk",
+]

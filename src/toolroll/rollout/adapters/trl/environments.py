@@ -1,0 +1,250 @@
+"""Environments for TRL's `environment_factory`, where TRL plays the episode: its own loop samples,
+and calls the environment's tools as methods.
+
+TRL ends an episode with the first reply without a call, and gives that reply to reward functions
+only: `finish_episodes` passes it on to the environment, which grades it. So put it first in
+`reward_funcs`. An environment that answers such a reply (one with a user) is not graded: its reward
+is None. Use `make_rollout_func` for those.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.adapters.episodes import task_index
+from toolroll.rollout.adapters.trl.background import Background
+from toolroll.rollout.adapters.trl.tools import tool_method
+from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+)
+
+
+class _Episode:
+    """One environment at a time: TRL resets an instance for each episode."""
+
+    factory: EnvironmentFactory
+    tasks: Sequence[Task]
+    seed: int
+    names: tuple[str, ...]
+    _background = Background()
+
+    def __init__(self) -> None:
+        self._environment: Environment | None = None
+        self._over = self._failed = False
+        self._rewards: list[float] = []
+
+    def reset(self, **row: Any) -> str:
+        """Start the task of `row["index"]`, and return the user's first message."""
+        self._close()
+        if "index" not in row:
+            raise UsageError("a row needs the column index: make them with environment_rows")
+        task = _task(self.factory, self.tasks, row["index"])
+        self._over, self._failed, self._rewards = False, False, []
+        self._environment = self.factory.make(EnvironmentOptions())
+        seed = episode_seed(self.seed, task.id, 0)
+        observation: Observation = self._await(self._environment.reset(task, seed))
+        if tuple(sorted(_names(observation.tools))) != self.names:
+            raise UsageError(
+                f"{self.factory.name}: the task {task.id} has other tools than the first one, and "
+                "TRL takes one list for all"
+            )
+        system, user = _opening(self.factory, task, observation)
+        _check_system(row.get("prompt"), system, task)
+        return user
+
+    def get_reward(self) -> float | None:
+        """Return the reward, or None if the episode failed or the environment did not end it."""
+        if self._environment is None or self._failed or not self._over:
+            return None
+        if self._environment.reward_mode == "sum":
+            return math.fsum(self._rewards)
+        return self._rewards[-1] if self._rewards else 0.0
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Execute one call, and return what the model is shown."""
+        if self._over:
+            return "Error: the episode is over"
+        call = ToolCall(name, dict(arguments), "", id=f"{name}_call")
+        try:
+            result = self._step(Action("", (call,)))
+        except ActionError as error:
+            return str(error)
+        return "\n".join(str(message.get("content", "")) for message in result.messages)
+
+    def _finish(self, reply: str | None) -> None:
+        """Give the environment the reply that ended the episode, None if it ran out of tokens."""
+        if self._environment is None or self._over or self._failed:
+            return
+        if reply is None:
+            self._over, given = True, self._environment.truncated_reward()
+            if given is not None or self._environment.reward_mode == "final":
+                self._rewards = [0.0 if given is None else given]
+            return
+        try:
+            self._step(Action(reply))
+        except ActionError:
+            return
+
+    def _step(self, action: Action) -> StepResult:
+        assert self._environment is not None
+        done = False
+        try:
+            result: StepResult = self._await(self._environment.step(action))
+            done = result.done
+        except ActionError:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
+        self._over = done
+        if result.reward is not None:
+            self._rewards.append(float(result.reward))
+        return result
+
+    def _close(self) -> None:
+        if self._environment is not None:
+            self._await(self._environment.close())
+            self._environment = None
+
+    def _await(self, value: Any) -> Any:
+        return self._background.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def environment_class(
+    env: str,
+    *,
+    split: str | None = None,
+    env_settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Callable[[], Any]:
+    """Return a class for `GRPOTrainer(environment_factory=...)` that plays the environment `env`.
+
+    Its public methods are the tools, with signatures and docstrings from their schemas. Raise
+    `UsageError` for a tool that no Python method can have, such as one with a parameter `from`.
+
+    Example:
+        >>> Desk = environment_class("desk")
+        >>> trainer = GRPOTrainer(
+        ...     model,
+        ...     environment_factory=Desk,
+        ...     reward_funcs=[finish_episodes],
+        ...     train_dataset=Dataset.from_list(environment_rows("desk")),
+        ... )  # doctest: +SKIP
+    """
+    factory, tasks = _tasks(env, split, env_settings)
+    tools = _first(factory, tasks, seed).tools
+    members: dict[str, Any] = {
+        "factory": factory,
+        "tasks": tasks,
+        "seed": seed,
+        "names": tuple(sorted(_names(tools))),
+        **{tool["function"]["name"]: tool_method(tool) for tool in tools},
+    }
+    taken = {"reset", "get_reward", "factory", "tasks", "seed", "names"} & set(_names(tools))
+    if taken:
+        raise UsageError(f"{env}: TRL uses the name {min(taken)!r} itself: rename the tool")
+    title = "".join(part.capitalize() for part in factory.name.replace("/", "-").split("-"))
+    return type(title if title.isidentifier() else "ToolrollEnvironment", (_Episode,), members)
+
+
+def environment_rows(
+    env: str,
+    *,
+    split: str | None = None,
+    env_settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Return a data set's rows for `environment_class`: `prompt` (the system message, and an empty
+    user message, which `reset` fills) and `index`.
+    """
+    factory, tasks = _tasks(env, split, env_settings)
+    rows = []
+    for task in tasks:
+        system, _ = _opening(factory, task, _first(factory, [task], seed))
+        prompt = [] if system is None else [{"role": "system", "content": system}]
+        rows.append({"prompt": [*prompt, {"role": "user", "content": ""}], "index": task.index})
+    return rows
+
+
+def finish_episodes(
+    completions: Sequence[Any], environments: Sequence[Any], **others: Any
+) -> list[float | None]:
+    """Pass each last reply to its environment. For `reward_funcs`; it gives no reward itself."""
+    for completion, environment in zip(completions, environments, strict=True):
+        last = completion[-1]
+        replied = last["role"] == "assistant" and not last.get("tool_calls")
+        environment._finish(str(last.get("content") or "") if replied else None)
+    return [None] * len(completions)
+
+
+def _tasks(
+    env: str, split: str | None, settings: Mapping[str, Any] | None
+) -> tuple[EnvironmentFactory, Sequence[Task]]:
+    factory = load_environment(env, settings)
+    return factory, factory.tasks(split or factory.splits[0])
+
+
+def _task(factory: EnvironmentFactory, tasks: Sequence[Task], index: Any) -> Task:
+    at = task_index(index)
+    if at >= len(tasks):
+        raise UsageError(f"{factory.name} has tasks 0 to {len(tasks) - 1}; the row's index is {at}")
+    return tasks[at]
+
+
+def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Observation:
+    """Return how the first of `tasks` begins."""
+    probe = type("_Probe", (_Episode,), {})()
+    environment = factory.make(EnvironmentOptions())
+    found: Observation = probe._await(
+        environment.reset(tasks[0], episode_seed(seed, tasks[0].id, 0))
+    )
+    probe._await(environment.close())
+    return found
+
+
+def _opening(
+    factory: EnvironmentFactory, task: Task, observation: Observation
+) -> tuple[str | None, str]:
+    """Return the system message's text, or None, and the user's."""
+    messages = list(observation.messages)
+    system = messages.pop(0) if messages and messages[0]["role"] == "system" else None
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        raise UsageError(
+            f"{factory.name}: the task {task.id} does not begin with a system message and one of "
+            "the user, as TRL's environments must: use make_rollout_func"
+        )
+    return None if system is None else str(system["content"]), str(messages[0]["content"])
+
+
+def _check_system(prompt: Any, system: str | None, task: Task) -> None:
+    """Raise `UsageError` if the row shows another system message than the environment."""
+    if prompt is None and system is None:
+        return
+    shown = [one["content"] for one in prompt or () if one["role"] == "system"]
+    if shown != ([] if system is None else [system]):
+        raise UsageError(
+            f"the prompt of the row for the task {task.id} does not have the environment's system "
+            "message: make the rows with environment_rows"
+        )
+
+
+def _names(tools: Sequence[Tool]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]

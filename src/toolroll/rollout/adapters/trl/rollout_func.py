@@ -1,0 +1,151 @@
+"""`RolloutFunc`: what `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
+
+Invariants: there is one entry per prompt, in the order of the prompts; the episodes of one call run
+at once in an event loop of their own; a wrong setting raises, and ends the episodes that still run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
+from toolroll.rollout.adapters.trl.background import Background
+from toolroll.rollout.adapters.trl.samples import to_output
+from toolroll.rollout.adapters.trl.settings import TrlSettings, read_settings, sampling_params
+from toolroll.rollout.engine import Engine, EngineClient
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import ModelSettings, RolloutArgs
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.types import InteractionResult
+
+
+def make_rollout_func(
+    settings: TrlSettings | Mapping[str, Any],
+    *,
+    engine_url: str | None = None,
+    engine: Callable[[Any], EngineClient] | None = None,
+    sync_weights: Callable[[Any], None] | None = None,
+) -> RolloutFunc:
+    """Return a `rollout_func` for `GRPOTrainer`.
+
+    Args:
+        settings: of the episodes.
+        engine_url: the address of an SGLang server or router.
+        engine: in place of `engine_url`: makes the engine from the trainer, once.
+        sync_weights: called with the trainer before the first rollout of each step, so that the
+            engine samples from the current weights; see `weights_from_disk`.
+
+    Raises:
+        UsageError: for an unknown setting, or without exactly one of `engine_url` and `engine`.
+
+    Example:
+        >>> rollout = make_rollout_func(
+        ...     TrlSettings(env="desk", max_turns=12), engine_url="http://127.0.0.1:30000"
+        ... )
+    """
+    if (engine_url is None) == (engine is None):
+        raise UsageError("make_rollout_func needs either engine_url or engine")
+    return RolloutFunc(read_settings(settings), engine_url, engine, sync_weights)
+
+
+class RolloutFunc:
+    """Plays one episode per prompt. Call `close` if the process outlives the training."""
+
+    def __init__(
+        self,
+        settings: TrlSettings,
+        engine_url: str | None,
+        engine: Callable[[Any], EngineClient] | None,
+        sync_weights: Callable[[Any], None] | None,
+    ) -> None:
+        self.settings = settings
+        self._engine_url = engine_url
+        self._make_engine = engine
+        self._sync_weights = sync_weights
+        self._synced: int | None = None
+        self._background = Background()
+        self._player: EpisodePlayer | None = None
+        self._played: Counter[tuple[int, str]] = Counter()
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, and the fields
+        `toolroll_*` for reward functions, with one entry per prompt.
+        """
+        if self._sync_weights is not None and self._synced != trainer.state.global_step:
+            self._sync_weights(trainer)
+            self._synced = trainer.state.global_step
+        if self._player is None:
+            self._player = self._opened(trainer)
+        params = sampling_params(trainer.args)
+        asked = [_read_prompt(prompt) for prompt in prompts]
+        results = self._background.run(self._play(self._player, asked, params, trainer))
+        return to_output(
+            results,
+            filler=next(iter(self._player.model.template.stop_token_ids), 0),
+            max_completion=trainer.args.max_completion_length,
+        )
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        if self._player is not None:
+            self._background.run(self._player.aclose())
+            self._player = None
+        self._background.close()
+
+    def _opened(self, trainer: Any) -> EpisodePlayer:
+        given = trainer.processing_class
+        args = RolloutArgs(
+            engine_url=self._engine_url,
+            apply_chat_template_kwargs=trainer.args.chat_template_kwargs or {},
+            concurrency=self.settings.concurrency,
+            **{name: getattr(self.settings, name) for name in ModelSettings.model_fields},
+        )
+        make = self._make_engine
+        model = Model.from_args(
+            args,
+            tokenizer=getattr(given, "tokenizer", given),  # of a processor
+            engine=Engine if make is None else lambda config: make(trainer),
+        )
+        return EpisodePlayer(model, self.settings, seed=trainer.args.seed)
+
+    async def _play(
+        self,
+        player: EpisodePlayer,
+        asked: Sequence[tuple[int, Mapping[str, Any]]],
+        params: Mapping[str, Any],
+        trainer: Any,
+    ) -> list[InteractionResult]:
+        limit = asyncio.Semaphore(self.settings.concurrency)
+
+        async def one(index: int, metadata: Mapping[str, Any], number: int) -> InteractionResult:
+            async with limit:
+                return await player.play(index, params, metadata=metadata, number=number)
+
+        processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        episodes = []
+        for index, metadata in asked:
+            key = (index, f"{metadata.get('env')}/{metadata.get('split')}")
+            number = self._played[key] * processes + process
+            self._played[key] += 1
+            episodes.append(asyncio.create_task(one(index, metadata, number)))
+        try:
+            return list(await asyncio.gather(*episodes))
+        finally:
+            for episode in episodes:
+                episode.cancel()
+
+
+def _read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:
+    """Return the task's index and metadata."""
+    if isinstance(prompt, Mapping) and "index" in prompt:
+        return task_index(prompt["index"]), prompt.get("metadata") or {}
+    try:
+        return task_index(prompt), {}
+    except UsageError:
+        raise UsageError(
+            f"a prompt must be a task's index, or a line of `toolroll tasks ENV`, not "
+            f"{str(prompt)[:60]!r}"
+        ) from None

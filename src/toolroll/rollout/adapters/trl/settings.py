@@ -1,0 +1,46 @@
+"""`TrlSettings`, and the sampling parameters in TRL's `GRPOConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.complaints import complaints
+
+
+class TrlSettings(EpisodeSettings):
+    """The settings of the episodes. Everything about sampling is in `GRPOConfig`."""
+
+    concurrency: int = Field(default=64, ge=1, description="episodes at once, in one process")
+
+
+def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
+    """Return `value` as `TrlSettings`. Raise `UsageError` for an unknown or wrong key."""
+    if isinstance(value, TrlSettings):
+        return value
+    try:
+        return TrlSettings.model_validate(dict(value))
+    except ValidationError as error:
+        found = "; ".join(f"{name}: {words}" for name, words in complaints(error))
+        raise UsageError(f"TrlSettings: {found}") from error
+
+
+def sampling_params(args: Any) -> dict[str, Any]:
+    """Return the sampling parameters of `args`, a `GRPOConfig`, by SGLang's names.
+
+    `generation_kwargs` must have SGLang's names; the engine's client refuses any other by name.
+    """
+    params = {
+        "max_new_tokens": args.max_completion_length,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k or -1,  # TRL: 0 for all tokens
+        "min_p": args.min_p,
+        "repetition_penalty": args.repetition_penalty,
+        **(args.generation_kwargs or {}),
+    }
+    return {name: value for name, value in params.items() if value is not None}

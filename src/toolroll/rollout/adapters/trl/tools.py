@@ -1,0 +1,111 @@
+"""`tool_method`: a method from a tool's schema, which TRL (transformers' `get_json_schema`) turns
+into a schema again.
+
+The way through a Python signature loses what only JSON Schema has: limits, patterns, and the types
+inside of nested objects. Names, descriptions, required parameters, simple types and choices stay.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Tool
+
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "object": dict[str, Any],
+    "array": list[Any],
+}
+_LISTS: Mapping[Any, Any] = {
+    "string": list[str],
+    "integer": list[int],
+    "number": list[float],
+    "boolean": list[bool],
+}
+"""By the type of their items."""
+_MISSING: Any = None
+"""The default of a parameter that is not required: it is not passed on."""
+
+
+def tool_method(tool: Tool) -> Callable[..., str]:
+    """Return the method of a class with `_call(name, arguments)`."""
+    function = tool["function"]
+    name = str(function["name"])
+    schema = function.get("parameters") or {}
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    for one in (name, *properties):
+        if not one.isidentifier() or keyword.iskeyword(one) or one == "self":
+            raise UsageError(f"the tool {name!r}: {one!r} cannot be a name in Python, as TRL needs")
+
+    def method(self: Any, **arguments: Any) -> str:
+        said: str = self._call(
+            name,
+            {
+                key: value
+                for key, value in arguments.items()
+                if value is not _MISSING or key in required
+            },
+        )
+        return said
+
+    order = sorted(properties, key=lambda one: one not in required)  # no default first
+    hints = {
+        one: _hint(properties[one]) if one in required else _hint(properties[one]) | None
+        for one in order
+    }
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    method.__name__ = method.__qualname__ = name
+    method.__annotations__ = {**hints, "return": str}
+    vars(method)["__signature__"] = inspect.Signature(
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(
+                    one,
+                    keyword_only,
+                    default=inspect.Parameter.empty if one in required else _MISSING,
+                    annotation=hints[one],
+                )
+                for one in order
+            ),
+        ],
+        return_annotation=str,
+    )
+    method.__doc__ = _docstring(function, properties, order)
+    return method
+
+
+def _hint(schema: Mapping[str, Any]) -> Any:
+    kind = schema.get("type")
+    if kind == "array":
+        return _LISTS.get((schema.get("items") or {}).get("type"), list[Any])
+    return _TYPES.get(kind, str) if isinstance(kind, str) else str
+
+
+def _docstring(function: Mapping[str, Any], properties: Mapping[str, Any], order: list[str]) -> str:
+    text = _line(function.get("description")) or str(function["name"])
+    if not order:
+        return text
+    lines = [f"    {one}: {_described(one, properties[one])}" for one in order]
+    return "\n".join([text, "", "Args:", *lines])
+
+
+def _described(name: str, schema: Mapping[str, Any]) -> str:
+    text = _line(schema.get("description")) or name.replace("_", " ")
+    if schema.get("enum"):
+        text += f" (choices: {json.dumps(schema['enum'])})"
+    return text
+
+
+def _line(text: Any) -> str:
+    return re.sub(r"\s+", " ", str(text or "")).strip()

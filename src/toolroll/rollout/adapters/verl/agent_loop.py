@@ -1,0 +1,144 @@
+"""`ToolrollAgentLoop`: the class that verl makes for each sample.
+
+verl makes a new object for every sample, so what samples share (the certified template, the
+environments' tasks, the users) is kept here: one `EpisodePlayer` for each event loop, server
+manager and settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
+from toolroll.rollout.adapters.verl.output import to_fields
+from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
+from toolroll.rollout.adapters.verl.settings import VerlSettings, read_settings
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.model.config import ModelSettings, RolloutArgs
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.types import Status
+
+_VERL = "verl.experimental.agent_loop.agent_loop"
+
+
+@dataclass
+class _Shared:
+    player: EpisodePlayer
+    played: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _Shared]] = (
+    WeakKeyDictionary()
+)
+
+
+class ToolrollAgentLoop:
+    """Play the task that a row's `extra_info` names. `settings`: the keys of `VerlSettings`.
+
+    The other arguments are those of verl's `AgentLoopBase`.
+    """
+
+    def __init__(
+        self,
+        trainer_config: Any,
+        server_manager: ServerManager,
+        tokenizer: Any,
+        data_config: Any,
+        settings: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        self.settings = read_settings(settings)
+        self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """Return the episode as verl's `AgentLoopOutput`.
+
+        `response_logprobs` is None if verl does not want them (`rollout.calculate_log_probs`).
+        Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
+        """
+        shared = self._shared()
+        info = _extra_info(row)
+        index = task_index(info["index"])
+        key = (index, f"{info.get('env')}/{info.get('split')}")
+        number = shared.played[key]
+        shared.played[key] += 1
+        wanted = sampling_params.get("logprobs")
+        asked = {name: value for name, value in sampling_params.items() if name != "logprobs"}
+        limit = int(self.rollout_config.response_length)
+        result = await shared.player.play(
+            index,
+            {"max_new_tokens": limit, **asked},
+            metadata=info,
+            number=number,
+            session_id=uuid.uuid4().hex,
+        )
+        if result.status is Status.ABORTED and self.settings.on_aborted == "raise":
+            raise RolloutError(
+                f"the episode of task {index} was aborted: {result.info['error']['message']}"
+            )
+        fields = to_fields(
+            result,
+            prompt_length=int(self.rollout_config.prompt_length),
+            response_length=limit,
+            filler=next(iter(shared.player.model.template.stop_token_ids), 0),
+        )
+        if not wanted:
+            fields["response_logprobs"] = None
+        verl = _verl()
+        fields["metrics"] = verl.AgentLoopMetrics(**fields["metrics"])
+        return verl.AgentLoopOutput(**fields)
+
+    def _shared(self) -> _Shared:
+        """Return what the samples of this loop, server manager and settings share."""
+        players = _shared.setdefault(asyncio.get_running_loop(), {})
+        # The player keeps the server manager, so that no other gets its id.
+        key = (id(self.server_manager), self.settings.model_dump_json())
+        if key not in players:
+            players[key] = _Shared(self._player(self.settings))
+        return players[key]
+
+    def _player(self, settings: VerlSettings) -> EpisodePlayer:
+        config = self.rollout_config
+        length = int(config.prompt_length) + int(config.response_length)
+        own = {name: getattr(settings, name) for name in ModelSettings.model_fields}
+        own["context_length"] = settings.context_length or config.get("max_model_len") or length
+        args = RolloutArgs(apply_chat_template_kwargs=dict(self._template_kwargs), **own)
+        engine = ServerEngine(
+            self.server_manager,
+            backend=str(config.name),
+            context_length=int(args.context_length or length),
+            vocab_size=len(self.tokenizer),
+        )
+        model = Model.from_args(args, tokenizer=self.tokenizer, engine=lambda given: engine)
+        return EpisodePlayer(model, settings)
+
+
+def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the row says about its task."""
+    info = dict(row.get("extra_info") or {})
+    index = info.get("index", row.get("index"))
+    if index is None:
+        raise UsageError("a row needs extra_info.index, the task's index")
+    return {**info, "index": int(index)}
+
+
+def _verl() -> Any:
+    """Return verl's module, which is there inside of its workers."""
+    try:
+        verl = importlib.import_module(_VERL)
+    except ImportError as error:
+        raise UsageError(
+            f"ToolrollAgentLoop runs inside of verl 0.9: pip install verl ({error})"
+        ) from error
+    verl.AgentLoopBase.register(ToolrollAgentLoop)
+    return verl

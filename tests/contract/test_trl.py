@@ -1,0 +1,103 @@
+"""TRL's own `GRPOTrainer` trains on the CPU from our episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+from support.desk_episodes import ByTask, known_tasks
+from support.trl_toy import InProcess, save_arms, small_model
+
+from toolroll.rollout.adapters.trl import (
+    TrlSettings,
+    make_rollout_func,
+    reward,
+)
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+
+
+def trainer(folder: Path, rollout: Callable[..., Any], prompts: list[Any], **config: Any) -> Any:
+    """TRL's trainer of a small model, with `rollout` as its rollout function."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    tokenizer = load_embedded_tokenizer()
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "seed": 7,
+        **config,
+    }
+    return GRPOTrainer(
+        small_model(len(tokenizer)),
+        reward_funcs=reward,
+        args=GRPOConfig(**settings),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+
+
+def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
+    embedded = EmbeddedEngine(load_embedded_tokenizer(), ByTask(samples=2))
+    with serve_in_thread(embedded) as engine:
+        rollout = make_rollout_func(TrlSettings(env="desk"), engine_url=engine.url)
+        seen: list[tuple[list[Any], dict[str, list[Any]]]] = []
+
+        def recorded(prompts: list[Any], training: Any) -> dict[str, list[Any]]:
+            seen.append((prompts, rollout(prompts, training)))
+            return seen[-1][1]
+
+        training = trainer(
+            tmp_path, recorded, [str(at) for at in known_tasks()], max_steps=20,
+            max_completion_length=384, learning_rate=1e-3, num_generations=2,
+            per_device_train_batch_size=4,
+        )  # fmt: skip
+        training.train()
+        rollout.close()
+    logs = [entry for entry in training.state.log_history if "grad_norm" in entry]
+    assert len(logs) == 20
+    assert all(math.isfinite(entry["grad_norm"]) for entry in logs)
+    spread = [entry["grad_norm"] > 0 for entry in logs if entry["reward_std"] > 0]
+    assert len(spread) >= 5 and all(spread)
+    # each prompt comes once per completion, groups together
+    for prompts, output in seen:
+        assert prompts == [prompts[0], prompts[0], prompts[2], prompts[2]]
+        assert {len(values) for values in output.values()} == {4}
+
+
+def test_the_mean_reward_of_a_two_armed_task_rises(tmp_path: Path) -> None:
+    rollout = make_rollout_func(
+        TrlSettings(env=save_arms(tmp_path), on_length="continue", verify="off"), engine=InProcess
+    )
+    training = trainer(
+        tmp_path, rollout, ["0"] * 16, max_steps=20, max_completion_length=1, learning_rate=2e-2,
+        num_generations=16, per_device_train_batch_size=16, lr_scheduler_type="constant",
+    )  # fmt: skip
+    training.train()
+    rollout.close()
+    rewards = [entry["reward"] for entry in training.state.log_history if "reward" in entry]
+    first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert last > first + 0.2, rewards
+
+
+def test_the_example_is_what_trl_takes(tmp_path: Path) -> None:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    example = run_path(str(Path(__file__).parents[2] / "examples" / "trl_desk" / "train.py"))
+    config = GRPOConfig(
+        **{**example["CONFIG"], "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    )
+    assert config.num_generations == 8
+    assert [row["prompt"] for row in example["rows"]()] == [str(at) for at in range(33)]
+    assert example["rollout_func"]().settings.env == "desk"

@@ -1,0 +1,134 @@
+"""verl's own `AgentLoopWorker` plays our agent loop on the CPU, with a server manager over the
+embedded engine in place of its GPU servers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.desk_episodes import ByTask, known_tasks
+from support.verl_mirror import Servers
+
+from toolroll.rollout.adapters.verl.settings import read_settings
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    embedded_tokenizer_path,
+    load_embedded_tokenizer,
+)
+
+pytest.importorskip("verl", reason="the peer `verl` is not installed")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_desk"
+PROMPT, RESPONSE = 4096, 4096
+MODULE = "toolroll.rollout.adapters.verl.agent_loop"
+LOOP = f"""
+- name: toolroll
+  _target_: {MODULE}.ToolrollAgentLoop
+  settings: {{env: desk}}
+"""
+
+
+def configuration(folder: Path) -> Any:
+    """verl's own configuration, with what a run with the agent loop sets."""
+    import verl
+    from hydra import compose, initialize_config_dir
+    from transformers import Qwen2Config
+
+    for file in embedded_tokenizer_path().iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    Qwen2Config(architectures=["Qwen2ForCausalLM"]).save_pretrained(folder)
+    (folder / "loop.yaml").write_text(LOOP)
+    rollout = "actor_rollout_ref.rollout"
+    with initialize_config_dir(
+        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
+    ):
+        return compose(
+            "ppo_trainer",
+            overrides=[
+                f"actor_rollout_ref.model.path={folder}",
+                f"{rollout}.name=sglang",
+                f"{rollout}.prompt_length={PROMPT}",
+                f"{rollout}.response_length={RESPONSE}",
+                f"{rollout}.calculate_log_probs=true",
+                f"{rollout}.agent.default_agent_loop=toolroll",
+                f"{rollout}.agent.agent_loop_config_path={folder / 'loop.yaml'}",
+            ],
+        )
+
+
+async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
+    import numpy as np
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
+    from verl.protocol import DataProto
+    from verl.workers.rollout.replica import TokenOutput
+
+    tasks = known_tasks()[:3]
+    rows: dict[str, list[Any]] = {
+        "index": tasks,
+        "raw_prompt": [[{"role": "user", "content": str(task)}] for task in tasks],
+        "extra_info": [{"index": task, "env": "desk", "split": "test"} for task in tasks],
+    }
+    arrays: dict[str, Any] = {}
+    for name, values in rows.items():
+        arrays[name] = np.empty(len(values), dtype=object)
+        arrays[name][:] = values
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
+        aiohttp.ClientSession() as http,
+    ):
+        worker = AgentLoopWorker(configuration(tmp_path), Servers(engine.url, http, TokenOutput))
+        made = await worker.generate_sequences(DataProto(non_tensor_batch=arrays))
+    assert issubclass(importlib.import_module(MODULE).ToolrollAgentLoop, AgentLoopBase)
+    batch = made.batch
+    assert batch["responses"].shape == (3, RESPONSE) and batch["prompts"].shape == (3, PROMPT)
+    assert batch["rm_scores"].sum(dim=1).tolist() == [1.0, 1.0, 1.0]
+    assert list(made.non_tensor_batch["min_global_steps"]) == [3, 3, 3]
+    assert list(made.non_tensor_batch["toolroll_left_out_tokens"]) == [0, 0, 0]
+    served = {(*entry.input_ids.tolist(), *entry.output_ids): entry for entry in engine.log}
+    for at in range(3):
+        shown = batch["attention_mask"][at].bool()
+        ids = batch["input_ids"][at][shown].tolist()
+        last = served[tuple(ids)]  # the last turn's prompt and reply: all that verl trains on
+        mask = batch["response_mask"][at][shown[PROMPT:]].tolist()
+        logprobs = batch["rollout_log_probs"][at][shown[PROMPT:]].tolist()
+        turns = [one for one in engine.log if one.routing_key == last.routing_key]
+        assert sum(mask) == sum(len(one.output_ids) for one in turns) and len(turns) > 2
+        assert [value for value, one in zip(logprobs, mask, strict=True) if one] == pytest.approx(
+            [value for one in turns for value in one.logprobs]
+        )
+
+
+def test_the_example_is_what_verl_takes() -> None:
+    import verl
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    environment = {**os.environ, "ARGUMENTS_ONLY": "1"}
+    printed = subprocess.run(
+        ["bash", str(EXAMPLE / "run.sh")],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+    with initialize_config_dir(folder, version_base=None):
+        config = compose("ppo_trainer", overrides=printed.splitlines())  # refuses unknown keys
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.prompt_length, rollout.response_length) == (4096, 4096)
+    (entry,) = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
+    assert entry["name"] == rollout.agent.default_agent_loop
+    assert read_settings(entry["settings"]).env == "desk"
+    rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
+    assert [row["extra_info"]["index"] for row in rows] == list(range(33))

@@ -1,0 +1,108 @@
+"""verl's `LLMServerClient` and `TokenOutput` (verl 0.9.1) with the embedded engine behind them."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+_VLLM = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+
+
+@dataclass
+class TokenOutput:
+    token_ids: list[int]
+    log_probs: list[float] | None = None
+    routed_experts: Any = None
+    stop_reason: str | None = None
+    num_preempted: int | None = None
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Servers:
+    """`output`: the class that is returned. `vllm`: names and stop reasons as of verl's vLLM
+    server. `without_logprobs`: as a server that gives none. No dataclass: hydra would make a
+    configuration of it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        http: aiohttp.ClientSession,
+        output: Any = TokenOutput,
+        *,
+        vllm: bool = False,
+        without_logprobs: bool = False,
+    ) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self._url, self._http, self._output = url, http, output
+        self._vllm, self._without_logprobs = vllm, without_logprobs
+
+    async def generate(
+        self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any:
+        self.seen.append(dict(sampling_params))
+        params = dict(sampling_params)
+        assert params.pop("logprobs") is True
+        if self._vllm:
+            params = {_VLLM.get(name, name): value for name, value in params.items()}
+        async with self._http.post(
+            f"{self._url}/generate",
+            json={"input_ids": prompt_ids, "sampling_params": params, "return_logprob": True},
+            headers={"X-SMG-Routing-Key": request_id},
+        ) as response:
+            answer = await response.json()
+        assert response.status == 200, answer
+        meta = answer["meta_info"]
+        reason = meta["finish_reason"]["type"]
+        if self._vllm:
+            reason = "aborted" if reason == "abort" else "completed"
+        logprobs = [value for value, _, _ in meta["output_token_logprobs"]]
+        return self._output(
+            token_ids=answer["output_ids"],
+            log_probs=None if self._without_logprobs else logprobs,
+            stop_reason=reason,
+            extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
+        )
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the mirror importable as verl's agent loop, whether or not verl is installed."""
+    module = ModuleType("agent_loop")
+    vars(module).update(
+        AgentLoopBase=type("AgentLoopBase", (ABC,), {}),
+        AgentLoopMetrics=SimpleNamespace,
+        AgentLoopOutput=SimpleNamespace,
+    )
+    parts = "verl.experimental.agent_loop.agent_loop".split(".")
+    for at in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:at]), ModuleType(parts[at - 1]))
+    monkeypatch.setitem(sys.modules, ".".join(parts), module)
+
+
+def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str, Any]:
+    """What verl's worker makes an agent loop with, as far as ours reads it."""
+    settings = {"name": "sglang", "prompt_length": 4096, "response_length": 4096}
+    return {
+        "trainer_config": SimpleNamespace(
+            config=SimpleNamespace(
+                actor_rollout_ref=SimpleNamespace(rollout=_Keys({**settings, **rollout}))
+            )
+        ),
+        "server_manager": servers,
+        "tokenizer": tokenizer,
+        "data_config": SimpleNamespace(config=_Keys()),
+        "processor": None,
+    }
+
+
+class _Keys(dict[str, Any]):
+    """A mapping whose keys are attributes too, as a configuration's are."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]

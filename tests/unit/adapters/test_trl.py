@@ -1,0 +1,231 @@
+"""The TRL adapter with the trainer's attributes that it reads (TRL 1.16.0); TRL's own trainer is in
+tests/contract/test_trl.py.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.desk_episodes import ByTask, known_tasks
+from support.trl_mirror import a_trainer
+
+from toolroll.rollout.adapters.trl import (
+    TrlSettings,
+    environment_class,
+    environment_rows,
+    finish_episodes,
+    make_rollout_func,
+    reward,
+    weights_from_disk,
+)
+from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    load_embedded_tokenizer,
+    serve_in_thread,
+)
+
+
+@contextmanager
+def rollouts(faults: Any = None, **settings: Any) -> Iterator[tuple[EmbeddedEngine, Any]]:
+    embedded = EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0), faults=faults)
+    with serve_in_thread(embedded) as engine:
+        rollout = make_rollout_func({"env": "desk", **settings}, engine_url=engine.url)
+        yield engine, rollout
+        rollout.close()
+
+
+def test_a_completion_is_what_was_served_and_sampled() -> None:
+    task = known_tasks()[0]
+    with rollouts() as (engine, rollout):
+        line = {"index": task, "metadata": {"env": "desk", "split": "test"}}
+        output = rollout([str(task), line], a_trainer(temperature=0.5, top_k=20))
+    asked = engine.log[0].sampling_params
+    assert (asked["temperature"], asked["top_k"], asked["max_new_tokens"]) == (0.5, 20, 4096)
+    assert "min_p" not in asked
+    last = max(engine.log, key=lambda entry: len(entry.input_ids))
+    whole = [*last.input_ids.tolist(), *last.output_ids]
+    for at in (0, 1):
+        ids, mask = output["completion_ids"][at], output["env_mask"][at]
+        assert output["prompt_ids"][at] + ids == whole
+        assert len(ids) == len(mask) == len(output["logprobs"][at]) and {0, 1} == set(mask)
+        assert all(
+            value == 0.0 for value, one in zip(output["logprobs"][at], mask, strict=True) if not one
+        )
+    assert output["toolroll_reward"] == [1.0, 1.0]
+    assert output["toolroll_left_out_tokens"] == [0, 0]
+    assert set(output["toolroll_weight_versions"][0]) == {"default"}
+
+
+def test_a_completion_is_cut_to_its_limit_and_the_rest_is_counted() -> None:
+    task = known_tasks()[0]
+    with rollouts() as (_, rollout):
+        whole = rollout([task], a_trainer())
+        cut = rollout([task], a_trainer(max_completion_length=64))
+    assert cut["completion_ids"][0] == whole["completion_ids"][0][:64]
+    lost = sum(whole["env_mask"][0]) - sum(cut["env_mask"][0])
+    assert cut["toolroll_left_out_tokens"] == [lost] and lost > 0
+    assert len(cut["toolroll_weight_versions"][0]) < len(whole["toolroll_weight_versions"][0])
+
+
+def test_an_aborted_episode_has_no_reward_and_a_zero_mask() -> None:
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=400, body=b"no") if request.call == 1 else None
+
+    logged: dict[str, float] = {}
+    with rollouts(faults, retries=0) as (_, rollout):
+        output = rollout([known_tasks()[0]], a_trainer())
+    assert output["toolroll_status"] == ["aborted"] and sum(output["env_mask"][0]) == 0
+    fields = {name: value for name, value in output.items() if name.startswith("toolroll_")}
+    assert reward(completions=[""], log_metric=logged.__setitem__, **fields) == [None]
+    assert logged["toolroll/aborted_share"] == 1.0
+
+
+def test_weights_are_synced_once_for_each_step() -> None:
+    calls: list[int] = []
+    trainer = a_trainer()
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), ByTask())) as engine:
+        rollout = make_rollout_func(
+            TrlSettings(env="desk"),
+            engine_url=engine.url,
+            sync_weights=lambda given: calls.append(given.state.global_step),
+        )
+        for step in (0, 0, 1):
+            trainer.state.global_step = step
+            rollout([known_tasks()[0]], trainer)
+        rollout.close()
+    assert calls == [0, 1]
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body))
+            self.send_response(200 if success else 400)
+            self.end_headers()
+            self.wfile.write(json.dumps({"success": success, "message": "no such file"}).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    saved: list[str] = []
+    trainer = a_trainer()
+    trainer.save_model = saved.append
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        sync = weights_from_disk([f"http://127.0.0.1:{server.server_port}"], tmp_path)
+        if success:
+            sync(trainer)
+        else:
+            with pytest.raises(EngineError, match="no such file"):
+                sync(trainer)
+        thread.join()
+    assert saved == [str(tmp_path)]
+    body = {"model_path": str(tmp_path), "weight_version": "0"}
+    assert asked == [("/update_weights_from_disk", body)]
+
+
+def test_what_is_wrong_is_refused() -> None:
+    with pytest.raises(UsageError, match="either engine_url or engine"):
+        make_rollout_func(TrlSettings(env="desk"))
+    with pytest.raises(UsageError, match="max_turn"):
+        make_rollout_func({"env": "desk", "max_turn": 3}, engine_url="http://127.0.0.1:1")
+    with (
+        rollouts() as (_, rollout),
+        pytest.raises(UsageError, match="a prompt must be a task's index"),
+    ):
+        rollout(["What is 2 + 2?"], a_trainer())
+
+
+# --- environment_factory --------------------------------------------------------------------------
+
+ADDING = '''
+from typing import Literal
+
+from toolroll import tool_environment
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first one.
+        b: The second one.
+    """
+    return a + b
+
+
+def paint(color: Literal["red", "blue"], times: list[int]) -> str:
+    """Paint something."""
+    if color == "red":
+        raise ValueError("no red left")
+    return color
+
+
+adding = tool_environment(
+    tools=[add, paint],
+    tasks=[{"prompt": "What is 2 + 3?", "answer": "5"}],
+    reward=lambda task, final: float(task["answer"] in final),
+    system="Use the tools.",
+)
+'''
+
+
+@pytest.fixture
+def adding(tmp_path: Path) -> str:
+    (tmp_path / "adding.py").write_text(ADDING)
+    return f"{tmp_path / 'adding.py'}:adding"
+
+
+def test_the_tools_of_an_environment_are_methods_with_their_schemas(adding: str) -> None:
+    from transformers.utils import get_json_schema
+
+    instance = environment_class(adding)()
+    add = get_json_schema(instance.add)["function"]
+    assert add["description"] == "Add two numbers."
+    assert add["parameters"]["required"] == ["a"]
+    first = add["parameters"]["properties"]["a"]
+    assert (first["type"], first["description"]) == ("integer", "The first one.")
+    paint = get_json_schema(instance.paint)["function"]["parameters"]["properties"]
+    assert paint["color"]["enum"] == ["red", "blue"]
+    assert paint["times"]["type"] == "array" and paint["times"]["items"] == {"type": "integer"}
+
+
+@pytest.mark.parametrize(("reply", "graded"), [("It is 5.", 1.0), ("It is 6.", 0.0)])
+def test_an_episode_is_graded_by_its_last_reply(adding: str, reply: str, graded: float) -> None:
+    instance = environment_class(adding)()
+    (row,) = environment_rows(adding)
+    assert [one["role"] for one in row["prompt"]] == ["system", "user"]
+    assert instance.reset(**row) == "What is 2 + 3?"
+    assert instance.add(a=3) == "5"
+    assert "no red left" in instance.paint(color="red", times=[1])
+    assert instance.get_reward() is None
+    completions = [[{"role": "assistant", "content": reply}]]
+    assert finish_episodes(completions, [instance]) == [None]
+    assert instance.get_reward() == graded
+    instance.reset(**row)
+    assert instance.get_reward() is None
+    finish_episodes([[{"role": "assistant", "content": "", "tool_calls": [{}]}]], [instance])
+    assert instance.get_reward() == 0.0, "the episode ran out of tokens"
+
+
+def test_a_row_with_another_system_message_is_refused(adding: str) -> None:
+    instance = environment_class(adding)()
+    with pytest.raises(UsageError, match="system message"):
+        instance.reset(index=0, prompt=[{"role": "user", "content": ""}])
+    with pytest.raises(UsageError, match="column index"):
+        instance.reset(prompt=[])

@@ -1,0 +1,148 @@
+"""The verl adapter without verl, on a mirror of its server manager (verl 0.9.1); verl's own worker
+is in tests/contract/test_verl.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from support.desk_episodes import ByTask, known_tasks
+from support.verl_mirror import Servers, TokenOutput
+
+from toolroll.rollout.adapters.episodes import EpisodePlayer
+from toolroll.rollout.adapters.verl import ServerEngine, VerlSettings, to_fields
+from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.rollout.types import GenerateRequest, InteractionResult
+
+SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}
+
+
+@asynccontextmanager
+async def playing(
+    vllm: bool = False, **servers: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, Servers, EpisodePlayer]]:
+    tokenizer = load_embedded_tokenizer()
+    async with (
+        EmbeddedEngine(tokenizer, ByTask(mistakes=0.0)) as engine,
+        aiohttp.ClientSession() as http,
+    ):
+        manager = Servers(engine.url, http, vllm=vllm, **servers)
+        wrapped = ServerEngine(
+            manager,
+            backend="vllm" if vllm else "sglang",
+            context_length=8192,
+            vocab_size=len(tokenizer),
+        )
+        model = Model.from_args(RolloutArgs(), tokenizer=tokenizer, engine=lambda config: wrapped)
+        player = EpisodePlayer(model, VerlSettings(env="desk", retries=0))
+        yield engine, manager, player
+        await player.aclose()
+
+
+async def an_episode(player: EpisodePlayer) -> InteractionResult:
+    return await player.play(known_tasks()[0], SAMPLING, session_id="s")
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+async def test_an_episode_is_what_was_served_and_sampled(vllm: bool) -> None:
+    async with playing(vllm) as (engine, servers, player):
+        result = await an_episode(player)
+    made = to_fields(result, prompt_length=8192, response_length=8192)
+    last = engine.log[-1]
+    assert made["prompt_ids"] + made["response_ids"] == [
+        *last.input_ids.tolist(),
+        *last.output_ids,
+    ]
+    assert {entry.routing_key for entry in engine.log} == {"s"}
+    assert sum(made["response_mask"]) == sum(len(entry.output_ids) for entry in engine.log)
+    assert made["reward_score"] == 1.0
+    assert made["extra_fields"]["min_global_steps"] == 3
+    assert ("max_tokens" in servers.seen[0]) == vllm
+
+
+async def test_the_response_is_cut_and_a_long_prompt_is_not_trained() -> None:
+    async with playing() as (_, _, player):
+        result = await an_episode(player)
+    whole = to_fields(result, prompt_length=8192, response_length=8192)
+    cut = to_fields(result, prompt_length=8192, response_length=64)
+    assert cut["response_ids"] == whole["response_ids"][:64]
+    lost = sum(whole["response_mask"]) - sum(cut["response_mask"])
+    assert cut["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == lost > 0
+    long = to_fields(result, prompt_length=32, response_length=8192)
+    assert long["prompt_ids"] == whole["prompt_ids"][-32:] and sum(long["response_mask"]) == 0
+    left_out = long["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"]
+    assert left_out == sum(whole["response_mask"])
+
+
+async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:
+    async with playing(without_logprobs=True) as (_, _, player):
+        result = await an_episode(player)
+    made = to_fields(result, prompt_length=8192, response_length=8192)
+    assert made["extra_fields"]["toolroll_status"] == "aborted"
+    assert "0 logprobs for" in result.info["error"]["message"]
+    assert made["extra_fields"]["reward_extra_info"]["toolroll_aborted"] == 1.0
+    assert sum(made["response_mask"]) == 0 and made["reward_score"] == 0.0
+    assert len(made["response_ids"]) == len(made["response_logprobs"]) >= 1
+
+
+class Says:
+    """A server manager that always gives `output`."""
+
+    def __init__(self, **output: Any) -> None:
+        self._output = TokenOutput(**output)
+
+    async def generate(
+        self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any:
+        return self._output
+
+
+def asked(**params: Any) -> GenerateRequest:
+    given = {"max_new_tokens": 2, "stop_token_ids": [9], **params}
+    return GenerateRequest(np.array([1, 2], dtype=np.int32), given, "s")
+
+
+@pytest.mark.parametrize(
+    ("ids", "said", "reason", "matched"),
+    [
+        ([4, 9], "completed", "stop", 9),
+        ([4, 5], "completed", "length", None),
+        ([9], None, "stop", 9),
+        ([4], "aborted", "abort", None),
+        ([], "abort", "abort", None),
+        ([4, 5], "length", "length", None),
+    ],
+)
+async def test_the_stop_reason(
+    ids: list[int], said: str | None, reason: str, matched: int | None
+) -> None:
+    manager = Says(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=said)
+    engine = ServerEngine(manager, backend="vllm", context_length=64, vocab_size=64)
+    made = await engine.generate(asked())
+    assert (made.finish_reason, made.matched, made.weight_versions) == (reason, matched, ())
+
+
+async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
+    steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
+    manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)
+    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
+    assert (await engine.generate(asked())).weight_version == "2-3"
+
+
+async def test_what_cannot_be_done_is_refused() -> None:
+    nothing = Says(token_ids=[], log_probs=[], stop_reason="stop")
+    engine = ServerEngine(nothing, backend="vllm", context_length=64, vocab_size=64)
+    with pytest.raises(CompletionError, match="gave no tokens"):
+        await engine.generate(asked())
+    with pytest.raises(UsageError, match="'regex'"):
+        await engine.generate(asked(regex="a"))
+    with pytest.raises(UsageError, match="trtllm"):
+        ServerEngine(nothing, backend="trtllm", context_length=64, vocab_size=64)
