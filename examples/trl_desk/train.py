@@ -50,7 +50,7 @@ def rollout_func() -> RolloutFunc:
 def main() -> None:
     """Train."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
     GRPOTrainer(
         MODEL,

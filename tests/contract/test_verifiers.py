@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import pytest
 from support.bare import run_apart
 
-_NEEDED = ("verifiers", "anthropic", "docstring_parser", "renderers", "pydantic_config")
+_NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
 
-_CODE = """
+_BEGIN = """
 import asyncio, types
 
 for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
@@ -17,6 +17,9 @@ for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid
 sys.modules["prime_sandboxes.models"].validate_egress_lists = None
 bare("verifiers", "verifiers.v1")
 sys.modules["verifiers"].__version__ = "0.4.0"
+"""
+
+_CLIENT = """
 from support.endpoints import endpoint
 from support.worlds import TOOL
 from toolroll.rollout.adapters.verifiers import EndpointClient
@@ -78,10 +81,63 @@ asyncio.run(main())
 """
 
 
-def test_verifiers_trace_is_the_endpoint_s_trajectory() -> None:
+_SERVER = """
+from openai import AsyncOpenAI
+from support.endpoints import endpoint
+from toolroll.rollout.adapters.verifiers import EndpointClient, register
+from toolroll.rollout.testing import load_embedded_tokenizer
+from verifiers.v1.clients import ModelContext, TrainClientConfig
+from verifiers.v1.interception.server import InterceptionServer
+from verifiers.v1.session import RolloutSession
+from verifiers.v1.trace import Trace
+
+
+async def said_by(agent, messages, stream):
+    asked = {"model": "m", "messages": messages}
+    if not stream:
+        reply = await agent.chat.completions.create(**asked)
+        return reply.choices[0].message.content
+    parts = []
+    async for chunk in await agent.chat.completions.create(**asked, stream=True):
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+    return "".join(parts)
+
+
+async def main():
+    lines = ["I look.", "Found it.", "Bye."]
+    async with (
+        endpoint(load_embedded_tokenizer(), lambda it: lines[it.index % 3]) as bench,
+        InterceptionServer() as server,
+    ):
+        config = TrainClientConfig(base_url=bench.url + "/v1")
+        register(server, config)
+        trace = Trace.model_construct(id="trace", nodes=[], calls=[], tools=[])
+        session = RolloutSession(ModelContext("default", config), trace)
+        secret, _ = server.register(session)
+        assert isinstance(session.client, EndpointClient)
+        url = f"http://127.0.0.1:{server.port}/v1"
+        messages = [{"role": "user", "content": "Hi"}]
+        async with AsyncOpenAI(base_url=url, api_key=secret, max_retries=0) as agent:
+            for turn, line in enumerate(lines):
+                text = await said_by(agent, messages, stream=turn == 1)
+                assert text == line
+                messages += [{"role": "assistant", "content": text}, messages[0]]
+        (branch,) = trace.branches
+        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()
+        assert branch.token_ids == ours.input_ids.tolist()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("code", [_CLIENT, _SERVER], ids=["client", "server"])
+def test_verifiers_trace_is_the_endpoint_s_trajectory(code: str) -> None:
+    """By the client alone, and by an OpenAI-SDK agent through verifiers' interception server."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         pytest.skip(
-            f"pip install --no-deps verifiers==0.4.0 anthropic docstring-parser (no {missing[0]})"
+            "pip install --no-deps verifiers==0.4.0 anthropic docstring-parser tomli-w "
+            f"(no {missing[0]})"
         )
-    run_apart(_CODE)
+    run_apart(_BEGIN + code)
