@@ -51,7 +51,7 @@ def configuration(folder: Path) -> Any:
     (folder / "loop.yaml").write_text(LOOP)
     rollout = "actor_rollout_ref.rollout"
     with initialize_config_dir(
-        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
+        str(Path(str(verl.__file__)).parent / "trainer" / "config"), version_base=None
     ):
         return compose(
             "ppo_trainer",
@@ -122,7 +122,7 @@ def test_the_example_is_what_verl_takes() -> None:
         capture_output=True,
         text=True,
     ).stdout
-    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+    folder = str(Path(str(verl.__file__)).parent / "trainer" / "config")
     with initialize_config_dir(folder, version_base=None):
         config = compose("ppo_trainer", overrides=printed.splitlines())  # refuses unknown keys
     rollout = config.actor_rollout_ref.rollout

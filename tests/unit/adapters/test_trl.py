@@ -192,7 +192,7 @@ def adding(tmp_path: Path) -> str:
 
 
 def test_the_tools_of_an_environment_are_methods_with_their_schemas(adding: str) -> None:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     instance = environment_class(adding)()
     add = get_json_schema(instance.add)["function"]
