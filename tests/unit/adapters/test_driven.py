@@ -1,0 +1,87 @@
+"""An episode that is driven from outside has the tokens of one that an engine samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.episodes import agent, call, serving
+
+from toolroll.rollout.adapters.driven import DrivenEpisode
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprobs
+from toolroll.rollout.types import EnvironmentOptions, StopReason
+
+SAID = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
+
+
+def sampled(tokenizer: Any, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
+    """The turn as the embedded engine samples it."""
+    text = SAID[min(turn, len(SAID) - 1)]
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    ids = [*tokenizer.encode(text, add_special_tokens=False), end]
+    return ids, reference_logprobs(prompt, ids)
+
+
+def desk() -> tuple[Any, Any]:
+    factory = load_environment("desk")
+    return factory.make(EnvironmentOptions()), factory.tasks("test")[0]
+
+
+async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> None:
+    env, task = desk()
+    episode = DrivenEpisode(
+        env, task, tokenizer, context_length=32768, tool_call_parser="hermes", max_turns=4
+    )
+    prompt, turn, prompts = await episode.start(), 0, []
+    while prompt is not None:
+        prompts.append(prompt)
+        prompt = await episode.step(*sampled(tokenizer, prompt, turn), weight_version="7")
+        turn += 1
+    found = episode.result
+
+    def speak(request: PolicyRequest) -> Reply:
+        return Reply(SAID[min(request.call, len(SAID) - 1)])
+
+    async with serving(tokenizer, speak) as (engine, served):
+        other_env, task = desk()
+        expected = await agent(served).asolve(other_env, task=task, max_num_steps=4, seed=0)
+        assert [entry.input_ids.tolist() for entry in engine.log] == prompts
+    assert (found.reward, found.stop_reason) == (expected.reward, expected.stop_reason)
+    [mine], [theirs] = found.trajectories, expected.trajectories
+    assert np.array_equal(mine.input_ids, theirs.input_ids)
+    assert np.array_equal(mine.loss_mask, theirs.loss_mask)
+    assert np.array_equal(mine.logprobs, theirs.logprobs, equal_nan=True)
+    assert {span.version for span in mine.weight_versions} == {"7"}
+
+
+async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
+    env, task = desk()
+    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    assert await episode.start() is not None
+    assert await episode.step([101, 102], [-1.0, -2.0]) is None
+    assert episode.result.stop_reason is StopReason.LENGTH
+
+
+async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
+    env, task = desk()
+    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    with pytest.raises(UsageError, match="no prompt is waiting"):
+        await episode.step([1], [-1.0])
+    with pytest.raises(UsageError, match="the episode is not over"):
+        _ = episode.result
+    await episode.start()
+    with pytest.raises(UsageError, match="was started already"):
+        await episode.start()
+    await episode.aclose()
+
+
+async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:
+    env, task = desk()
+    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    await episode.start()
+    assert await episode.step([101, 102], [-1.0]) is None
+    assert episode.result.reward is None
+    assert "logprobs for 2 sampled ids" in episode.result.info["error"]["message"]
