@@ -114,6 +114,18 @@ def envs() -> None:
 
 
 @app.command()
+def frameworks() -> None:
+    """List the adapters for training frameworks: tested version, what to name, and their rules.
+
+    Example: toolroll frameworks
+    """
+    from toolroll.rollout.adapters.frameworks import FRAMEWORKS
+    from toolroll.rollout.cli.display import show_frameworks
+
+    show_frameworks(FRAMEWORKS, console)
+
+
+@app.command()
 def tasks(
     env: Annotated[
         str,

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from toolroll.rollout.adapters.frameworks import Framework
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import EnvironmentFactory, Episode
 
@@ -204,6 +205,19 @@ def _time(seconds: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
+    """Print the adapters, a block for each, so that no name is cut."""
+    for one in frameworks:
+        console.print(
+            f"[bold]{one.name}[/] {one.version}\n"
+            f"  {one.path}\n"
+            f"  an episode that forked: {one.forks}\n"
+            f"  an aborted episode: {one.aborted}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

@@ -1,0 +1,87 @@
+"""`FRAMEWORKS`: the training frameworks that have an adapter, and the rules of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """`version`: the one that the tests use. `path`: what the framework's configuration names.
+    `forks` and `aborted`: what becomes of an episode that forked, and of one that failed.
+    """
+
+    name: str
+    version: str
+    path: str
+    forks: str
+    aborted: str
+
+
+_ONE = "the sequence with the most trained tokens"
+
+FRAMEWORKS = (
+    Framework(
+        "slime",
+        "commit 624b824a",
+        "toolroll.rollout.adapters.slime.generate",
+        "several samples with one rollout_id",
+        "ABORTED, no reward, zero mask, remove_sample",
+    ),
+    Framework(
+        "miles",
+        "commit 31f1ca96",
+        "toolroll.rollout.adapters.miles.generate",
+        "several samples with one rollout_id",
+        "ABORTED, no reward, zero mask, remove_sample",
+    ),
+    Framework(
+        "TRL",
+        "1.16.0",
+        "toolroll.rollout.adapters.trl.make_rollout_func",
+        _ONE,
+        "reward None, zero mask",
+    ),
+    Framework(
+        "verl",
+        "0.9.1",
+        "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
+        _ONE,
+        "reward 0.0, zero mask, toolroll_aborted",
+    ),
+    Framework(
+        "SkyRL",
+        "0.3.0",
+        "toolroll.rollout.adapters.skyrl.ToolrollGenerator",
+        _ONE,
+        "stop reason abort, zero mask",
+    ),
+    Framework(
+        "AReaL",
+        "1.0.4",
+        "toolroll.rollout.adapters.areal.ToolrollWorkflow",
+        _ONE,
+        "rejected (None)",
+    ),
+    Framework(
+        "verifiers, prime-rl",
+        "0.4.0",
+        "toolroll.rollout.adapters.verifiers.EndpointClient",
+        "branches of the trace",
+        "a ProviderError, recorded in the trace",
+    ),
+    Framework(
+        "OpenRLHF",
+        "0.11.2",
+        "toolroll.rollout.adapters.openrlhf.AgentExecutor",
+        _ONE,
+        "the agent's exception; a context overflow is truncated",
+    ),
+    Framework(
+        "Atropos",
+        "0.4.0",
+        "toolroll.rollout.adapters.atropos.BaseEnv",
+        "nodes of the session",
+        "the call raises; nothing is stored",
+    ),
+)

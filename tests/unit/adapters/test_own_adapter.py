@@ -1,0 +1,89 @@
+"""docs/adapters.md: the adapter and the driven episode of the page, played."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+from support.episodes import call
+from support.source import ROOT
+from typer.testing import CliRunner
+
+from toolroll.rollout.adapters.frameworks import FRAMEWORKS
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.testing import reference_logprobs
+
+PAGE = (ROOT / "docs" / "adapters.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def block(number: int) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(BLOCKS[number], "adapters.md", "exec"), names)
+    return names
+
+
+class Sampler:
+    """Looks a title up, then says goodbye; keeps every prompt and what it sampled."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.served = tokenizer, list[tuple[list[int], list[int], list[float]]]()
+
+    def sample(self, prompt: list[int]) -> tuple[list[int], list[float]]:
+        said = "Bye." if self.served and len(self.served) % 2 else call("search_catalog", title="x")
+        end = self.tokenizer.convert_tokens_to_ids("<|end|>")
+        ids = [*self.tokenizer.encode(said, add_special_tokens=False), end]
+        self.served.append((prompt, ids, reference_logprobs(prompt, ids)))
+        return self.served[-1][1:]
+
+
+async def test_the_adapter_of_the_page(tokenizer: Any) -> None:
+    sampler = Sampler(tokenizer)
+
+    async def engine(ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        assert params["max_new_tokens"] == 512
+        sampled, logprobs = sampler.sample(ids)
+        return {"ids": sampled, "logprobs": logprobs, "finish_reason": "stop"}
+
+    samples = await block(0)["rollout"](engine, tokenizer, [0, 1])
+    assert len(samples) == 2
+    trained = 0
+    for sample in samples:
+        whole = sample["prompt"] + sample["response"]
+        for prompt, ids, logprobs in sampler.served:
+            start = len(prompt)
+            if whole[:start] == prompt and whole[start : start + len(ids)] == ids:
+                at = start - len(sample["prompt"])
+                assert sample["loss_mask"][at : at + len(ids)] == [1] * len(ids)
+                assert sample["logprobs"][at : at + len(ids)] == pytest.approx(logprobs)
+                trained += len(ids)
+    assert trained == sum(sum(sample["loss_mask"]) for sample in samples)
+    assert trained == sum(len(ids) for _, ids, _ in sampler.served)
+
+
+async def test_the_driven_episode_of_the_page(tokenizer: Any) -> None:
+    sampler = Sampler(tokenizer)
+
+    async def sample(prompt: list[int]) -> tuple[list[int], list[float]]:
+        return sampler.sample(prompt)
+
+    result = await block(1)["drive"](tokenizer, sample)
+    [trajectory] = result.trajectories
+    assert trajectory.trained_tokens == sum(len(ids) for _, ids, _ in sampler.served)
+
+
+def test_the_adapter_is_short() -> None:
+    assert len(BLOCKS[0].splitlines()) <= 45
+
+
+def test_the_command_and_the_table_name_what_exists() -> None:
+    printed = CliRunner().invoke(app, ["frameworks"], env={"COLUMNS": "200"}).stdout
+    table = (ROOT / "docs" / "trainers.md").read_text()
+    for one in FRAMEWORKS:
+        module, _, name = one.path.rpartition(".")
+        assert name in importlib.import_module(module).__all__
+        assert f"{one.name} {one.version}" in printed
+        assert one.path in printed
+        assert f"| {one.name} | {one.version} | `{one.path}` |" in table
