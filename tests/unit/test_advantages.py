@@ -115,3 +115,10 @@ def test_values_of_tokens() -> None:
     assert per_token(trajectory, 1.0).dtype == np.float32
     with pytest.raises(ValueError, match="broadcast"):
         per_token(trajectory, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_equal_rewards_have_no_advantage_whatever_their_rounding(baseline: Any) -> None:
+    """The standard deviation of three times 0.1 is 1.4e-17: dividing by it would give -1."""
+    group = [result(reward) for reward in (0.1, 0.1, 0.1 + 1e-17, 0.3 - 0.2)]
+    assert group_advantages(group, baseline=baseline, normalize=True) == [0.0] * 4

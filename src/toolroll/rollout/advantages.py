@@ -71,9 +71,9 @@ def group_advantages(
     """Return the advantage of each episode in a group: its reward minus the baseline.
 
     `baseline`: "mean" of the group (GRPO), "leave_one_out", the mean of the others (RLOO), or
-    "none". `normalize` divides by the standard deviation of the group's rewards (of the population;
-    if it is 0, all advantages are 0). Episodes without a reward get None and do not count. With one
-    reward in the group, a baseline leaves the advantage 0.
+    "none". `normalize` divides by the standard deviation of the group's rewards (of the
+    population). If all rewards are equal, up to rounding, a baseline or `normalize` leaves the
+    advantages 0. Episodes without a reward get None and do not count.
 
     Example:
         group_advantages(results)  # rewards 1, 0, 0, None: [0.667, -0.333, -0.333, None]
@@ -83,17 +83,18 @@ def group_advantages(
     rewards = np.array(
         [result.reward for result in results if result.reward is not None], dtype=np.float64
     )
+    # The deviation of equal rewards is rounding, not always 0: dividing by it would give +-1.
+    equal = not len(rewards) or np.allclose(rewards, rewards[0], rtol=1e-9, atol=1e-12)
     if baseline == "none":
         values = rewards
-    elif len(rewards) < 2:
+    elif equal:
         values = np.zeros(len(rewards))
     elif baseline == "mean":
         values = rewards - rewards.mean()
     else:
         values = rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
-    if normalize and len(rewards):
-        deviation = rewards.std()
-        values = values / deviation if deviation > 0 else np.zeros(len(rewards))
+    if normalize:
+        values = np.zeros(len(rewards)) if equal else values / rewards.std()
     left = iter(values.tolist())
     return [None if result.reward is None else next(left) for result in results]
 

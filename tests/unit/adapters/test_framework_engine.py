@@ -30,7 +30,7 @@ class Fixed(FrameworkEngine):
 
 
 @pytest.mark.parametrize(("ids", "reason", "matched"), [
-    ([3, 9], "stop", 9), ([3, 4], "stop", None), ([3, 9], "length", None), ([], "abort", None),
+    ([3, 9], "stop", 9), ([3, 4], "stop", 4), ([3, 9], "length", None), ([], "abort", None),
 ])  # fmt: skip
 async def test_a_turn_is_taken_as_it_is(ids: list[int], reason: str, matched: int | None) -> None:
     seen: list[list[int]] = []
@@ -47,10 +47,26 @@ async def test_a_turn_is_taken_as_it_is(ids: list[int], reason: str, matched: in
     (Sampled([3, 4], [-1.0], "stop"), "1 logprobs for 2 sampled ids"),
     (Sampled([3], [float("nan")], "stop"), "0 logprobs for 1 sampled ids"),
     (Sampled([3], [-1.0], "error"), "stop reason 'error', which is unknown"),
+    (Sampled([], [], "stop"), "stopped without a token"),
+    (Sampled([3], [0.5], "stop"), "NaN or above zero"),
+    (Sampled([3], [-3e38], "stop"), "expected a finite number"),
+    (Sampled([3.7], [-1.0], "stop"), "not a list of token ids"),  # type: ignore[list-item]
+    (Sampled([5000], [-1.0], "stop"), "expected an id from 0 to"),
+    (Sampled([3] * 9, [-1.0] * 9, "length"), "expected at most max_new_tokens = 8"),
 ])  # fmt: skip
 async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
     with pytest.raises(CompletionError, match=words):
         await Fixed(sampled).generate(REQUEST)
+
+
+@pytest.mark.parametrize(("ids", "matched"), [([3, 9], 9), ([3, 4], None)])
+async def test_a_turn_that_text_ended_has_no_stop_token(
+    ids: list[int], matched: int | None
+) -> None:
+    params = {**REQUEST.sampling_params, "stop": ["text"]}
+    request = GenerateRequest(REQUEST.input_ids, params, "session")
+    answer = await Fixed(Sampled(ids, [-1.0, -1.0], "stop")).generate(request)
+    assert answer.matched == matched
 
 
 def test_sampling_parameters_have_one_name_on_each_side() -> None:

@@ -130,6 +130,19 @@ async def test_the_stop_reason(
     assert (made.finish_reason, made.matched, made.weight_versions) == (reason, matched, ())
 
 
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "words"),
+    [([9], [float("nan")], "0 logprobs for 1"), ([9999], [-1.0], "id from 0"), ([], [], "no tok")],
+)
+async def test_a_turn_that_cannot_be_sampled_is_refused(
+    ids: list[int], logprobs: list[float], words: str
+) -> None:
+    manager = Says(token_ids=ids, log_probs=logprobs, stop_reason="stop")
+    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
+    with pytest.raises(CompletionError, match=words):
+        await engine.generate(asked())
+
+
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
     steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
     manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)

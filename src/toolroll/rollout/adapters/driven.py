@@ -112,12 +112,14 @@ class DrivenEpisode:
         """
         if not self._waiting:
             raise UsageError("no prompt is waiting: call start, and step only after a prompt")
+        ended = len(ids) > 0 and ids[-1] in self._template.stop_token_ids
         if finish_reason is None:
-            ended = bool(ids) and ids[-1] in self._template.stop_token_ids
             finish_reason = "stop" if ended else "length"
+        # "": a text that the caller stopped at, if the last token is no stop token
+        matched = "" if finish_reason == "stop" and not ended else None
         versions = () if weight_version is None else (WeightVersion(weight_version, 0, len(ids)),)
         self._waiting = False
-        await self._engine.answers.put(Sampled(ids, logprobs, finish_reason, versions))
+        await self._engine.answers.put(Sampled(ids, logprobs, finish_reason, versions, matched))
         return await self._next()
 
     @property

@@ -1,8 +1,9 @@
 """`FrameworkEngine`: the engine object that a training framework passes to its rollouts, as the
 engine of a `Model`; and `LoopPlayers`, the players on it.
 
-Invariants: the object is called in the caller's event loop only; an answer without one finite
-logprob for each sampled id is refused; there is no HTTP.
+Invariants: the object is called in the caller's event loop only; an answer is refused unless its
+ids can be sampled and each has a finite logprob, as `parse_completion` does for SGLang; there is no
+HTTP.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy as np
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
+from toolroll.rollout.engine.response import check_ids, check_logprobs
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray, WeightVersion
 
 VLLM_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -47,12 +49,18 @@ TEXT_ONLY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort"."""
+    """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort".
+    `matched`: the stop token or stop string, if the engine tells. The rest is as in `Completion`.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None
     finish_reason: str
     weight_versions: tuple[WeightVersion, ...] = ()
+    matched: int | str | None = None
+    text: str = ""
+    cached_tokens: int = 0
+    top_logprobs: tuple[tuple[tuple[float, int], ...], ...] | None = None
 
 
 class FrameworkEngine(EngineClient):
@@ -78,34 +86,43 @@ class FrameworkEngine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. Raise `CompletionError` if a logprob is missing."""
+        """Return one turn. Raise `CompletionError` if it cannot be what the engine sampled."""
         began = perf_counter()
         turn = await self.sample(request)
-        ids = np.array(turn.ids, dtype=np.int32)
-        logprobs = np.array(turn.logprobs or (), dtype=np.float32)
-        if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
-            raise CompletionError(
-                f"{self._name}'s engine gave {int(np.isfinite(logprobs).sum())} logprobs for "
-                f"{len(ids)} sampled ids: logprobs must be on"
-            )
+        ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
+        logprobs = self._logprobs(turn, len(ids))
         if turn.finish_reason not in ("stop", "length", "abort"):
             raise CompletionError(
                 f"{self._name}'s engine gave the stop reason {turn.finish_reason!r}, which is "
                 "unknown: it must be stop, length or abort"
             )
+        if turn.finish_reason == "stop" and not len(ids):
+            raise CompletionError(
+                f"{self._name}'s engine stopped without a token: the stop token must be sampled"
+            )
         if progress is not None:
             progress(ids.tolist())
-        last = int(ids[-1]) if turn.finish_reason == "stop" and len(ids) else None
-        stops = request.sampling_params.get("stop_token_ids") or ()
         return Completion(
             output_ids=ids,
             logprobs=logprobs,
             finish_reason=turn.finish_reason,
-            matched=last if last in stops else None,
+            matched=_matched(turn, request.sampling_params),
+            text=turn.text,
             weight_versions=turn.weight_versions,
             prompt_tokens=len(request.input_ids),
+            cached_tokens=turn.cached_tokens,
             latency=perf_counter() - began,
+            top_logprobs=turn.top_logprobs,
         )
+
+    def _logprobs(self, turn: Sampled, count: int) -> LogprobArray:
+        values = np.array(() if turn.logprobs is None else turn.logprobs, dtype=np.float64)
+        if len(values) != count or np.isnan(values).any():
+            raise CompletionError(
+                f"{self._name}'s engine gave {int((~np.isnan(values)).sum())} logprobs for "
+                f"{count} sampled ids: logprobs must be on"
+            )
+        return check_logprobs(values)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Raise `UsageError`: there is no HTTP."""
@@ -113,6 +130,16 @@ class FrameworkEngine(EngineClient):
 
     async def aclose(self) -> None:
         """Do nothing: the engine is the trainer's."""
+
+
+def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
+    """Return what ended the turn: what the engine tells, else the last token. If stop strings were
+    asked for, that may be text, so only a requested stop token counts then.
+    """
+    if turn.finish_reason != "stop" or turn.matched is not None:
+        return turn.matched if turn.finish_reason == "stop" else None
+    last = int(turn.ids[-1])
+    return last if not params.get("stop") or last in (params.get("stop_token_ids") or ()) else None
 
 
 class LoopPlayers:

@@ -262,6 +262,16 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         pack_into(f"{count}d", values.data, 0, *found)
     except (TypeError, ValueError, StructError):
         values = _logprobs_one_by_one(items, output_ids)
+    checked = check_logprobs(values)
+    if values.max() >= 0.0 and any(item[0] is False for item in items):  # packed as 0.0
+        raise CompletionError("a logprob is False, expected a number")
+    return checked
+
+
+def check_logprobs(values: np.ndarray[Any, np.dtype[np.float64]]) -> LogprobArray:
+    """Return `values` as float32. Raise `CompletionError` for one that no sampled token has."""
+    if not len(values):
+        return np.zeros(0, dtype=np.float32)
     # A NaN is both the highest and the lowest.
     top, least = float(values[values.argmax()]), float(values[values.argmin()])
     if math.isnan(top) or top > _ABOVE_ZERO:
@@ -270,8 +280,6 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         raise CompletionError(
             f"a logprob is {least}, expected a finite number of at least {_LEAST:g}"
         )
-    if top >= 0.0 and any(item[0] is False for item in items):  # packed as 0.0
-        raise CompletionError("a logprob is False, expected a number")
     return values.astype(np.float32)
 
 

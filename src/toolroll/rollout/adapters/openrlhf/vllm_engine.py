@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 from typing import Any, Protocol
 
-import numpy as np
-
-from toolroll.rollout.adapters.framework_engine import to_vllm
-from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
-from toolroll.rollout.errors import CompletionError, UsageError
-from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray
+from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled, to_vllm
+from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.types import GenerateRequest
 
 
 class LlmEngine(Protocol):
@@ -29,7 +25,7 @@ class LlmEngine(Protocol):
         ...
 
 
-class VllmEngine(EngineClient):
+class VllmEngine(FrameworkEngine):
     """OpenRLHF's vLLM actor as an `EngineClient`.
 
     `sampling_params`: the trainer's parameters (vLLM's `SamplingParams`), the defaults of a
@@ -39,60 +35,31 @@ class VllmEngine(EngineClient):
     def __init__(
         self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int
     ) -> None:
+        super().__init__("OpenRLHF", context_length=max_length, vocab_size=vocab_size)
         self._engine = llm_engine
         self._params = sampling_params
-        self._model_info = ModelInfo(context_length=max_length, vocab_size=vocab_size)
 
-    @property
-    def url(self) -> str:
-        """A name for messages, because there is no address."""
-        return "openrlhf"
-
-    async def model_info(self) -> ModelInfo:
-        """Return the budget of one sample as the context length."""
-        return self._model_info
-
-    async def generate(
-        self, request: GenerateRequest, *, progress: Progress | None = None
-    ) -> Completion:
+    async def sample(self, request: GenerateRequest) -> Sampled:
         """Return one turn.
 
         Raise `CompletionError` if a logprob is missing, `UsageError` for a sampling parameter that
         vLLM does not have.
         """
-        params = self._sampling(request)
-        began = perf_counter()
         answer = await self._engine.generate(
-            request.input_ids.tolist(), params, multi_modal_data=None
+            request.input_ids.tolist(), self._sampling(request), multi_modal_data=None
         )
         output = answer.outputs[0]
-        ids = np.array(output.token_ids, dtype=np.int32)
-        stop = output.stop_reason
-        reason = str(output.finish_reason)
-        if reason == "stop" and stop is None and len(ids):
-            stop = int(ids[-1])  # vLLM reports no reason for the end-of-sequence token itself
-        if progress is not None:
-            progress(ids.tolist())
-        return Completion(
-            output_ids=ids,
-            logprobs=_logprobs(output.logprobs, ids),
-            finish_reason=reason,
-            matched=stop if reason == "stop" else None,
+        return Sampled(
+            output.token_ids,
+            _logprobs(output.logprobs, output.token_ids),
+            str(output.finish_reason),
+            matched=output.stop_reason,  # None for the end-of-sequence token itself
             text=str(output.text),
-            prompt_tokens=len(request.input_ids),
             cached_tokens=int(answer.num_cached_tokens or 0),
-            latency=perf_counter() - began,
             top_logprobs=_top_logprobs(
                 output.logprobs, int(request.extra.get("top_logprobs_num") or 0)
             ),
         )
-
-    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Raise `UsageError`: there is no HTTP."""
-        raise UsageError("OpenRLHF's engine has no HTTP address: call generate instead of post")
-
-    async def aclose(self) -> None:
-        """Do nothing: the trainer owns the engine."""
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
@@ -105,17 +72,17 @@ class VllmEngine(EngineClient):
         return params
 
 
-def _logprobs(given: Sequence[Mapping[int, Any]] | None, ids: np.ndarray[Any, Any]) -> LogprobArray:
+def _logprobs(given: Sequence[Mapping[int, Any]] | None, ids: Sequence[int]) -> list[float]:
     if given is None or len(given) != len(ids):
         raise CompletionError(f"vLLM gave {len(given or ())} logprobs for {len(ids)} sampled ids")
     values: list[float] = []
-    for at, (index, place) in enumerate(zip(ids.tolist(), given, strict=True)):
+    for at, (index, place) in enumerate(zip(ids, given, strict=True)):
         if index not in place:
             raise CompletionError(
                 f"vLLM gave no logprob for the sampled token {index} at position {at}"
             )
         values.append(float(place[index].logprob))
-    return np.array(values, dtype=np.float32)
+    return values
 
 
 def _top_logprobs(
